@@ -1,0 +1,95 @@
+//! One message as a publisher gives it, in a frame and in an HTTP body alike.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// One message as a publisher gave it. `data` and `extras` are compact JSON texts, kept as they came; `data` may
+/// be `null`, `extras` is an object. Names and sizes are not checked.
+#[derive(Debug, Clone, Default)]
+pub struct Draft {
+    pub id: Option<Box<str>>,
+    pub name: Option<Box<str>>,
+    pub data: Option<Box<RawValue>>,
+    pub extras: Option<Box<RawValue>>,
+}
+
+/// By hand, because a derived one also takes an array for an object and does not name the field it refuses.
+impl<'de> Deserialize<'de> for Draft {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(DraftVisitor)
+    }
+}
+
+struct DraftVisitor;
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Field {
+    Id,
+    Name,
+    Data,
+    Extras,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> Visitor<'de> for DraftVisitor {
+    type Value = Draft;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object for a message")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Draft, A::Error> {
+        let mut draft = Draft::default();
+        while let Some(field) = map.next_key()? {
+            match field {
+                Field::Id => once("id", &mut draft.id, map.next_value_seed(Text("id"))?)?,
+                Field::Name => once("name", &mut draft.name, map.next_value_seed(Text("name"))?)?,
+                Field::Data => once("data", &mut draft.data, map.next_value()?)?,
+                Field::Extras => {
+                    let extras: Box<RawValue> = map.next_value()?;
+                    if !extras.get().starts_with('{') {
+                        return Err(de::Error::custom("extras must be an object"));
+                    }
+                    once("extras", &mut draft.extras, extras)?;
+                }
+                Field::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(draft)
+    }
+}
+
+fn once<T, E: de::Error>(field: &'static str, place: &mut Option<T>, value: T) -> Result<(), E> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(E::duplicate_field(field)),
+    }
+}
+
+/// A string that belongs to the named field.
+struct Text(&'static str);
+
+impl<'de> DeserializeSeed<'de> for Text {
+    type Value = Box<str>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Box<str>, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Text {
+    type Value = Box<str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to be a string", self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Box<str>, E> {
+        Ok(text.into())
+    }
+}

@@ -1,0 +1,167 @@
+//! Bodies of the HTTP interface.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::frame::Draft;
+use crate::json;
+use crate::writer::{Object, write_array};
+
+/// The body of every error; `reason` names a ceiling.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    pub error: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl ErrorBody {
+    pub fn new(error: impl Into<String>) -> Self {
+        Self { error: error.into(), reason: None }
+    }
+}
+
+/// The answer to a publish.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    pub channel: String,
+    /// Always true.
+    pub published: bool,
+}
+
+impl Published {
+    pub fn new(channel: impl Into<String>) -> Self {
+        Self { channel: channel.into(), published: true }
+    }
+}
+
+/// The answer of `/time`, in epoch milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Time {
+    pub now: u64,
+}
+
+/// `limit` is null when no ceiling applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionCount {
+    pub connections: u64,
+    pub limit: Option<u64>,
+}
+
+/// A publish to several channels; both lists hold at least one.
+#[derive(Debug, Clone, Deserialize)]
+pub struct BatchRequest {
+    pub channels: Vec<String>,
+    pub messages: Vec<Draft>,
+}
+
+/// What became of one channel of a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum BatchResult {
+    Refused { channel: String, error: String, status: u16 },
+    Published { channel: String, published: bool },
+}
+
+/// The answer to a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchResponse {
+    pub results: Vec<BatchResult>,
+}
+
+/// One message of the history; `timestamp` in epoch milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Record<'a> {
+    pub channel: &'a str,
+    pub name: Option<&'a str>,
+    pub data: Option<&'a RawValue>,
+    pub id: &'a str,
+    pub client_id: Option<&'a str>,
+    pub connection_id: &'a str,
+    pub extras: Option<&'a RawValue>,
+    pub timestamp: u64,
+}
+
+/// Appends the compact JSON text of a record.
+pub fn write_record(out: &mut Vec<u8>, record: &Record<'_>) {
+    Object::begin(out)
+        .text("channel", record.channel)
+        .text_if("name", record.name)
+        .raw_if("data", record.data)
+        .text("id", record.id)
+        .text_if("clientId", record.client_id)
+        .text("connectionId", record.connection_id)
+        .raw_if("extras", record.extras)
+        .number("timestamp", record.timestamp)
+        .end();
+}
+
+/// `{"messages":[…]}` of records that are JSON texts already.
+pub fn history_body<'a>(records: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+    listing("messages", records)
+}
+
+/// `{"events":[…]}` of records that are JSON texts already.
+pub fn presence_history_body<'a>(records: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+    listing("events", records)
+}
+
+fn listing<'a>(name: &str, records: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut object = Object::begin(&mut out);
+    write_array(object.field(name), records, |out, record| out.extend_from_slice(record.as_bytes()));
+    object.end();
+    out
+}
+
+/// Why a body was refused: HTTP 400 with this sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BodyError(String);
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BodyError {}
+
+impl From<serde_json::Error> for BodyError {
+    fn from(error: serde_json::Error) -> Self {
+        Self(json::error_text(&error))
+    }
+}
+
+impl From<json::Error> for BodyError {
+    fn from(error: json::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// One message, or an array of at least one. Names and sizes are not checked.
+pub fn parse_publish(body: &[u8], nesting_max: usize) -> Result<Vec<Draft>, BodyError> {
+    let text = json::tidy(body, nesting_max)?;
+    let drafts = match text.bytes().next() {
+        None => return Err(BodyError("body is empty".into())),
+        Some(b'[') => serde_json::from_str(&text)?,
+        Some(_) => vec![serde_json::from_str(&text)?],
+    };
+    if drafts.is_empty() {
+        return Err(BodyError("array holds no message".into()));
+    }
+    Ok(drafts)
+}
+
+pub fn parse_batch(body: &[u8], nesting_max: usize) -> Result<BatchRequest, BodyError> {
+    let text = json::tidy(body, nesting_max)?;
+    if !text.starts_with('{') {
+        return Err(BodyError("body must be an object".into()));
+    }
+    let batch: BatchRequest = serde_json::from_str(&text)?;
+    if batch.channels.is_empty() || batch.messages.is_empty() {
+        return Err(BodyError("channels and messages must not be empty".into()));
+    }
+    Ok(batch)
+}

@@ -1,0 +1,160 @@
+//! JSON text from outside: what must be checked before serde sees it, and small writers.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+/// Why a text was refused before its syntax was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Error {
+    Utf8,
+    Nesting {
+        nesting_max: usize,
+    },
+    /// A `\u` escape of half a character.
+    LoneSurrogate,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Utf8 => f.write_str("text is not valid UTF-8"),
+            Self::Nesting { nesting_max } => write!(f, "nesting is deeper than {nesting_max}"),
+            Self::LoneSurrogate => f.write_str("text holds a lone surrogate"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Checks UTF-8, nesting (each open bracket is a level) and surrogate escapes, and drops insignificant white
+/// space. Borrowed when there is none between tokens. The syntax is still to be checked by serde.
+pub fn tidy(input: &[u8], nesting_max: usize) -> Result<Cow<'_, str>, Error> {
+    let text = std::str::from_utf8(input).map_err(|_| Error::Utf8)?.trim_matches(is_space_char);
+    let bytes = text.as_bytes();
+    let mut tidied: Option<String> = None;
+    let (mut at, mut kept_to, mut depth) = (0, 0, 0_usize);
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'"' => at = string_end(bytes, at + 1)?,
+            b'{' | b'[' => {
+                depth += 1;
+                if depth > nesting_max {
+                    return Err(Error::Nesting { nesting_max });
+                }
+                at += 1;
+            }
+            b'}' | b']' => {
+                depth = depth.saturating_sub(1);
+                at += 1;
+            }
+            b' ' | b'\t' | b'\n' | b'\r' => {
+                let end = space_end(bytes, at);
+                // Between two scalars it stays, or `1 2` would become a valid 12.
+                if is_structural(bytes[at - 1]) || bytes.get(end).is_some_and(|next| is_structural(*next)) {
+                    tidied
+                        .get_or_insert_with(|| String::with_capacity(text.len()))
+                        .push_str(&text[kept_to..at]);
+                    kept_to = end;
+                }
+                at = end;
+            }
+            _ => at += 1,
+        }
+    }
+    Ok(match tidied {
+        None => Cow::Borrowed(text),
+        Some(mut tidied) => {
+            tidied.push_str(&text[kept_to..]);
+            Cow::Owned(tidied)
+        }
+    })
+}
+
+/// A serde helper for optional fields that tell `null` (`Some("null")`) from absent; needs `#[serde(default)]`.
+pub fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// Like [`present`], borrowed from the input.
+pub(crate) fn present_ref<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// Appends a JSON string literal.
+pub fn write_string(out: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(out, text).expect("a vector takes every byte");
+}
+
+/// The string that a JSON value is, if it is one.
+pub(crate) fn as_text(value: &RawValue) -> Option<Cow<'_, str>> {
+    let literal = value.get();
+    let inner = literal.strip_prefix('"')?.strip_suffix('"')?;
+    if inner.contains('\\') {
+        serde_json::from_str(literal).ok().map(Cow::Owned)
+    } else {
+        Some(Cow::Borrowed(inner))
+    }
+}
+
+/// A serde error's text without the place, which means nothing to who sent a tidied or converted text, and cut
+/// short, because it may quote what was sent.
+pub(crate) fn error_text(error: &serde_json::Error) -> String {
+    let mut text = error.to_string();
+    text.truncate(text.rfind(" at line ").unwrap_or(text.len()));
+    text.truncate(text.floor_char_boundary(ERROR_TEXT_BYTES_MAX));
+    text
+}
+
+const ERROR_TEXT_BYTES_MAX: usize = 200;
+
+fn is_space_char(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\n' | '\r')
+}
+
+fn is_structural(byte: u8) -> bool {
+    matches!(byte, b'{' | b'}' | b'[' | b']' | b':' | b',')
+}
+
+pub(crate) fn space_end(bytes: &[u8], from: usize) -> usize {
+    let is_token = |byte: &u8| !matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+    bytes[from..].iter().position(is_token).map_or(bytes.len(), |length| from + length)
+}
+
+/// The index after the closing quote of the string whose first character is at `from`.
+fn string_end(bytes: &[u8], mut from: usize) -> Result<usize, Error> {
+    loop {
+        let rest = bytes.get(from..).unwrap_or_default();
+        let Some(length) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) else {
+            return Ok(bytes.len());
+        };
+        from += length;
+        match (bytes[from], bytes.get(from + 1)) {
+            (b'"', _) => return Ok(from + 1),
+            (_, Some(b'u')) => from = unicode_escape_end(bytes, from)?,
+            _ => from += 2,
+        }
+    }
+}
+
+/// The index after the `\uXXXX` (or the pair of them) at `at`.
+fn unicode_escape_end(bytes: &[u8], at: usize) -> Result<usize, Error> {
+    match code_unit(bytes, at) {
+        Some(0xD800..=0xDBFF) => match code_unit(bytes, at + 6) {
+            Some(0xDC00..=0xDFFF) => Ok(at + 12),
+            _ => Err(Error::LoneSurrogate),
+        },
+        Some(0xDC00..=0xDFFF) => Err(Error::LoneSurrogate),
+        Some(_) => Ok(at + 6),
+        None => Ok(at + 2),
+    }
+}
+
+fn code_unit(bytes: &[u8], at: usize) -> Option<u32> {
+    let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
+    digits.iter().try_fold(0, |unit, digit| Some(unit * 16 + char::from(*digit).to_digit(16)?))
+}

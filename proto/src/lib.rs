@@ -1,0 +1,13 @@
+//! Every byte format of Fanfare: socket frames, HTTP bodies and paths, and the text a TokenRequest signs.
+//!
+//! Nothing here knows time, state or input and output; what comes from outside is read with bounds.
+
+pub mod frame;
+pub mod http;
+pub mod json;
+pub mod msgpack;
+pub mod path;
+pub mod serial;
+pub mod token;
+
+mod writer;

@@ -1,0 +1,206 @@
+//! Every socket frame, byte for byte, in both formats.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use fanfare_proto::frame::{
+    Attached, Body, Connected, Format, MessageOut, ServerFrame, encode, encode_messages, encode_request,
+    parse, parse_server,
+};
+use fanfare_proto::msgpack;
+use serde_json::value::RawValue;
+
+const CONNECTION: &str = "c_AAAAAAAAAAAAAAAAAAAAAA";
+const NOW: u64 = 1_764_000_000_000;
+
+struct Sample {
+    name: &'static str,
+    json: &'static str,
+    msgpack: Vec<u8>,
+}
+
+fn samples(file: &'static str) -> Vec<Sample> {
+    let read = |block: &'static str| {
+        let [name, json, hex] = block.lines().collect::<Vec<_>>().try_into().unwrap();
+        Sample { name, json, msgpack: bytes(hex) }
+    };
+    file.trim_end().split("\n\n").map(read).collect()
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+fn server_samples() -> Vec<Sample> {
+    samples(include_str!("samples/server.txt"))
+}
+
+fn client_samples() -> Vec<Sample> {
+    samples(include_str!("samples/client.txt"))
+}
+
+fn connected() -> Connected<'static> {
+    Connected {
+        connection_id: CONNECTION,
+        connection_key: "sealed",
+        client_id: Some("alice"),
+        node_id: "n1",
+        resumed: false,
+        heartbeat_ms: 15_000,
+        resume_window_ms: 120_000,
+        max_message_bytes: 65_536,
+        expires: Some(NOW + 3_600_000),
+        server_time: NOW,
+    }
+}
+
+fn attached() -> Attached<'static> {
+    Attached {
+        id: Some("5"),
+        channel: "a:b",
+        serial: "0",
+        resumed: true,
+        presence: false,
+        modes: &["subscribe", "publish"],
+        warning: None,
+    }
+}
+
+/// The server frames but messages, by the names of their samples.
+fn server_frame<'a>(name: &str, serials: &'a [String]) -> Option<ServerFrame<'a>> {
+    let taken = "capability was taken away";
+    Some(match name {
+        "heartbeat" => ServerFrame::Heartbeat { id: None },
+        "heartbeat-answer" => ServerFrame::Heartbeat { id: Some("h1") },
+        "ack" => ServerFrame::Ack { id: "1", serials: None },
+        "ack-serials" => ServerFrame::Ack { id: "2", serials: Some(serials) },
+        "nack" => ServerFrame::Nack { id: "3", error: "channel is missing", code: 40000, reason: None },
+        "nack-reason" => {
+            let (error, reason) = ("too many \"publishes\"", Some("rate_limit"));
+            ServerFrame::Nack { id: "4", error, code: 42900, reason }
+        }
+        "connected" => ServerFrame::Connected(connected()),
+        "connected-anonymous" => {
+            ServerFrame::Connected(Connected { client_id: None, expires: None, resumed: true, ..connected() })
+        }
+        "disconnected" => ServerFrame::Disconnected { error: None, code: 50003, reconnect_after_ms: 2500 },
+        "disconnected-error" => {
+            ServerFrame::Disconnected { error: Some("token expired"), code: 40142, reconnect_after_ms: 0 }
+        }
+        "closed" => ServerFrame::Closed,
+        "error" => ServerFrame::Error { error: "frame is not an object", code: 40000, channel: None },
+        "error-channel" => ServerFrame::Error { error: taken, code: 40160, channel: Some("a:b") },
+        "attached" => ServerFrame::Attached(attached()),
+        "attached-unasked" => ServerFrame::Attached(Attached {
+            id: None,
+            channel: "zürich",
+            serial: "AAAAAAAAAAE.zz",
+            resumed: false,
+            presence: true,
+            modes: &[],
+            warning: Some("rewind was cut"),
+        }),
+        "detached" => ServerFrame::Detached { id: Some("6"), channel: "a:b", error: None, code: None },
+        "detached-unasked" => {
+            ServerFrame::Detached { id: None, channel: "a:b", error: Some(taken), code: Some(40160) }
+        }
+        "auth-required" => ServerFrame::AuthRequired { code: 40142, expires: NOW + 3_600_000 },
+        _ => return None,
+    })
+}
+
+fn message_frame(name: &str) -> Option<String> {
+    let data = RawValue::from_string(r#"{"text":"hi","n":[1,-1,1.5,true,null]}"#.into()).unwrap();
+    let extras = RawValue::from_string(r#"{"tag":"x"}"#.into()).unwrap();
+    let null = RawValue::from_string("null".into()).unwrap();
+    let first =
+        MessageOut { id: "m1", name: Some("greeting \u{1}\n"), data: Some(&data), extras: Some(&extras) };
+    let second = MessageOut { id: "m2", name: None, data: Some(&null), extras: None };
+    let smallest = MessageOut { id: "m3", name: None, data: None, extras: None };
+    let mut out = Vec::new();
+    match name {
+        "message" => {
+            let messages = [first, second].into_iter();
+            encode_messages("a:b", "AAAAAAAAAAE.2", NOW, CONNECTION, Some("alice"), messages, &mut out);
+        }
+        "message-smallest" => {
+            let messages = [smallest].into_iter();
+            encode_messages("a:b", "AAAAAAAAAAE.3", NOW, CONNECTION, None, messages, &mut out);
+        }
+        _ => return None,
+    }
+    Some(String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn server_frames_are_written_as_sampled() {
+    let serials = ["AAAAAAAAAAE.1".to_owned(), "AAAAAAAAAAE.2".to_owned()];
+    for sample in server_samples() {
+        let Sample { name, json, msgpack } = sample;
+        if let Some(frame) = server_frame(name, &serials) {
+            assert_eq!(String::from_utf8(encode(&frame, Format::Json)).unwrap(), json, "{name}");
+            assert_eq!(encode(&frame, Format::MsgPack), msgpack, "{name}");
+        } else {
+            let text = message_frame(name).unwrap_or_else(|| panic!("nothing makes {name}"));
+            assert_eq!(text, json, "{name}");
+            assert_eq!(msgpack::from_json(&text), msgpack, "{name}");
+        }
+    }
+}
+
+#[test]
+fn clients_read_server_frames_alike_in_both_formats() {
+    for Sample { name, json, msgpack } in server_samples() {
+        let from_json = parse_server(Format::Json, json.as_bytes()).unwrap();
+        let from_msgpack = parse_server(Format::MsgPack, &msgpack).unwrap();
+        assert_eq!(format!("{from_json:?}"), format!("{from_msgpack:?}"), "{name}");
+    }
+}
+
+#[test]
+fn clients_read_every_field_of_a_message() {
+    let samples = server_samples();
+    let sample = samples.iter().find(|sample| sample.name == "message").unwrap();
+    let incoming = parse_server(Format::Json, sample.json.as_bytes()).unwrap();
+    assert_eq!((incoming.op, incoming.channel.as_deref()), (13, Some("a:b")));
+    assert_eq!(incoming.serial.as_deref(), Some("AAAAAAAAAAE.2"));
+    let [first, second] = incoming.messages.try_into().unwrap();
+    assert_eq!((first.id.as_str(), first.name.as_deref()), ("m1", Some("greeting \u{1}\n")));
+    assert_eq!(first.data.unwrap().get(), r#"{"text":"hi","n":[1,-1,1.5,true,null]}"#);
+    assert_eq!(first.extras.unwrap().get(), r#"{"tag":"x"}"#);
+    assert_eq!((first.client_id.as_deref(), first.connection_id.as_str()), (Some("alice"), CONNECTION));
+    assert_eq!(first.timestamp, NOW);
+    assert_eq!(second.data.unwrap().get(), "null");
+}
+
+#[test]
+fn client_frames_are_read_and_written_as_sampled() {
+    for Sample { name, json, msgpack } in client_samples() {
+        for (format, payload) in [(Format::Json, json.as_bytes()), (Format::MsgPack, msgpack.as_slice())] {
+            let request = parse(format, payload, 64).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(String::from_utf8(encode_request(&request, Format::Json)).unwrap(), json, "{name}");
+            assert_eq!(encode_request(&request, Format::MsgPack), msgpack, "{name}");
+        }
+    }
+}
+
+#[test]
+fn every_operation_of_a_client_is_told_apart() {
+    let kinds: Vec<_> = client_samples()
+        .iter()
+        .map(|sample| match parse(Format::Json, sample.json.as_bytes(), 64).unwrap().body {
+            Body::Heartbeat => "heartbeat",
+            Body::Close => "close",
+            Body::Attach(_) => "attach",
+            Body::Detach { .. } => "detach",
+            Body::Presence(_) => "presence",
+            Body::Message { .. } => "message",
+            Body::Auth { .. } => "auth",
+            Body::Unknown { op } => {
+                assert_eq!(op, 99);
+                "unknown"
+            }
+        })
+        .collect();
+    for (kind, sample) in kinds.iter().zip(client_samples()) {
+        assert!(sample.name.starts_with(kind), "{} was read as {kind}", sample.name);
+    }
+}
