@@ -1,0 +1,142 @@
+//! The client against a server that says what the test tells it to.
+
+use std::net::SocketAddr;
+
+use fastwebsockets::{Frame, OpCode, Payload, Role, WebSocket};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::{Client, Credential, Draft, Ending, Error, Event, Options};
+
+const ACCEPTED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
+
+struct Server(WebSocket<TcpStream>);
+
+impl Server {
+    /// Takes one connection, and answers its upgrade.
+    async fn accept(listener: &TcpListener) -> Self {
+        let (mut stream, request) = request(listener).await;
+        let nonce =
+            request.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).expect("a nonce");
+        let accept = crate::handshake::accept_of(nonce.trim());
+        let head = format!("{ACCEPTED}sec-websocket-accept: {accept}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.expect("written");
+        Self(WebSocket::after_handshake(stream, Role::Server))
+    }
+
+    async fn connected(listener: &TcpListener) -> Self {
+        let mut server = Self::accept(listener).await;
+        server
+            .say(
+                &json!({"op": 3, "connectionId": "c_1", "connectionKey": "k", "nodeId": "n", "resumed": false,
+            "heartbeatMs": 15_000, "resumeWindowMs": 120_000, "maxMessageBytes": 65_536, "serverTime": 1}),
+            )
+            .await;
+        server
+    }
+
+    async fn say(&mut self, frame: &Value) {
+        let frame = Frame::text(Payload::Owned(frame.to_string().into_bytes()));
+        self.0.write_frame(frame).await.expect("written");
+    }
+
+    async fn hear(&mut self) -> Value {
+        let frame = self.0.read_frame().await.expect("a frame");
+        assert_eq!(frame.opcode, OpCode::Text);
+        serde_json::from_slice(&frame.payload).expect("JSON")
+    }
+}
+
+async fn request(listener: &TcpListener) -> (TcpStream, String) {
+    let (mut stream, _) = listener.accept().await.expect("a connection");
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        assert!(stream.read_buf(&mut request).await.expect("a request") > 0);
+    }
+    (stream, String::from_utf8(request).expect("UTF-8"))
+}
+
+async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("bound");
+    (listener, addr)
+}
+
+fn options(addr: SocketAddr) -> Options {
+    Options::new(format!("ws://{addr}"), Credential::Key("secret.k1".into()))
+}
+
+#[tokio::test]
+async fn answers_find_their_requests_and_the_rest_are_events() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut server = Server::connected(&listener).await;
+        let (first, second) = (server.hear().await, server.hear().await);
+        assert_eq!((&first["op"], &first["channel"]), (&json!(13), &json!("c")));
+        server
+            .say(&json!({"op": 13, "channel": "c", "serial": "s",
+            "messages": [{"id": "m", "data": [1.0], "connectionId": "c_1", "timestamp": 5}]}))
+            .await;
+        server.say(&json!({"op": 2, "id": second["id"], "error": "no", "code": 42900})).await;
+        server.say(&json!({"op": 1, "id": first["id"], "serials": ["s"]})).await;
+        let attach = server.hear().await;
+        server
+            .say(&json!({"op": 9, "id": attach["id"], "channel": "c", "serial": "s", "resumed": false,
+            "presence": false, "modes": ["subscribe"]}))
+            .await;
+        assert_eq!(server.hear().await, json!({"op": 5}));
+        server.say(&json!({"op": 6})).await;
+    });
+    let mut client = Client::connect(options(addr)).await.expect("connected");
+    assert_eq!(client.connected().connection_id, "c_1");
+    let first = client.publish_start("c", vec![Draft::default()]).await.expect("sent");
+    let second = client.publish_start("c", vec![Draft::default()]).await.expect("sent");
+    assert!(matches!(second.await, Err(Error::Refused { code: 42900, .. })));
+    assert_eq!(first.await.expect("acknowledged"), ["s"]);
+    assert_eq!(client.attach("c").await.expect("attached").modes, ["subscribe"]);
+    let Some(Event::Messages(delivery)) = client.next().await else { panic!("messages") };
+    assert_eq!((delivery.channel.as_str(), delivery.messages.len()), ("c", 1));
+    client.close().await.expect("closed");
+    tasks.join_all().await;
+}
+
+#[tokio::test]
+async fn a_lost_link_fails_what_waits_and_is_the_last_event() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut server = Server::connected(&listener).await;
+        server.hear().await;
+    });
+    let mut client = Client::connect(options(addr)).await.expect("connected");
+    let handle = client.handle();
+    assert!(matches!(handle.publish("c", vec![Draft::default()]).await, Err(Error::Closed)));
+    assert!(matches!(client.next().await, Some(Event::Ended(Ending::Lost(_)))));
+    assert!(client.next().await.is_none());
+    assert!(matches!(handle.attach("c").await, Err(Error::Closed)));
+}
+
+#[tokio::test]
+async fn a_refusal_shows_its_reason() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (mut stream, request) = request(&listener).await;
+        assert!(request.contains("authorization: Basic c2VjcmV0Lmsx\r\n"), "{request}");
+        let body = r#"{"error":"too many","reason":"connection_limit"}"#;
+        let head = format!("HTTP/1.1 429 Too Many Requests\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(head.as_bytes()).await.expect("written");
+        let mut server = Server::accept(&listener).await;
+        server.say(&json!({"op": 7, "error": "refused", "code": 40100})).await;
+        server.0.write_frame(Frame::close(4001, b"")).await.expect("written");
+    });
+    let refused = Client::connect(options(addr)).await.err().expect("refused");
+    let Error::Http { status: 429, error, reason } = refused else { panic!("{refused:?}") };
+    assert_eq!((error.as_str(), reason.as_deref()), ("too many", Some("connection_limit")));
+    let refused = Client::connect(options(addr)).await.err().expect("refused");
+    assert!(matches!(refused, Error::Refused { code: 40100, .. }), "{refused:?}");
+    tasks.join_all().await;
+}
