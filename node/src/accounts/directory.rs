@@ -1,0 +1,166 @@
+//! One reading of the directory file, immutable.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::secret::Secret;
+use crate::model::{AccountId, Capability, KeyName, pattern_matches};
+
+/// Everything the file says. A reload makes a new one; whoever holds an old one keeps it whole.
+#[derive(Debug, Default)]
+pub struct Directory {
+    pub(super) tenants: HashMap<Arc<str>, Arc<Tenant>>,
+    pub(super) accounts: HashMap<AccountId, Arc<Account>>,
+    pub(super) keys: HashMap<KeyName, Arc<Key>>,
+}
+
+impl Directory {
+    pub fn tenant(&self, id: &str) -> Option<&Arc<Tenant>> {
+        self.tenants.get(id)
+    }
+
+    pub fn account(&self, id: &AccountId) -> Option<&Arc<Account>> {
+        self.accounts.get(id)
+    }
+
+    /// Also finds a revoked key.
+    pub fn key(&self, name: &str) -> Option<&Arc<Key>> {
+        self.keys.get(name)
+    }
+
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+        self.tenants.values()
+    }
+
+    pub fn accounts(&self) -> impl Iterator<Item = &Arc<Account>> {
+        self.accounts.values()
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &Arc<Key>> {
+        self.keys.values()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenant {
+    /// `[a-z0-9-]{1,64}`.
+    pub id: Arc<str>,
+    /// Connections over all accounts and nodes; `None`: no ceiling.
+    pub connection_limit: Option<u64>,
+}
+
+/// What belongs together: the scope of every channel name.
+#[derive(Debug, Clone)]
+pub struct Account {
+    pub id: AccountId,
+    pub tenant: Arc<str>,
+    /// The tenant's, here because it is asked for per connection.
+    pub tenant_connection_limit: Option<u64>,
+    pub retention_hours: u32,
+    /// `None`: no ceiling.
+    pub queue_limit: Option<u64>,
+    /// In the order of the file: the first that matches decides.
+    pub channels: Vec<ChannelRule>,
+    pub integrations: Vec<Integration>,
+}
+
+impl Account {
+    pub const RETENTION_HOURS: u32 = 72;
+
+    /// An account with every default, alone in a tenant of the same name.
+    pub fn plain(id: &str) -> Self {
+        Self {
+            id: AccountId::new(id),
+            tenant: id.into(),
+            tenant_connection_limit: None,
+            retention_hours: Self::RETENTION_HOURS,
+            queue_limit: None,
+            channels: Vec::new(),
+            integrations: Vec::new(),
+        }
+    }
+
+    pub fn policy(&self, channel: &str) -> ChannelPolicy {
+        let rule = self.channels.iter().find(|rule| pattern_matches(&rule.pattern, channel));
+        ChannelPolicy {
+            history: rule.is_none_or(|rule| rule.history),
+            retention_hours: rule.and_then(|rule| rule.retention_hours).unwrap_or(self.retention_hours),
+        }
+    }
+}
+
+/// What an account says of channels that match a pattern (syntax of a capability's patterns).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChannelRule {
+    pub pattern: Box<str>,
+    /// False: delivered, not stored.
+    pub history: bool,
+    /// `None`: the account's.
+    pub retention_hours: Option<u32>,
+}
+
+/// What holds for one channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChannelPolicy {
+    pub history: bool,
+    pub retention_hours: u32,
+}
+
+#[derive(Debug)]
+pub struct Key {
+    pub name: KeyName,
+    pub account: Arc<Account>,
+    pub secret: Secret,
+    /// False: revoked.
+    pub active: bool,
+    pub capability: Arc<Capability>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IntegrationKind {
+    Webhook,
+    Amqp,
+    Lambda,
+    Sns,
+}
+
+impl IntegrationKind {
+    pub const ALL: [Self; 4] = [Self::Webhook, Self::Amqp, Self::Lambda, Self::Sns];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Webhook => "webhook",
+            Self::Amqp => "amqp",
+            Self::Lambda => "lambda",
+            Self::Sns => "sns",
+        }
+    }
+}
+
+/// Where an account's messages also go.
+#[derive(Clone, PartialEq)]
+pub struct Integration {
+    /// `[a-z0-9-]{1,64}`, unique within its account.
+    pub id: Box<str>,
+    pub kind: IntegrationKind,
+    /// Patterns in the syntax of a capability's.
+    pub channels: Vec<Box<str>>,
+    pub messages: bool,
+    pub presence: bool,
+    /// What the kind needs, as it stands in the file; it may hold secrets.
+    pub fields: toml::Table,
+}
+
+impl fmt::Debug for Integration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Integration")
+            .field("id", &self.id)
+            .field("kind", &self.kind)
+            .field("channels", &self.channels)
+            .field("messages", &self.messages)
+            .field("presence", &self.presence)
+            .field("fields", &self.fields.keys().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,17 @@
+//! Who may use the service and under which rules: tenants, accounts and keys, read from one watched file.
+
+pub mod development;
+mod directory;
+mod parse;
+mod reader;
+mod secret;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use directory::{
+    Account, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant,
+};
+pub use reader::{DirectoryError, Mistake};
+pub use secret::Secret;
+pub use watch::Accounts;

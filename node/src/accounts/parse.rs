@@ -1,0 +1,295 @@
+//! The directory file's text → `Directory`, or all that is wrong with it.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Deserialize as _;
+use toml::de::{DeTable, ValueDeserializer};
+
+use super::directory::{Account, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant};
+use super::reader::{Found, Mistake, Mistakes, TableReader};
+use super::secret::Secret;
+use crate::model::{AccountId, Capability};
+
+const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
+
+/// Gives the content of a `secret_file`; the path is already resolved.
+pub(super) type ReadSecret<'a> = &'a mut dyn FnMut(PathBuf) -> std::io::Result<String>;
+
+/// `folder` is where a relative `secret_file` begins.
+pub(super) fn parse(
+    text: &str,
+    folder: &Path,
+    read_secret: ReadSecret<'_>,
+) -> Result<Directory, Vec<Mistake>> {
+    let mut mistakes = Mistakes::of(text);
+    let (document, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        for error in errors {
+            mistakes.add(&error.span().unwrap_or(0..0), "", error.message());
+        }
+        return Err(mistakes.list);
+    }
+    let mut parser = Parser { mistakes, directory: Directory::default(), folder, read_secret };
+    parser.document(TableReader::root(document.get_ref()));
+    match parser.mistakes.list {
+        list if list.is_empty() => Ok(parser.directory),
+        mut list => {
+            list.sort_by_key(|mistake| mistake.line);
+            Err(list)
+        }
+    }
+}
+
+struct Parser<'a, 'i> {
+    mistakes: Mistakes<'i>,
+    directory: Directory,
+    folder: &'a Path,
+    read_secret: ReadSecret<'a>,
+}
+
+impl Parser<'_, '_> {
+    fn document(&mut self, mut root: TableReader<'_, '_>) {
+        let tenants = root.tables("tenants", &mut self.mistakes);
+        // A file caught half-written or emptied must not revoke every key.
+        if tenants.is_empty() && self.mistakes.list.is_empty() {
+            self.mistakes.add(&root.span, "tenants", "is missing");
+        }
+        tenants.into_iter().for_each(|tenant| self.tenant(tenant));
+        root.finish(&mut self.mistakes);
+    }
+
+    fn tenant(&mut self, mut table: TableReader<'_, '_>) {
+        let id: Arc<str> = self.id(&mut table).into();
+        let connection_limit = table.integer("connection_limit", 0..=u64::MAX, &mut self.mistakes);
+        let tenant = Arc::new(Tenant { id: id.clone(), connection_limit });
+        if self.directory.tenants.insert(id.clone(), tenant.clone()).is_some() && !id.is_empty() {
+            self.mistakes.add(&table.span, &table.key("id"), format!("repeats the tenant {id:?}"));
+        }
+        for account in table.tables("accounts", &mut self.mistakes) {
+            self.account(account, &tenant);
+        }
+        table.finish(&mut self.mistakes);
+    }
+
+    fn account(&mut self, mut table: TableReader<'_, '_>, tenant: &Tenant) {
+        let id = self.id(&mut table);
+        let retention_hours = self.retention(&mut table).unwrap_or(Account::RETENTION_HOURS);
+        let queue_limit = table.integer("queue_limit", 0..=u64::MAX, &mut self.mistakes);
+        let rules = table.tables("channels", &mut self.mistakes);
+        let channels = rules.into_iter().filter_map(|rule| self.channel_rule(rule)).collect();
+        let integrations = self.integrations(&mut table);
+        let account = Arc::new(Account {
+            id: AccountId::new(&id),
+            tenant: tenant.id.clone(),
+            tenant_connection_limit: tenant.connection_limit,
+            retention_hours,
+            queue_limit,
+            channels,
+            integrations,
+        });
+        if self.directory.accounts.insert(account.id.clone(), account.clone()).is_some() && !id.is_empty() {
+            self.mistakes.add(&table.span, &table.key("id"), format!("repeats the account {id:?}"));
+        }
+        for key in table.tables("keys", &mut self.mistakes) {
+            self.api_key(key, &account);
+        }
+        table.finish(&mut self.mistakes);
+    }
+
+    fn channel_rule(&mut self, mut table: TableReader<'_, '_>) -> Option<ChannelRule> {
+        let pattern = self.pattern(&mut table);
+        let history = table.boolean("history", &mut self.mistakes).unwrap_or(true);
+        let retention_hours = self.retention(&mut table);
+        table.finish(&mut self.mistakes);
+        Some(ChannelRule { pattern: pattern?, history, retention_hours })
+    }
+
+    fn pattern(&mut self, table: &mut TableReader<'_, '_>) -> Option<Box<str>> {
+        let found = table.required("pattern", &mut self.mistakes)?;
+        let pattern = found.text(&mut self.mistakes)?;
+        if pattern.is_empty() {
+            self.mistakes.add(&found.span, &found.key, "must not be empty");
+        }
+        Some(pattern.into())
+    }
+
+    fn retention(&mut self, table: &mut TableReader<'_, '_>) -> Option<u32> {
+        let hours = table.integer("retention_hours", 1..=RETENTION_HOURS_MAX, &mut self.mistakes)?;
+        u32::try_from(hours).ok()
+    }
+
+    fn api_key(&mut self, mut table: TableReader<'_, '_>, account: &Arc<Account>) {
+        let name = self.named("name", &mut table, is_key_name, "must be 1 to 64 of A-Z, a-z, 0-9, _ and -");
+        let secret = self.secret(&mut table);
+        let active = self.status(&mut table);
+        let capability = self.capability(&mut table);
+        if !name.is_empty() && self.directory.keys.contains_key(&*name) {
+            self.mistakes.add(&table.span, &table.key("name"), format!("repeats the key {name:?}"));
+        }
+        table.finish(&mut self.mistakes);
+        if let (Some(secret), Some(capability)) = (secret, capability) {
+            let name: Arc<str> = name.into();
+            let key = Key { name: name.clone(), account: account.clone(), secret, active, capability };
+            self.directory.keys.insert(name, Arc::new(key));
+        }
+    }
+
+    fn status(&mut self, table: &mut TableReader<'_, '_>) -> bool {
+        let Some(found) = table.get("status") else { return true };
+        match found.value.as_str() {
+            Some("active") => true,
+            Some("revoked") => false,
+            _ => {
+                self.mistakes.add(&found.span, &found.key, "must be \"active\" or \"revoked\"");
+                false
+            }
+        }
+    }
+
+    fn capability(&mut self, table: &mut TableReader<'_, '_>) -> Option<Arc<Capability>> {
+        let found = table.required("capability", &mut self.mistakes)?;
+        let Some(map) = found.value.as_table() else {
+            let reason = "must be a table of patterns with lists of operations";
+            self.mistakes.add(&found.span, &found.key, reason);
+            return None;
+        };
+        let before = self.mistakes.list.len();
+        let mut entries = Vec::new();
+        for (pattern, operations) in map.iter() {
+            let key = format!("{}.{:?}", found.key, pattern.get_ref());
+            let list = Found { value: operations.get_ref(), span: operations.span(), key };
+            let names = list.texts(&mut self.mistakes).into_iter().map(str::to_owned).collect();
+            entries.push((pattern.get_ref().to_string(), names));
+        }
+        if self.mistakes.list.len() > before {
+            return None;
+        }
+        match Capability::from_map(entries) {
+            Ok(capability) => Some(Arc::new(capability)),
+            Err(error) => {
+                self.mistakes.add(&found.span, &found.key, error.to_string());
+                None
+            }
+        }
+    }
+
+    fn secret(&mut self, table: &mut TableReader<'_, '_>) -> Option<Secret> {
+        let given: Vec<_> =
+            ["secret", "secret_file", "secret_env"].into_iter().filter_map(|name| table.get(name)).collect();
+        let [found] = &given[..] else {
+            let reason = "exactly one of secret, secret_file and secret_env is needed";
+            self.mistakes.add(&table.span, &table.key("secret"), reason);
+            return None;
+        };
+        let value = found.text(&mut self.mistakes)?;
+        let text = if found.key.ends_with("secret_file") {
+            (self.read_secret)(self.folder.join(value)).map_err(|error| format!("cannot be read: {error}"))
+        } else if found.key.ends_with("secret_env") {
+            std::env::var(value).map_err(|_| "names a variable that is not set to a text".to_owned())
+        } else {
+            Ok(value.to_owned())
+        };
+        // Files end with a newline that is no part of the secret.
+        let secret =
+            text.and_then(|text| Secret::new(text.trim_end_matches(['\r', '\n'])).map_err(Into::into));
+        secret.map_err(|reason: String| self.mistakes.add(&found.span, &found.key, reason)).ok()
+    }
+
+    fn integrations(&mut self, account: &mut TableReader<'_, '_>) -> Vec<Integration> {
+        let mut ids = HashSet::new();
+        let mut integrations = Vec::new();
+        for mut table in account.tables("integrations", &mut self.mistakes) {
+            let id = self.id(&mut table);
+            if !id.is_empty() && !ids.insert(id.clone()) {
+                self.mistakes.add(&table.span, &table.key("id"), format!("repeats the integration {id:?}"));
+            }
+            let kind = self.kind(&mut table);
+            let channels = self.channel_patterns(&mut table);
+            let (messages, presence) = self.events(&mut table);
+            let fields = self.further_fields(&table);
+            if let Some(kind) = kind {
+                integrations.push(Integration { id: id.into(), kind, channels, messages, presence, fields });
+            }
+        }
+        integrations
+    }
+
+    fn kind(&mut self, table: &mut TableReader<'_, '_>) -> Option<IntegrationKind> {
+        let found = table.required("kind", &mut self.mistakes)?;
+        let name = found.text(&mut self.mistakes)?;
+        let kind = IntegrationKind::ALL.into_iter().find(|kind| kind.as_str() == name);
+        if kind.is_none() {
+            self.mistakes.add(&found.span, &found.key, "must be webhook, amqp, lambda or sns");
+        }
+        kind
+    }
+
+    fn channel_patterns(&mut self, table: &mut TableReader<'_, '_>) -> Vec<Box<str>> {
+        let Some(found) = table.get("channels") else { return vec!["*".into()] };
+        let before = self.mistakes.list.len();
+        let patterns = found.texts(&mut self.mistakes);
+        let usable = !patterns.is_empty() && patterns.iter().all(|pattern| !pattern.is_empty());
+        if !usable && self.mistakes.list.len() == before {
+            self.mistakes.add(&found.span, &found.key, "needs at least one pattern, and none that is empty");
+        }
+        patterns.into_iter().map(Into::into).collect()
+    }
+
+    /// Messages, presence; both when nothing is said.
+    fn events(&mut self, table: &mut TableReader<'_, '_>) -> (bool, bool) {
+        let Some(found) = table.get("events") else { return (true, true) };
+        let before = self.mistakes.list.len();
+        let events = found.texts(&mut self.mistakes);
+        let known = !events.is_empty() && events.iter().all(|event| matches!(*event, "message" | "presence"));
+        if !known && self.mistakes.list.len() == before {
+            self.mistakes.add(&found.span, &found.key, "must list \"message\", \"presence\" or both");
+        }
+        (events.contains(&"message"), events.contains(&"presence"))
+    }
+
+    fn further_fields(&mut self, table: &TableReader<'_, '_>) -> toml::Table {
+        let mut fields = toml::Table::new();
+        for (name, value) in table.rest() {
+            match toml::Value::deserialize(ValueDeserializer::from(value.clone())) {
+                Ok(value) => {
+                    fields.insert(name.get_ref().to_string(), value);
+                }
+                Err(error) => self.mistakes.add(&value.span(), &table.key(name.get_ref()), error.message()),
+            }
+        }
+        fields
+    }
+
+    /// Empty when it was reported.
+    fn id(&mut self, table: &mut TableReader<'_, '_>) -> String {
+        self.named("id", table, is_id, "must be 1 to 64 of a-z, 0-9 and -")
+    }
+
+    fn named(
+        &mut self,
+        name: &'static str,
+        table: &mut TableReader<'_, '_>,
+        valid: fn(&str) -> bool,
+        rule: &str,
+    ) -> String {
+        let Some(found) = table.required(name, &mut self.mistakes) else { return String::new() };
+        let Some(text) = found.text(&mut self.mistakes) else { return String::new() };
+        if !valid(text) {
+            self.mistakes.add(&found.span, &found.key, rule);
+            return String::new();
+        }
+        text.to_owned()
+    }
+}
+
+fn is_id(text: &str) -> bool {
+    (1..=64).contains(&text.len())
+        && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+}
+
+fn is_key_name(text: &str) -> bool {
+    (1..=64).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+}

@@ -1,0 +1,266 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::*;
+use crate::model::{AccountId, Operation};
+
+const FULL: &str = r#"
+[[tenants]]
+id = "acme"
+connection_limit = 5_000
+
+[[tenants.accounts]]
+id = "acme-prod"
+retention_hours = 48
+queue_limit = 20
+
+[[tenants.accounts.channels]]
+pattern = "cursor:*"
+history = false
+retention_hours = 24
+
+[[tenants.accounts.channels]]
+pattern = "cursor:kept"
+retention_hours = 1
+
+[[tenants.accounts.keys]]
+name = "k1"
+secret = "a.b.c"
+status = "active"
+capability = { "*" = ["subscribe", "publish"] }
+
+[[tenants.accounts.keys]]
+name = "K_2"
+secret = "zzz-top-secret"
+status = "revoked"
+[tenants.accounts.keys.capability]
+"a:*" = ["history"]
+
+[[tenants.accounts.integrations]]
+id = "orders"
+kind = "webhook"
+channels = ["orders:*"]
+events = ["message"]
+url = "https://example.com/hook"
+secret = "hook-secret"
+
+[[tenants]]
+id = "other"
+[[tenants.accounts]]
+id = "other"
+"#;
+
+fn mistakes(text: &str) -> Vec<String> {
+    match Accounts::from_text(text) {
+        Err(DirectoryError::Mistakes { mistakes, .. }) => mistakes.iter().map(ToString::to_string).collect(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => Vec::new(),
+    }
+}
+
+#[test]
+fn a_whole_directory_is_read() {
+    let directory = Accounts::from_text(FULL).unwrap().current();
+    assert_eq!(directory.tenant("acme").unwrap().connection_limit, Some(5_000));
+    assert_eq!(directory.tenant("other").unwrap().connection_limit, None);
+    let key = directory.key("k1").unwrap();
+    assert!(key.active && key.secret.matches(b"a.b.c") && !key.secret.matches(b"a.b"));
+    assert!(
+        key.capability.allows("x", Operation::Publish) && !key.capability.allows("x", Operation::History)
+    );
+    assert!(!directory.key("K_2").unwrap().active);
+    assert!(directory.key("k_2").is_none());
+
+    let account = &key.account;
+    assert_eq!((account.tenant.as_ref(), account.tenant_connection_limit), ("acme", Some(5_000)));
+    assert_eq!(account.queue_limit, Some(20));
+    let policy = |channel| account.policy(channel);
+    assert_eq!(policy("orders:1"), ChannelPolicy { history: true, retention_hours: 48 });
+    assert_eq!(policy("cursor:kept"), ChannelPolicy { history: false, retention_hours: 24 });
+    let other = directory.account(&AccountId::new("other")).unwrap();
+    assert_eq!(other.policy("cursor:x"), ChannelPolicy { history: true, retention_hours: 72 });
+
+    let integration = &account.integrations[0];
+    assert_eq!((integration.id.as_ref(), integration.kind), ("orders", IntegrationKind::Webhook));
+    assert_eq!(integration.fields["url"].as_str(), Some("https://example.com/hook"));
+    assert!(integration.messages && !integration.presence);
+}
+
+#[test]
+fn nothing_that_is_printed_holds_a_secret() {
+    let directory = Accounts::from_text(FULL).unwrap().current();
+    let printed = format!("{directory:?} {directory:#?}");
+    for secret in ["a.b.c", "zzz-top-secret", "hook-secret"] {
+        assert!(!printed.contains(secret), "{secret} in {printed}");
+    }
+    let broken =
+        FULL.replace("\"zzz-top-secret\"", "\"zzz-top-secret").replace("status = \"active\"", "status = 1");
+    let refusal = Accounts::from_text(&broken).err().unwrap();
+    assert!(!format!("{refusal} {refusal:?}").contains("zzz-top"), "{refusal}");
+    let refusal = Accounts::from_text(&FULL.replace("zzz-top-secret", "zzz:top")).err().unwrap();
+    assert!(!format!("{refusal} {refusal:?}").contains("zzz"), "{refusal}");
+}
+
+#[test]
+fn every_mistake_is_reported_at_once_with_line_and_key() {
+    let text = r#"colour = "blue"
+[[tenants]]
+id = "Acme"
+[[tenants.accounts]]
+retention_hours = 0
+[[tenants.accounts.keys]]
+name = "k.1"
+secret = "a:b"
+capability = {}
+[[tenants.accounts.keys]]
+name = "k2"
+status = "paused"
+capability = { "*" = ["admin"] }
+[[tenants.accounts.integrations]]
+id = "x"
+kind = "pigeon"
+"#;
+    let rule = "must be 1 to 64 of";
+    let expected = [
+        ("line 1: colour: ", "is not known here"),
+        ("line 3: tenants[0].id: ", rule),
+        ("line 4: tenants[0].accounts[0].id: ", "is missing"),
+        ("line 5: tenants[0].accounts[0].retention_hours: ", "must be an integer from 1 to"),
+        ("line 7: tenants[0].accounts[0].keys[0].name: ", rule),
+        ("line 8: tenants[0].accounts[0].keys[0].secret: ", "must not hold a colon"),
+        ("line 9: tenants[0].accounts[0].keys[0].capability: ", "grants nothing"),
+        ("line 10: tenants[0].accounts[0].keys[1].secret: ", "exactly one of"),
+        ("line 12: tenants[0].accounts[0].keys[1].status: ", "must be \"active\" or"),
+        ("line 13: tenants[0].accounts[0].keys[1].capability: ", "unknown operation \"admin\""),
+        ("line 16: tenants[0].accounts[0].integrations[0].kind: ", "must be webhook"),
+    ];
+    let found = mistakes(text);
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, (place, reason)) in found.iter().zip(expected) {
+        assert!(found.starts_with(place) && found.contains(reason), "{found} is not {place}{reason}");
+    }
+}
+
+#[test]
+fn single_mistakes_are_named() {
+    let account = "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n";
+    let key = "[[tenants.accounts.keys]]\nname = \"k\"\n";
+    let map = "capability = { \"*\" = [\"publish\"] }\n";
+    let good = format!("{account}{key}secret = \"s\"\n{map}");
+    assert_eq!(mistakes(&good), Vec::<String>::new());
+    let cases = [
+        (String::new(), "tenants: is missing"),
+        ("[[tenants]\n".into(), "line 1: "),
+        ("tenants = 3".into(), "must be tables"),
+        (format!("{good}{key}secret = \"s\"\n{map}"), "repeats the key \"k\""),
+        (format!("{account}[[tenants]]\nid = \"t\"\n"), "repeats the tenant \"t\""),
+        (format!("{account}[[tenants.accounts]]\nid = \"a\"\n"), "repeats the account \"a\""),
+        (format!("{account}queue_limit = \"1\""), "queue_limit: must be an integer"),
+        (format!("{account}queue_limit = -1"), "queue_limit: must be an integer"),
+        (format!("{account}[[tenants.accounts.channels]]\nhistory = true"), "pattern: is missing"),
+        (format!("{account}[[tenants.accounts.channels]]\npattern = \"\""), "must not be empty"),
+        (format!("{account}[[tenants.accounts.channels]]\npattern = \"a\"\nhistory = 1"), "true or false"),
+        (format!("{good}extra = 1"), "keys[0].extra: is not known here"),
+        (format!("{account}{key}{map}secret = \"s\"\nsecret_env = \"HOME\""), "exactly one of"),
+        (format!("{account}{key}{map}secret = \"\""), "must not be empty"),
+        (format!("{account}{key}{map}secret = \"a\\u0001\""), "control character"),
+        (format!("{account}{key}{map}secret_file = \"no/such/file\""), "cannot be read"),
+        (format!("{account}{key}{map}secret_env = \"FANFARE_NOT_SET_HERE\""), "not set"),
+        (format!("{account}{key}secret = \"s\""), "capability: is missing"),
+        (format!("{account}{key}secret = \"s\"\ncapability = []"), "capability: must be a table"),
+        (format!("{account}{key}secret = \"s\"\ncapability = {{ a = \"publish\" }}"), "list of strings"),
+        (format!("{account}{key}secret = \"s\"\ncapability = {{ a = [1] }}"), "must be a string"),
+        (
+            format!("{account}[[tenants.accounts.integrations]]\nid=\"i\"\nkind=\"sns\"\nevents=[\"x\"]"),
+            "events: ",
+        ),
+        (
+            format!("{account}[[tenants.accounts.integrations]]\nid=\"i\"\nkind=\"sns\"\nchannels=[\"\"]"),
+            "channels: ",
+        ),
+    ];
+    for (text, reason) in cases {
+        let found = mistakes(&text);
+        assert!(found.len() == 1 && found[0].contains(reason), "{text}\nshould say {reason}: {found:?}");
+    }
+}
+
+#[test]
+fn secrets_come_from_files_and_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("k.secret"), "from.file\n").unwrap();
+    let text = "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n\
+                [[tenants.accounts.keys]]\nname = \"f\"\nsecret_file = \"k.secret\"\ncapability = { a = [\"publish\"] }\n\
+                [[tenants.accounts.keys]]\nname = \"e\"\nsecret_env = \"CARGO_PKG_NAME\"\ncapability = { a = [\"publish\"] }\n";
+    let path = folder.path().join("directory.toml");
+    fs::write(&path, text).unwrap();
+    let accounts = Accounts::open(&path).unwrap();
+    assert!(accounts.current().key("f").unwrap().secret.matches(b"from.file"));
+    assert!(accounts.current().key("e").unwrap().secret.matches(b"fanfare"));
+
+    fs::write(folder.path().join("k.secret"), "rotated").unwrap();
+    accounts.reload_if_changed().unwrap();
+    assert!(accounts.current().key("f").unwrap().secret.matches(b"rotated"));
+}
+
+#[test]
+fn a_reload_applies_what_is_good_and_keeps_the_rest_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.toml");
+    assert!(matches!(Accounts::open(&path), Err(DirectoryError::Unreadable { .. })));
+    fs::write(&path, FULL).unwrap();
+    let accounts = Accounts::open(&path).unwrap();
+    accounts.reload_if_changed().unwrap();
+    assert_eq!(accounts.generation(), 1, "an unchanged file is not applied again");
+
+    fs::write(&path, "[[tenants]]\nid = 1\n").unwrap();
+    accounts.reload_if_changed().expect_err("a broken file");
+    accounts.reload_if_changed().expect("it is reported once");
+    accounts.reload().expect_err("unless one asks");
+    fs::remove_file(&path).unwrap();
+    accounts.reload_if_changed().expect_err("a missing file");
+    assert!(accounts.generation() == 1 && accounts.current().key("k1").unwrap().active);
+
+    fs::write(&path, FULL.replace("\"active\"", "\"revoked\"")).unwrap();
+    accounts.reload_if_changed().unwrap();
+    assert!(accounts.generation() == 2 && !accounts.current().key("k1").unwrap().active);
+}
+
+#[tokio::test]
+async fn the_watch_sees_a_change_within_two_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.toml");
+    fs::write(&path, FULL).unwrap();
+    let accounts = Accounts::open(&path).unwrap();
+    fs::write(&path, FULL.replace("\"active\"", "\"revoked\"")).unwrap();
+    let applied = async {
+        while accounts.generation() == 1 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = accounts.clone().watch() => unreachable!("the watch never ends"),
+        outcome = tokio::time::timeout(std::time::Duration::from_secs(2), applied) => outcome.unwrap(),
+    }
+}
+
+#[test]
+fn a_development_directory_is_made_once_and_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let files = development::create(&data).unwrap();
+    assert!(files.created);
+    for file in [&files.directory, &files.key_file] {
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let key = fs::read_to_string(&files.key_file).unwrap();
+    let (secret, name) = key.trim_end().rsplit_once('.').unwrap();
+    let accounts = Accounts::open(&files.directory).unwrap();
+    let found = accounts.current().key(name).unwrap().clone();
+    assert!(found.secret.matches(secret.as_bytes()) && found.account.id.as_str() == "dev");
+    assert!(Operation::ALL.into_iter().all(|operation| found.capability.allows("x", operation)));
+
+    assert!(!development::create(&data).unwrap().created);
+    assert_eq!(fs::read_to_string(&files.key_file).unwrap(), key);
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 2, "nothing unfinished stays behind");
+}

@@ -1,0 +1,179 @@
+//! The directory in use: read at start, read again when its file or a file it names has changed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use sha2::{Digest as _, Sha256};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::directory::Directory;
+use super::parse::parse;
+use super::reader::DirectoryError;
+
+/// Contents are compared, not times or inodes: a mounted config map is swapped by renaming a link far above the file.
+const POLL: Duration = Duration::from_millis(500);
+
+/// Shared by all that check credentials. A file that cannot be used changes nothing.
+pub struct Accounts {
+    path: Option<PathBuf>,
+    current: RwLock<Arc<Directory>>,
+    generation: AtomicU64,
+    /// What the last attempt read, good or bad; held for the length of an attempt.
+    seen: Mutex<Seen>,
+}
+
+impl Accounts {
+    /// Reads the file for the first time.
+    pub fn open(path: &Path) -> Result<Arc<Self>, DirectoryError> {
+        let (directory, seen) = read(path);
+        let accounts = Self::with(directory?, Some(path.to_owned()), seen);
+        publish_generation(1);
+        Ok(Arc::new(accounts))
+    }
+
+    /// A directory that stays as it is: for tests, and for a node without credentials.
+    pub fn fixed(directory: Directory) -> Arc<Self> {
+        Arc::new(Self::with(directory, None, Seen::default()))
+    }
+
+    /// `fixed` from the text of a directory file; a relative `secret_file` begins in the working directory.
+    pub fn from_text(text: &str) -> Result<Arc<Self>, DirectoryError> {
+        let directory = parse(text, Path::new(""), &mut |path| std::fs::read_to_string(path));
+        let mistakes = |mistakes| DirectoryError::Mistakes { path: "<text>".into(), mistakes };
+        Ok(Self::fixed(directory.map_err(mistakes)?))
+    }
+
+    fn with(directory: Directory, path: Option<PathBuf>, seen: Seen) -> Self {
+        Self {
+            path,
+            current: RwLock::new(Arc::new(directory)),
+            generation: AtomicU64::new(1),
+            seen: Mutex::new(seen),
+        }
+    }
+
+    pub fn current(&self) -> Arc<Directory> {
+        self.current.read().clone()
+    }
+
+    /// Counts the directories applied, from 1. Read it before `current` to notice a change afterwards.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Reads the file again, whether it changed or not. Blocks on the disk; logs the outcome.
+    pub fn reload(&self) -> Result<(), DirectoryError> {
+        let Some(path) = &self.path else { return Ok(()) };
+        self.apply(path, &mut self.seen.lock())
+    }
+
+    /// `reload` when a file that the last attempt read is not what it was.
+    pub fn reload_if_changed(&self) -> Result<(), DirectoryError> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let mut seen = self.seen.lock();
+        if seen.is_current() { Ok(()) } else { self.apply(path, &mut seen) }
+    }
+
+    /// Never returns: polls the files, and reads them again on SIGHUP. The task that runs it may be dropped at any time.
+    pub async fn watch(self: Arc<Self>) {
+        let mut hangups = match signal(SignalKind::hangup()) {
+            Ok(hangups) => Some(hangups),
+            Err(error) => {
+                tracing::warn!(%error, "cannot listen for SIGHUP, the directory is only polled");
+                None
+            }
+        };
+        loop {
+            let asked = tokio::select! {
+                () = tokio::time::sleep(POLL) => false,
+                Some(()) = next_signal(&mut hangups) => true,
+            };
+            let accounts = self.clone();
+            let attempt = move || if asked { accounts.reload() } else { accounts.reload_if_changed() };
+            // `reload` has logged and counted what was wrong.
+            let _outcome = tokio::task::spawn_blocking(attempt).await;
+        }
+    }
+
+    fn apply(&self, path: &Path, seen: &mut Seen) -> Result<(), DirectoryError> {
+        let (directory, now_seen) = read(path);
+        *seen = now_seen;
+        match directory {
+            Ok(directory) => {
+                *self.current.write() = Arc::new(directory);
+                let generation = self.generation.fetch_add(1, Ordering::Release) + 1;
+                publish_generation(generation);
+                tracing::info!(generation, "directory applied");
+                Ok(())
+            }
+            Err(error) => {
+                metrics::counter!("fanfare_directory_errors_total").increment(1);
+                log_refusal(&error);
+                Err(error)
+            }
+        }
+    }
+}
+
+async fn next_signal(hangups: &mut Option<tokio::signal::unix::Signal>) -> Option<()> {
+    match hangups {
+        Some(hangups) => hangups.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn publish_generation(generation: u64) {
+    #[expect(clippy::cast_precision_loss, reason = "a count of reloads stays far below 2^52")]
+    metrics::gauge!("fanfare_directory_generation").set(generation as f64);
+}
+
+fn log_refusal(error: &DirectoryError) {
+    match error {
+        DirectoryError::Unreadable { path, source } => {
+            tracing::error!(path = %path.display(), error = %source, "directory unreadable, nothing changed");
+        }
+        DirectoryError::Mistakes { path, mistakes } => {
+            for mistake in mistakes {
+                tracing::error!(
+                    path = %path.display(), line = mistake.line, key = mistake.key, reason = mistake.reason,
+                    "directory refused, nothing changed"
+                );
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> (Result<Directory, DirectoryError>, Seen) {
+    let mut seen = Seen::default();
+    let text = match seen.read(path.to_owned()) {
+        Ok(text) => text,
+        Err(source) => return (Err(DirectoryError::Unreadable { path: path.to_owned(), source }), seen),
+    };
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let directory = parse(&text, folder, &mut |secret_file| seen.read(secret_file))
+        .map_err(|mistakes| DirectoryError::Mistakes { path: path.to_owned(), mistakes });
+    (directory, seen)
+}
+
+/// Which files were read, with a digest of what stood in them; `None` for one that could not be read.
+#[derive(Default)]
+struct Seen(Vec<(PathBuf, Option<[u8; 32]>)>);
+
+impl Seen {
+    fn read(&mut self, path: PathBuf) -> std::io::Result<String> {
+        let text = std::fs::read_to_string(&path);
+        self.0.push((path, text.as_ref().ok().map(digest)));
+        text
+    }
+
+    fn is_current(&self) -> bool {
+        self.0.iter().all(|(path, seen)| std::fs::read_to_string(path).ok().as_ref().map(digest) == *seen)
+    }
+}
+
+fn digest(text: &String) -> [u8; 32] {
+    Sha256::digest(text).into()
+}

@@ -1,0 +1,79 @@
+//! Finds the one credential of a request.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::Unauthorized;
+
+/// Where a request may carry a credential.
+pub struct Credentials<'a> {
+    /// The values of all Authorization headers.
+    pub authorization: Vec<&'a [u8]>,
+    /// Without the question mark, as it was sent; looked at for the socket only:
+    /// `accessToken`, its alias `token`, `key`, and `clientId`.
+    pub query: &'a str,
+    pub socket: bool,
+}
+
+impl fmt::Debug for Credentials<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+/// A credential as it was sent, not yet checked.
+#[derive(PartialEq, Eq)]
+pub(super) enum Presented<'a> {
+    /// `<secret>.<keyName>`.
+    Key(Cow<'a, str>),
+    Token(Cow<'a, str>),
+}
+
+impl<'a> Credentials<'a> {
+    /// None, one that is malformed, and several that differ are all refused.
+    pub(super) fn presented(&self) -> Result<Presented<'a>, Unauthorized> {
+        let from_headers = self.authorization.iter().map(|value| of_header(value));
+        let from_query = self.parameters().filter_map(|(name, value)| match name.as_ref() {
+            "accessToken" | "token" => Some(Ok(Presented::Token(value))),
+            "key" => Some(Ok(Presented::Key(value))),
+            _ => None,
+        });
+        let mut all = from_headers.chain(from_query);
+        let first = all.next().ok_or(Unauthorized)??;
+        for other in all {
+            if other? != first {
+                return Err(Unauthorized);
+            }
+        }
+        Ok(first)
+    }
+
+    /// The first `clientId` of the query.
+    pub(super) fn chosen_client_id(&self) -> Option<Cow<'a, str>> {
+        self.parameters().find(|(name, _)| name == "clientId").map(|(_, value)| value)
+    }
+
+    fn parameters(&self) -> form_urlencoded::Parse<'a> {
+        form_urlencoded::parse(if self.socket { self.query.as_bytes() } else { b"" })
+    }
+}
+
+/// Reads `Basic <base64 of the whole key>` or `Bearer <service JWT>`.
+pub(super) fn of_header<'a>(value: &'a [u8]) -> Result<Presented<'a>, Unauthorized> {
+    let value = std::str::from_utf8(value).map_err(|_| Unauthorized)?.trim_ascii();
+    let (scheme, rest) = value.split_once(' ').ok_or(Unauthorized)?;
+    let rest = rest.trim_ascii_start();
+    if scheme.eq_ignore_ascii_case("bearer") {
+        return Ok(Presented::Token(rest.into()));
+    }
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return Err(Unauthorized);
+    }
+    let key = STANDARD.decode(rest).map_err(|_| Unauthorized)?;
+    let key = String::from_utf8(key).map_err(|_| Unauthorized)?;
+    // `user:password` is no key, whatever its parts are.
+    if key.contains(':') { Err(Unauthorized) } else { Ok(Presented::Key(key.into())) }
+}

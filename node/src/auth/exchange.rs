@@ -1,0 +1,201 @@
+//! A TokenRequest → a token: what is checked, and in which order it is answered.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use fanfare_proto::token::{
+    ServiceClaims, TTL_DEFAULT_MS, TokenDetails, TokenRequest, TokenRequestError, mac,
+};
+use subtle::ConstantTimeEq as _;
+
+use super::credentials::Credentials;
+use super::nonce::Nonce;
+use super::principal::PrincipalKind;
+use super::{Authenticator, jwt};
+use crate::accounts::Key;
+use crate::model::{Capability, ClientId};
+
+const TIMESTAMP_TOLERANCE_MS: u64 = 120_000;
+
+/// Why no token was issued, in the order of the checks; the text is what the client is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExchangeError {
+    /// Too many failures of this address with this key within the second: nothing was looked at.
+    TooMany,
+    Malformed(String),
+    /// Unknown or revoked key, wrong MAC, or a credential beside it that is not the key's.
+    Mac,
+    Timestamp,
+    /// The capability goes beyond that of the key.
+    Capability {
+        key_name: String,
+    },
+    NonceUsed,
+    /// The nonce cannot be remembered.
+    Unavailable,
+}
+
+impl fmt::Display for ExchangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany => f.write_str("too many failed token requests"),
+            Self::Malformed(text) => f.write_str(text),
+            Self::Mac => f.write_str("invalid token request mac"),
+            Self::Timestamp => {
+                f.write_str("token request timestamp is not within 2 minutes of the server's clock")
+            }
+            Self::Capability { key_name } => {
+                write!(f, "token request asks for more than the capability of key {key_name}")
+            }
+            Self::NonceUsed => f.write_str("token request nonce has been used"),
+            Self::Unavailable => f.write_str("token requests cannot be recorded at present"),
+        }
+    }
+}
+
+impl std::error::Error for ExchangeError {}
+
+impl Authenticator {
+    /// `path_key` is the key name of the path, decoded; `authorization` the values of those headers; `address`
+    /// the client's, by which failures are limited.
+    pub async fn exchange(
+        &self,
+        address: Option<IpAddr>,
+        path_key: &str,
+        authorization: &[&[u8]],
+        body: &[u8],
+    ) -> Result<TokenDetails, ExchangeError> {
+        let now_ms = self.clock.now_ms();
+        if self.failures.too_many(address, path_key, now_ms) {
+            return Err(ExchangeError::TooMany);
+        }
+        let outcome = self.try_exchange(path_key, authorization, body, now_ms).await;
+        if outcome.as_ref().is_err_and(|error| *error != ExchangeError::Unavailable) {
+            self.failures.add(address, path_key, now_ms);
+        }
+        outcome
+    }
+
+    async fn try_exchange(
+        &self,
+        path_key: &str,
+        authorization: &[&[u8]],
+        body: &[u8],
+        now_ms: u64,
+    ) -> Result<TokenDetails, ExchangeError> {
+        let asked = self.read(path_key, body)?;
+        let key = self.check_signer(&asked.request, authorization)?;
+        if asked.request.timestamp.value.abs_diff(now_ms) > TIMESTAMP_TOLERANCE_MS {
+            return Err(ExchangeError::Timestamp);
+        }
+        // Made before the nonce is claimed, so that a refusal leaves it unused.
+        let details = self.issue(&key, &asked, now_ms)?;
+        let nonce = Nonce {
+            key_name: key.name.clone(),
+            timestamp_ms: asked.request.timestamp.value,
+            nonce: asked.request.nonce.into(),
+        };
+        match self.nonces.claim_nonce(nonce).await {
+            Ok(true) => Ok(details),
+            Ok(false) => Err(ExchangeError::NonceUsed),
+            Err(_) => Err(ExchangeError::Unavailable),
+        }
+    }
+
+    fn read(&self, path_key: &str, body: &[u8]) -> Result<Asked, ExchangeError> {
+        let for_another = || ExchangeError::Malformed("keyName differs from the path".into());
+        let request = match TokenRequest::parse(body, self.nesting) {
+            Ok(request) => request,
+            Err(TokenRequestError::Malformed(text)) => return Err(ExchangeError::Malformed(text)),
+            Err(TokenRequestError::CapabilityNotText { key_name }) if key_name != path_key => {
+                return Err(for_another());
+            }
+            Err(TokenRequestError::CapabilityNotText { key_name }) => {
+                let _same_time_as_a_wrong_mac = self.mac_of(&key_name, "");
+                return Err(ExchangeError::Mac);
+            }
+        };
+        if request.key_name != path_key {
+            return Err(for_another());
+        }
+        let client_id = given(request.client_id.as_deref()).map(ClientId::new).transpose();
+        let client_id = client_id.map_err(|error| ExchangeError::Malformed(format!("clientId {error}")))?;
+        let capability = given(request.capability.as_deref()).map(Capability::parse_json).transpose();
+        let capability = capability.map_err(|error| ExchangeError::Malformed(error.to_string()))?;
+        Ok(Asked { request, client_id, capability })
+    }
+
+    /// The key that vouches for the request by a MAC, or without one by Basic. A MAC is computed in every case.
+    fn check_signer(
+        &self,
+        request: &TokenRequest,
+        authorization: &[&[u8]],
+    ) -> Result<Arc<Key>, ExchangeError> {
+        let (key, expected) = self.mac_of(&request.key_name, &request.signing_text());
+        let beside = if authorization.is_empty() {
+            None
+        } else {
+            let credentials = Credentials { authorization: authorization.to_vec(), query: "", socket: false };
+            let principal = credentials.presented().and_then(|presented| self.check(presented));
+            let principal = principal.map_err(|_| ExchangeError::Mac)?;
+            if *principal.key_name != *request.key_name {
+                return Err(ExchangeError::Mac);
+            }
+            Some(principal.kind)
+        };
+        let vouched = match &request.mac {
+            Some(mac) => mac.as_bytes().ct_eq(expected.as_bytes()).into(),
+            None => beside == Some(PrincipalKind::Key),
+        };
+        key.filter(|key| vouched && key.active).ok_or(ExchangeError::Mac)
+    }
+
+    fn mac_of(&self, key_name: &str, text: &str) -> (Option<Arc<Key>>, String) {
+        let directory = self.accounts.current();
+        let (key, secret) = self.key_or_decoy(&directory, key_name);
+        (key.cloned(), mac(secret.as_bytes(), text))
+    }
+
+    fn issue(&self, key: &Key, asked: &Asked, now_ms: u64) -> Result<TokenDetails, ExchangeError> {
+        let capability = match &asked.capability {
+            None => Capability::all_channels_of(&key.capability),
+            Some(capability) if capability.is_subset_of(&key.capability) => capability.clone(),
+            Some(_) => return Err(ExchangeError::Capability { key_name: key.name.to_string() }),
+        };
+        let ttl_ms = asked.request.ttl.as_ref().map_or(TTL_DEFAULT_MS, |ttl| ttl.value);
+        let iat = now_ms / 1000;
+        let claims = ServiceClaims {
+            iat,
+            exp: iat + ttl_ms.div_ceil(1000),
+            capability: capability.canonical(),
+            client_id: asked.client_id.as_ref().map(|id| id.as_str().to_owned()),
+        };
+        let token = jwt::issue(key, &claims);
+        if token.len() > self.token_bytes {
+            let text = format!("the token would be longer than {} bytes", self.token_bytes);
+            return Err(ExchangeError::Malformed(text));
+        }
+        Ok(TokenDetails {
+            token,
+            key_name: key.name.to_string(),
+            issued: claims.iat * 1000,
+            expires: claims.exp * 1000,
+            capability: claims.capability,
+            client_id: claims.client_id,
+        })
+    }
+}
+
+/// A request of which nothing is malformed.
+struct Asked {
+    request: TokenRequest,
+    client_id: Option<ClientId>,
+    /// `None`: whatever the key holds.
+    capability: Option<Capability>,
+}
+
+/// Absent and empty mean the same.
+fn given(text: Option<&str>) -> Option<&str> {
+    text.filter(|text| !text.is_empty())
+}

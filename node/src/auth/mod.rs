@@ -1,0 +1,153 @@
+//! A credential → the `Principal` who acts, or the one `Unauthorized`; signed requests → tokens.
+//!
+//! Nothing here knows a status number, and nothing that is printed from here holds a secret, a key or a token.
+
+mod credentials;
+mod exchange;
+mod failures;
+mod jwt;
+mod nonce;
+mod principal;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::accounts::{Account, Accounts, Directory, Key, Secret};
+use crate::model::{Clock, Limits, random_bytes};
+
+pub use credentials::Credentials;
+pub use exchange::ExchangeError;
+pub use nonce::{Claim, Nonce, NonceStore, NonceStoreError};
+pub use principal::{Principal, PrincipalKind};
+
+use credentials::Presented;
+use failures::Failures;
+
+/// No usable credential. Malformed, wrong, unknown and revoked are told apart by nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unauthorized;
+
+impl fmt::Display for Unauthorized {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("unauthorized")
+    }
+}
+
+impl std::error::Error for Unauthorized {}
+
+/// Checks credentials against the directory of the moment.
+pub struct Authenticator {
+    accounts: Arc<Accounts>,
+    nonces: Box<dyn NonceStore>,
+    clock: Clock,
+    token_bytes: usize,
+    nesting: usize,
+    failures: Failures,
+    /// Whom everybody is when authentication is off.
+    anonymous: Option<Arc<Account>>,
+    /// Stands in for an unknown key, which then takes as long to refuse as a wrong secret.
+    decoy: Secret,
+    validation: jsonwebtoken::Validation,
+}
+
+impl Authenticator {
+    /// The account of all work when authentication is off.
+    pub const ANONYMOUS_ACCOUNT: &str = "default";
+
+    pub fn new(
+        accounts: Arc<Accounts>,
+        nonces: impl NonceStore,
+        clock: Clock,
+        limits: &Limits,
+        auth_on: bool,
+    ) -> Self {
+        let decoy: String = random_bytes::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
+        Self {
+            accounts,
+            nonces: Box::new(nonces),
+            clock,
+            token_bytes: limits.token_bytes,
+            nesting: limits.nesting,
+            failures: Failures::new(limits.failed_token_requests_per_second),
+            anonymous: (!auth_on).then(|| Arc::new(Account::plain(Self::ANONYMOUS_ACCOUNT))),
+            decoy: Secret::new(&decoy).expect("hexadecimal digits make a secret"),
+            validation: jwt::validation(),
+        }
+    }
+
+    /// For HTTP the Authorization header decides, for the socket also the query.
+    pub fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Principal, Unauthorized> {
+        if let Some(account) = &self.anonymous {
+            return Ok(Principal::anonymous(account.clone()));
+        }
+        let principal = self.check(credentials.presented()?)?;
+        match (&principal.client_id, credentials.chosen_client_id()) {
+            (Some(forced), Some(chosen)) if forced.as_str() != chosen => Err(Unauthorized),
+            _ => Ok(principal),
+        }
+    }
+
+    /// For the refresh of a connection; whether the principal may take it over is the session's to say.
+    pub fn authenticate_token(&self, jwt: &str) -> Result<Principal, Unauthorized> {
+        match &self.anonymous {
+            Some(account) => Ok(Principal::anonymous(account.clone())),
+            None => self.check_token(jwt),
+        }
+    }
+
+    /// Whether the credential behind a live connection would still be taken, its expiry apart: to be asked
+    /// whenever the generation of the accounts has changed.
+    pub fn still_holds(&self, principal: &Principal) -> bool {
+        let Some(former) = principal.key() else { return self.anonymous.is_some() };
+        self.accounts.current().key(&former.name).is_some_and(|key| {
+            key.active
+                && key.account.id == former.account.id
+                && key.secret == former.secret
+                && principal.capability.is_subset_of(&key.capability)
+        })
+    }
+
+    fn check(&self, presented: Presented<'_>) -> Result<Principal, Unauthorized> {
+        match presented {
+            Presented::Key(text) => self.check_key(&text),
+            Presented::Token(jwt) => self.check_token(&jwt),
+        }
+    }
+
+    /// Takes `<secret>.<keyName>`.
+    fn check_key(&self, text: &str) -> Result<Principal, Unauthorized> {
+        let (secret, name) = text.rsplit_once('.').ok_or(Unauthorized)?;
+        let directory = self.accounts.current();
+        let (key, own_secret) = self.key_or_decoy(&directory, name);
+        let matches = own_secret.matches(secret.as_bytes());
+        let key = key.filter(|key| matches && key.active).ok_or(Unauthorized)?;
+        Ok(Principal::of_key(key.clone(), self.clock.now_ms() / 1000))
+    }
+
+    fn check_token(&self, token: &str) -> Result<Principal, Unauthorized> {
+        if token.len() > self.token_bytes {
+            return Err(Unauthorized);
+        }
+        let key_name = jwt::key_name(token).ok_or(Unauthorized)?;
+        let directory = self.accounts.current();
+        let (key, secret) = self.key_or_decoy(&directory, &key_name);
+        let claims = jwt::verify(token, secret, &self.validation).ok_or(Unauthorized)?;
+        let key = key.filter(|key| key.active).ok_or(Unauthorized)?;
+        let granted = jwt::check_claims(&claims, self.clock.now_ms()).ok_or(Unauthorized)?;
+        if !granted.capability.is_subset_of(&key.capability) {
+            return Err(Unauthorized);
+        }
+        Ok(Principal::of_token(key.clone(), granted))
+    }
+
+    fn key_or_decoy<'a>(
+        &'a self,
+        directory: &'a Directory,
+        name: &str,
+    ) -> (Option<&'a Arc<Key>>, &'a Secret) {
+        let key = directory.key(name);
+        (key, key.map_or(&self.decoy, |key| &key.secret))
+    }
+}

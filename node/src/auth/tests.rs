@@ -1,0 +1,122 @@
+//! The rules of credentials as tables, over a directory, a clock that stands still and nonces in memory.
+
+mod credentials;
+mod exchange;
+mod jwt;
+mod principal;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::*;
+
+const NOW_MS: u64 = 1_767_225_600_500;
+const NOW_S: u64 = NOW_MS / 1000;
+
+const DIRECTORY: &str = r#"
+[[tenants]]
+id = "acme"
+[[tenants.accounts]]
+id = "acme-prod"
+[[tenants.accounts.keys]]
+name = "k1"
+secret = "s.e.c"
+capability = { "*" = ["subscribe", "publish", "history"] }
+[[tenants.accounts.keys]]
+name = "narrow"
+secret = "narrow-secret"
+capability = { "chat:*" = ["publish", "subscribe"] }
+[[tenants.accounts.keys]]
+name = "gone"
+secret = "gone-secret"
+status = "revoked"
+capability = { "*" = ["publish"] }
+"#;
+
+const PUBLISH: &str = r#"{"*":["publish"]}"#;
+
+#[derive(Clone, Default)]
+struct Memory {
+    claimed: Arc<Mutex<HashSet<Nonce>>>,
+    down: Arc<AtomicBool>,
+}
+
+impl NonceStore for Memory {
+    fn claim_nonce(&self, nonce: Nonce) -> Claim {
+        let down = self.down.load(Ordering::Relaxed);
+        let new = !down && self.claimed.lock().insert(nonce);
+        Box::pin(async move { if down { Err(NonceStoreError) } else { Ok(new) } })
+    }
+}
+
+struct Fixture {
+    auth: Authenticator,
+    nonces: Memory,
+    clock: Clock,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self::with(true)
+    }
+
+    fn with(auth_on: bool) -> Self {
+        Self::over(Accounts::from_text(DIRECTORY).unwrap(), auth_on)
+    }
+
+    fn over(accounts: Arc<Accounts>, auth_on: bool) -> Self {
+        let (nonces, clock) = (Memory::default(), Clock::manual(NOW_MS));
+        let auth = Authenticator::new(accounts, nonces.clone(), clock.clone(), &Limits::default(), auth_on);
+        Self { auth, nonces, clock }
+    }
+
+    fn http(&self, headers: &[&str]) -> Result<Principal, Unauthorized> {
+        let authorization = headers.iter().map(|value| value.as_bytes()).collect();
+        self.auth.authenticate(&Credentials {
+            authorization,
+            query: "accessToken=x&clientId=y",
+            socket: false,
+        })
+    }
+
+    fn socket(&self, headers: &[&str], query: &str) -> Result<Principal, Unauthorized> {
+        let authorization = headers.iter().map(|value| value.as_bytes()).collect();
+        self.auth.authenticate(&Credentials { authorization, query, socket: true })
+    }
+}
+
+fn secret_of(key: &str) -> &'static str {
+    match key {
+        "k1" => "s.e.c",
+        "narrow" => "narrow-secret",
+        "gone" => "gone-secret",
+        _ => "a-secret-of-nobody",
+    }
+}
+
+fn basic(key: &str) -> String {
+    format!("Basic {}", STANDARD.encode(key))
+}
+
+fn claims() -> Value {
+    json!({ "iat": NOW_S, "exp": NOW_S + 3600, "x-service-capability": PUBLISH })
+}
+
+fn sign_with(header: &Header, claims: &Value, secret: &str) -> String {
+    encode(header, claims, &EncodingKey::from_secret(secret.as_bytes())).unwrap()
+}
+
+fn header(key: &str) -> Header {
+    Header { kid: Some(key.to_owned()), ..Header::new(Algorithm::HS256) }
+}
+
+fn sign(key: &str, claims: &Value) -> String {
+    sign_with(&header(key), claims, secret_of(key))
+}

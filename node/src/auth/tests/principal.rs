@@ -1,0 +1,61 @@
+use super::*;
+use crate::model::{ChannelName, Operation};
+
+#[test]
+fn a_key_acts_with_its_own_capability_in_its_own_account() {
+    let node = Fixture::new();
+    let principal = node.http(&[&basic("narrow-secret.narrow")]).unwrap();
+    assert_eq!((principal.kind, principal.expires_ms), (PrincipalKind::Key, None));
+    assert!(principal.client_id.is_none());
+    assert!(principal.allows("chat:a", Operation::Publish) && !principal.allows("a", Operation::Publish));
+    let key = principal.channel(ChannelName::new("chat:a").unwrap());
+    assert_eq!((key.account().as_str(), key.channel()), ("acme-prod", "chat:a"));
+}
+
+#[test]
+fn without_authentication_all_work_in_one_account() {
+    let node = Fixture::with(false);
+    for principal in [
+        node.http(&[]),
+        node.http(&["nonsense"]),
+        node.socket(&[], "key=x"),
+        node.auth.authenticate_token("x"),
+    ] {
+        let principal = principal.unwrap();
+        assert_eq!((principal.account.id.as_str(), principal.kind), ("default", PrincipalKind::Anonymous));
+        assert!(Operation::ALL.into_iter().all(|operation| principal.allows("any", operation)));
+        assert!(node.auth.still_holds(&principal));
+    }
+}
+
+#[test]
+fn a_live_credential_ends_with_its_key() {
+    let cases = [
+        ("nothing", DIRECTORY.to_owned(), true, true),
+        ("another key", DIRECTORY.replace("narrow", "wide"), true, true),
+        (
+            "status",
+            DIRECTORY.replace("secret = \"s.e.c\"", "secret = \"s.e.c\"\nstatus = \"revoked\""),
+            false,
+            false,
+        ),
+        ("name", DIRECTORY.replace("\"k1\"", "\"k2\""), false, false),
+        ("secret", DIRECTORY.replace("s.e.c", "x.y.z"), false, false),
+        ("account", DIRECTORY.replace("acme-prod", "acme-test"), false, false),
+        ("less capability", DIRECTORY.replace(", \"history\"]", "]"), false, true),
+        ("more capability", DIRECTORY.replace("\"history\"]", "\"history\", \"presence\"]"), true, true),
+    ];
+    for (change, text, key_holds, token_holds) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("directory.toml");
+        std::fs::write(&path, DIRECTORY).unwrap();
+        let accounts = Accounts::open(&path).unwrap();
+        let node = Fixture::over(accounts.clone(), true);
+        let by_key = node.http(&[&basic("s.e.c.k1")]).unwrap();
+        let by_token = node.auth.authenticate_token(&sign("k1", &claims())).unwrap();
+        std::fs::write(&path, text).unwrap();
+        accounts.reload().unwrap();
+        assert_eq!(node.auth.still_holds(&by_key), key_holds, "{change}");
+        assert_eq!(node.auth.still_holds(&by_token), token_holds, "{change}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Every bound of the service with its default, in one place.
+
+/// Sizes in bytes, times in milliseconds, rates per second; 0 means no limit where the field says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Compact JSON texts of name, data, extras and clientId of one message.
+    pub message_bytes: usize,
+    /// One socket message after reassembly.
+    pub socket_message_bytes: usize,
+    pub socket_message_fragments: usize,
+    pub socket_message_ms: u64,
+    pub http_body_bytes: usize,
+    pub token_request_bytes: usize,
+    /// Nesting of any JSON or MessagePack.
+    pub nesting: usize,
+    pub message_id_bytes: usize,
+    /// Event name.
+    pub name_bytes: usize,
+    pub presence_data_bytes: usize,
+    /// Channels attached per connection.
+    pub attached_channels: usize,
+    pub presence_members: usize,
+    /// Messages per second and socket; 0: no limit.
+    pub publishes_per_second: u32,
+    pub publish_burst: u32,
+    /// Messages per second and key over HTTP; 0 (the default): no limit.
+    pub http_publishes_per_second: u32,
+    /// Attach, detach, presence and auth frames per second and socket; 0: no limit.
+    pub controls_per_second: u32,
+    pub control_burst: u32,
+    pub pings_per_second: u32,
+    /// Failed token exchanges per second, address and key; 0: no limit.
+    pub failed_token_requests_per_second: u32,
+    pub token_bytes: usize,
+    pub resume_window_ms: u64,
+    /// The server sends a heartbeat after this much silence of its own.
+    pub heartbeat_ms: u64,
+    pub header_bytes: usize,
+    /// From accept (or the first byte of a further request) to the end of the headers.
+    pub header_ms: u64,
+    /// Live frames waiting for one connection.
+    pub outbox_bytes: usize,
+    /// A connection with waiting frames that takes none for this long is closed as a slow consumer.
+    pub outbox_stall_ms: u64,
+    pub idempotency_window_ms: u64,
+    /// Connections this node accepts at once; 0: what the open-file limit allows.
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            message_bytes: 65_536,
+            socket_message_bytes: 524_288,
+            socket_message_fragments: 64,
+            socket_message_ms: 30_000,
+            http_body_bytes: 2 * 1024 * 1024,
+            token_request_bytes: 16 * 1024,
+            nesting: 64,
+            message_id_bytes: 128,
+            name_bytes: 256,
+            presence_data_bytes: 16 * 1024,
+            attached_channels: 200,
+            presence_members: 5_000,
+            publishes_per_second: 200,
+            publish_burst: 400,
+            http_publishes_per_second: 0,
+            controls_per_second: 50,
+            control_burst: 400,
+            pings_per_second: 10,
+            failed_token_requests_per_second: 100,
+            token_bytes: 8 * 1024,
+            resume_window_ms: 120_000,
+            heartbeat_ms: 15_000,
+            header_bytes: 16 * 1024,
+            header_ms: 10_000,
+            outbox_bytes: 1024 * 1024,
+            outbox_stall_ms: 10_000,
+            idempotency_window_ms: 120_000,
+            connections: 0,
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Messages on their way: a draft as a publisher gave it, and what it became when it was numbered.
+
+use std::fmt;
+use std::sync::Arc;
+
+use fanfare_proto::frame::Draft;
+use serde_json::value::RawValue;
+
+use super::ids::{ChannelKey, ClientId, ConnectionId, check_name};
+use super::limits::Limits;
+
+/// Why a draft was refused; the text names the field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DraftError {
+    /// HTTP 413, Nack 40009.
+    TooLarge { bytes: usize, bytes_max: usize },
+    /// HTTP 400, Nack 40000.
+    Bad(String),
+}
+
+impl fmt::Display for DraftError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLarge { bytes, bytes_max } => {
+                write!(f, "message of {bytes} bytes is over the limit of {bytes_max}")
+            }
+            Self::Bad(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for DraftError {}
+
+/// The UTF-8 lengths of the compact JSON texts of name, data, extras and clientId that are present.
+pub fn draft_bytes(draft: &Draft, client_id: Option<&ClientId>) -> usize {
+    let json_length = |text: &str| serde_json::to_string(text).map_or(text.len() + 2, |json| json.len());
+    draft.name.as_deref().map_or(0, json_length)
+        + draft.data.as_ref().map_or(0, |data| data.get().len())
+        + draft.extras.as_ref().map_or(0, |extras| extras.get().len())
+        + client_id.map_or(0, |id| json_length(id.as_str()))
+}
+
+/// Whether a message may be published, by what its publisher gave.
+pub fn check_draft(draft: &Draft, client_id: Option<&ClientId>, limits: &Limits) -> Result<(), DraftError> {
+    if let Some(name) = &draft.name {
+        check_name(name, limits.name_bytes).map_err(|e| DraftError::Bad(format!("name {e}")))?;
+    }
+    if let Some(id) = &draft.id {
+        check_name(id, limits.message_id_bytes).map_err(|e| DraftError::Bad(format!("id {e}")))?;
+    }
+    if draft.extras.as_ref().is_some_and(|extras| !extras.get().starts_with('{')) {
+        return Err(DraftError::Bad("extras must be an object".into()));
+    }
+    let bytes = draft_bytes(draft, client_id);
+    if bytes > limits.message_bytes {
+        return Err(DraftError::TooLarge { bytes, bytes_max: limits.message_bytes });
+    }
+    Ok(())
+}
+
+/// The place of a message among all that one incarnation of a node numbered in a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Stamp {
+    pub incarnation: u64,
+    pub sequence: u64,
+}
+
+/// One numbered message. Its stamp is the publish's incarnation with its own sequence.
+#[derive(Debug)]
+pub struct Message {
+    pub id: Box<str>,
+    /// The id came from the client, so it is remembered for the idempotency window.
+    pub id_given: bool,
+    pub sequence: u64,
+    pub name: Option<Box<str>>,
+    pub data: Option<Box<RawValue>>,
+    pub extras: Option<Box<RawValue>>,
+}
+
+/// Messages that entered at this node: checked, stamped and numbered by `publish`, the only maker.
+#[derive(Debug)]
+#[expect(clippy::manual_non_exhaustive, reason = "within this crate too, only its maker may fill it")]
+pub struct Published {
+    pub key: ChannelKey,
+    pub incarnation: u64,
+    pub timestamp_ms: u64,
+    pub connection_id: ConnectionId,
+    pub client_id: Option<ClientId>,
+    /// The key whose credential published: part of the scope of client-given ids.
+    pub key_name: super::KeyName,
+    /// At least one, in publish order, sequences rising by one.
+    pub messages: Vec<Message>,
+    _made_by_publish: (),
+}
+
+impl Published {
+    pub(crate) fn new(
+        key: ChannelKey,
+        incarnation: u64,
+        timestamp_ms: u64,
+        connection_id: ConnectionId,
+        client_id: Option<ClientId>,
+        key_name: super::KeyName,
+        messages: Vec<Message>,
+    ) -> Arc<Self> {
+        let _made_by_publish = ();
+        Arc::new(Self {
+            key,
+            incarnation,
+            timestamp_ms,
+            connection_id,
+            client_id,
+            key_name,
+            messages,
+            _made_by_publish,
+        })
+    }
+
+    /// The stamp of the last message: the position that the frame carries.
+    pub fn last(&self) -> Stamp {
+        let sequence = self.messages.last().map_or(0, |message| message.sequence);
+        Stamp { incarnation: self.incarnation, sequence }
+    }
+}

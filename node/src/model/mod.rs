@@ -1,0 +1,16 @@
+//! Value types. No I/O, no threads, no clock but the one that is passed in.
+
+mod capability;
+mod clock;
+mod ids;
+mod limits;
+mod message;
+
+pub(crate) use capability::pattern_matches;
+pub use capability::{Capability, CapabilityError, Operation};
+pub use clock::Clock;
+pub use fanfare_proto::frame::Draft;
+pub(crate) use ids::random_bytes;
+pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
+pub use limits::Limits;
+pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes};
