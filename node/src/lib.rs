@@ -3,3 +3,4 @@
 pub mod accounts;
 pub mod auth;
 pub mod model;
+pub mod origin;

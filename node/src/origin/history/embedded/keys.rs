@@ -1,0 +1,50 @@
+//! How rows are named. Every variable part is preceded by its length, so that no two scopes share a prefix.
+
+use crate::model::ChannelKey;
+use crate::origin::history::{IdScope, Nonce, Position};
+
+/// The first bytes of all rows of a channel.
+pub(super) fn channel_prefix(key: &ChannelKey, out: &mut Vec<u8>) {
+    out.clear();
+    push_part(out, key.account().as_str());
+    push_part(out, key.channel());
+}
+
+/// The rest of a message's key: the position inverted, so that keys ascend from the newest to the oldest.
+pub(super) fn position_suffix(position: Position) -> [u8; Position::BYTES] {
+    position.to_bytes().map(|byte| !byte)
+}
+
+pub(super) fn position_of(message_key: &[u8]) -> Option<Position> {
+    let suffix: [u8; Position::BYTES] = *message_key.last_chunk()?;
+    Some(Position::from_bytes(suffix.map(|byte| !byte)))
+}
+
+/// The first bytes of all client-given ids of a scope; the id follows bare.
+pub(super) fn id_prefix(scope: &IdScope, out: &mut Vec<u8>) {
+    channel_prefix(&scope.key, out);
+    push_part(out, &scope.key_name);
+    // A clientId is never empty, so an empty part says that there is none.
+    push_part(out, scope.client_id.as_ref().map_or("", |id| id.as_str()));
+}
+
+pub(super) fn nonce_key(nonce: &Nonce) -> Vec<u8> {
+    let mut key = Vec::with_capacity(nonce.key_name.len() + nonce.nonce.len() + 10);
+    push_part(&mut key, &nonce.key_name);
+    key.extend_from_slice(&nonce.timestamp_ms.to_be_bytes());
+    key.extend_from_slice(nonce.nonce.as_bytes());
+    key
+}
+
+fn push_part(out: &mut Vec<u8>, part: &str) {
+    // Names are far below this; a longer one must not share the prefix of a shorter one.
+    let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
+    match u8::try_from(length) {
+        Ok(short) if short < u8::MAX => out.push(short),
+        _ => {
+            out.push(u8::MAX);
+            out.extend_from_slice(&length.to_be_bytes());
+        }
+    }
+    out.extend_from_slice(part.as_bytes());
+}

@@ -1,0 +1,263 @@
+//! The store on the local disk: one fjall database, one writer, and a fsync before every answer.
+//!
+//! An answer is given when the journal is on the disk, and rows become visible to readers not before. When the disk
+//! refuses a write, the whole group and everything after it is answered `Failed` until the node is started again.
+
+mod ids;
+mod keys;
+mod nonces;
+mod open;
+mod partitions;
+mod queue;
+mod reader;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use fanfare_proto::http::{Record, write_record};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::model::{Limits, Published, Stamp};
+
+use super::{
+    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position, StoreError,
+};
+use ids::{Lookup, PendingIds, Remembered};
+use partitions::Partitions;
+use queue::{Queue, Refused, Weight};
+use reader::Read;
+use writer::{Append, Job, Rows};
+
+pub use open::OpenError;
+
+const HOUR_MS: u64 = 3_600_000;
+const DAY_MS: u64 = 24 * HOUR_MS;
+/// The row of the keyspace `state` that holds the highest timestamp stored.
+const HIGHEST: &str = "highest_timestamp_ms";
+/// fjall takes keys of 65 535 bytes.
+const KEY_BYTES_MAX: usize = 60_000;
+
+/// What a store keeps and how much may wait for it.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// False: only client-given ids and nonces are kept, and `read` answers `Off`.
+    pub history: bool,
+    pub idempotency_window_ms: u64,
+    /// Messages, ids and nonces waiting for the disk or for their callback; beyond it `Busy`.
+    pub write_queue_rows: usize,
+    pub write_queue_bytes: usize,
+    pub find_queue: usize,
+    pub read_queue: usize,
+    pub read_threads: usize,
+}
+
+impl Options {
+    pub fn new(history: bool, limits: &Limits) -> Self {
+        Self {
+            history,
+            idempotency_window_ms: limits.idempotency_window_ms,
+            write_queue_rows: 131_072,
+            write_queue_bytes: 64 * 1024 * 1024,
+            find_queue: 65_536,
+            read_queue: 1_024,
+            read_threads: 2,
+        }
+    }
+}
+
+/// The embedded store. Dropping it shuts it down.
+pub struct Embedded {
+    history: bool,
+    /// None once the store is shut down, so that the folder can be opened again.
+    partitions: Mutex<Option<Arc<Partitions>>>,
+    pending: Arc<PendingIds>,
+    broken: Arc<OnceLock<String>>,
+    writes: Arc<Queue<Job>>,
+    lookups: Arc<Queue<Lookup>>,
+    reads: Arc<Queue<Read>>,
+    /// In the order in which they are to end: finder, writer, answers, readers.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl HistoryStore for Embedded {
+    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+        let retention_hours = retention_hours.filter(|_| self.history);
+        let messages = retention_hours.map_or_else(Vec::new, |_| message_rows(&published));
+        let ids = id_rows(&published);
+        if messages.is_empty() && ids.is_empty() {
+            return done(Ok(()));
+        }
+        if let Some(text) = self.broken.get() {
+            return done(Err(StoreError::Failed(text.clone())));
+        }
+        if ids.iter().any(|id| id.key.len() > KEY_BYTES_MAX) {
+            return done(Err(failed("a message id is too long to be stored")));
+        }
+        let bytes = messages.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+            + ids.iter().map(|id| id.key.len() + Position::BYTES).sum::<usize>();
+        let weight = Weight { items: messages.len() + ids.len(), bytes };
+        self.pending.add(&ids);
+        let timestamp_ms = published.timestamp_ms;
+        let retention_hours = retention_hours.unwrap_or(0);
+        let append = Append { rows: Rows { timestamp_ms, retention_hours, messages, ids }, done };
+        if let Err((refused, Job::Append(append))) = self.writes.push(weight, Job::Append(append)) {
+            self.pending.settle(&append.rows.ids);
+            (append.done)(Err(refused.into()));
+        }
+    }
+
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+        let bytes = ids.iter().map(|id| id.len()).sum();
+        let lookup = Lookup { scope, ids, found };
+        if let Err((refused, lookup)) = self.lookups.push(Weight { items: 1, bytes }, lookup) {
+            (lookup.found)(Err(refused.into()));
+        }
+    }
+
+    fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
+        let key = keys::nonce_key(&nonce);
+        if key.len() > KEY_BYTES_MAX {
+            return Box::pin(std::future::ready(Err(failed("a nonce is too long to be stored"))));
+        }
+        let (answer, answered) = oneshot::channel();
+        let weight = Weight { items: 1, bytes: key.len() };
+        if let Err((refused, _)) = self.writes.push(weight, Job::Claim { key, answer }) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
+        if !self.history {
+            return Box::pin(std::future::ready(Err(StoreError::Off)));
+        }
+        let (answer, answered) = oneshot::channel();
+        if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, Read { query, answer }) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    fn sweep(&self, now_ms: u64) -> Result<(), StoreError> {
+        let partitions = self.partitions.lock().clone().ok_or_else(stopped)?;
+        let dropped = partitions.drop_expired(now_ms).map_err(failed)?;
+        if dropped > 0 {
+            tracing::info!(partitions = dropped, "store dropped what has expired");
+        }
+        Ok(())
+    }
+
+    fn health(&self) -> Result<(), StoreError> {
+        self.broken.get().map_or(Ok(()), |text| Err(StoreError::Failed(text.clone())))
+    }
+
+    fn shutdown(&self) {
+        // Lookups end first: their callbacks may still append, and wait for what is being written.
+        self.lookups.close();
+        self.reads.close();
+        let mut threads = self.threads.lock().drain(..).collect::<Vec<_>>().into_iter();
+        join(threads.next());
+        self.writes.close();
+        threads.for_each(|thread| join(Some(thread)));
+        *self.partitions.lock() = None;
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Embedded").field("history", &self.history).finish_non_exhaustive()
+    }
+}
+
+/// A callback may drop the last handle to the store, on a thread that would then wait for itself.
+fn join(thread: Option<JoinHandle<()>>) {
+    let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) else {
+        return;
+    };
+    if thread.join().is_err() {
+        tracing::error!("a thread of the store panicked");
+    }
+}
+
+fn message_rows(published: &Published) -> Vec<(fjall::Slice, fjall::Slice)> {
+    thread_local! {
+        static SCRATCH: RefCell<(Vec<u8>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    }
+    SCRATCH.with_borrow_mut(|(key, record)| {
+        keys::channel_prefix(&published.key, key);
+        let prefix = key.len();
+        let connection_id = published.connection_id.to_string();
+        let rows = published.messages.iter().map(|message| {
+            let Published { incarnation, timestamp_ms, .. } = *published;
+            key.truncate(prefix);
+            let position = Position { timestamp_ms, sequence: message.sequence, incarnation };
+            key.extend_from_slice(&keys::position_suffix(position));
+            record.clear();
+            let fields = Record {
+                channel: published.key.channel(),
+                name: message.name.as_deref(),
+                data: message.data.as_deref(),
+                id: &message.id,
+                client_id: published.client_id.as_ref().map(|id| id.as_str()),
+                connection_id: &connection_id,
+                extras: message.extras.as_deref(),
+                timestamp: timestamp_ms,
+            };
+            write_record(record, &fields);
+            (fjall::Slice::from(key.as_slice()), fjall::Slice::from(record.as_slice()))
+        });
+        rows.collect()
+    })
+}
+
+fn id_rows(published: &Published) -> Vec<Remembered> {
+    if !published.messages.iter().any(|message| message.id_given) {
+        return Vec::new();
+    }
+    let scope = IdScope {
+        key: published.key.clone(),
+        key_name: published.key_name.clone(),
+        client_id: published.client_id.clone(),
+    };
+    let mut key = Vec::new();
+    keys::id_prefix(&scope, &mut key);
+    let prefix = key.len();
+    let given = published.messages.iter().filter(|message| message.id_given);
+    let rows = given.map(|message| {
+        key.truncate(prefix);
+        key.extend_from_slice(message.id.as_bytes());
+        let stamp = Stamp { incarnation: published.incarnation, sequence: message.sequence };
+        Remembered { key: key.as_slice().into(), stamp }
+    });
+    rows.collect()
+}
+
+fn failed(error: impl fmt::Display) -> StoreError {
+    StoreError::Failed(error.to_string())
+}
+
+fn stopped() -> StoreError {
+    failed("the store has been shut down")
+}
+
+impl From<Refused> for StoreError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Full => Self::Busy,
+            Refused::Closed => stopped(),
+        }
+    }
+}

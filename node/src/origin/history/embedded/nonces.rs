@@ -1,0 +1,30 @@
+//! Nonces of token requests, remembered for ten minutes.
+
+use std::sync::Arc;
+
+use fjall::OwnedWriteBatch;
+
+use super::partitions::{Kind, Partition, Partitions};
+
+const REMEMBERED_MS: u64 = 10 * 60_000;
+
+pub(super) struct Nonces(pub(super) Arc<Partitions>);
+
+impl Nonces {
+    pub(super) fn is_claimed(&self, key: &[u8], now_ms: u64) -> fjall::Result<bool> {
+        let oldest_ms = now_ms.saturating_sub(REMEMBERED_MS);
+        for (_, keyspace) in self.0.overlapping(Kind::Nonces, oldest_ms, u64::MAX).iter().rev() {
+            let claimed_ms = keyspace.get(key)?.and_then(|value| value.first_chunk().copied());
+            if claimed_ms.is_some_and(|bytes| u64::from_be_bytes(bytes) >= oldest_ms) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    pub(super) fn claim(&self, batch: &mut OwnedWriteBatch, key: &[u8], now_ms: u64) -> fjall::Result<()> {
+        let partition = Partition::containing(Kind::Nonces, now_ms, REMEMBERED_MS, REMEMBERED_MS);
+        batch.insert(&self.0.get_or_create(partition)?, key, now_ms.to_be_bytes());
+        Ok(())
+    }
+}

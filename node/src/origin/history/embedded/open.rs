@@ -1,0 +1,237 @@
+//! Opening the database of a store, and saying plainly why it cannot be.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::{self, JoinHandle};
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use parking_lot::Mutex;
+
+use crate::model::Clock;
+
+use super::ids::{Finder, IdPartitions, PendingIds};
+use super::nonces::Nonces;
+use super::partitions::Partitions;
+use super::queue::{Bounds, Queue};
+use super::writer::{Writer, answer};
+use super::{Embedded, HIGHEST, Options, reader};
+
+const FORMAT: &str = "format";
+const FORMAT_VERSION: &[u8] = b"fanfare 1";
+/// The file by which fjall knows its own folder; written last when a database is made.
+const MARKER: &str = "version";
+
+/// Why the store could not be opened; the text names the folder.
+#[derive(Debug)]
+pub enum OpenError {
+    Locked(PathBuf),
+    Foreign(PathBuf),
+    /// Written by another version of this program.
+    Version {
+        path: PathBuf,
+        found: String,
+    },
+    Damaged {
+        path: PathBuf,
+        reason: String,
+    },
+    Io {
+        path: PathBuf,
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Locked(path) => {
+                write!(
+                    f,
+                    "{} is in use by another process: each node needs its own data folder",
+                    path.display()
+                )
+            }
+            Self::Foreign(path) => {
+                write!(f, "{} holds something else than a store of this program", path.display())
+            }
+            Self::Version { path, found } => {
+                write!(
+                    f,
+                    "the store in {} has the format '{found}', which this version cannot read",
+                    path.display()
+                )
+            }
+            Self::Damaged { path, reason } => {
+                write!(f, "the store in {} is damaged: {reason}", path.display())
+            }
+            Self::Io { path, error: _ } => write!(f, "the store in {} cannot be opened", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl Embedded {
+    /// Opens the store in the folder `path`, or makes it, and raises the clock above every timestamp in it.
+    pub fn open(path: &Path, options: &Options, clock: Clock) -> Result<Self, OpenError> {
+        let io_error = |error| OpenError::Io { path: path.to_owned(), error };
+        clear_unfinished(path).map_err(io_error)?;
+        if is_foreign(path).map_err(io_error)? {
+            return Err(OpenError::Foreign(path.to_owned()));
+        }
+        let opened = catch_unwind(AssertUnwindSafe(|| Opened::open(path)));
+        let damaged = |_| OpenError::Damaged {
+            path: path.to_owned(),
+            reason: "its files contradict each other".into(),
+        };
+        let opened = opened.unwrap_or_else(|panic| Err(damaged(panic)))?;
+        if opened.highest_ms > 0 {
+            clock.raise(opened.highest_ms + 1);
+        }
+        opened.start(options, clock).map_err(io_error)
+    }
+}
+
+struct Opened {
+    database: Database,
+    state: Keyspace,
+    partitions: Partitions,
+    highest_ms: u64,
+}
+
+impl Opened {
+    fn open(path: &Path) -> Result<Self, OpenError> {
+        let explain = |error| explain(path, error);
+        let database = Database::builder(path).manual_journal_persist(true).open().map_err(explain)?;
+        let is_new = database.keyspace_count() == 0;
+        let small = || KeyspaceCreateOptions::default().max_memtable_size(1024 * 1024);
+        let state = database.keyspace("state", small).map_err(explain)?;
+        let found = state.get(FORMAT).map_err(explain)?;
+        match found.as_deref() {
+            Some(FORMAT_VERSION) => {}
+            // A store whose making was cut short has this one keyspace and nothing in it.
+            None if is_new || database.keyspace_count() == 1 => {
+                state.insert(FORMAT, FORMAT_VERSION).map_err(explain)?;
+                database.persist(PersistMode::SyncAll).map_err(explain)?;
+            }
+            None => return Err(OpenError::Foreign(path.to_owned())),
+            Some(other) => {
+                let found = String::from_utf8_lossy(other).into_owned();
+                return Err(OpenError::Version { path: path.to_owned(), found });
+            }
+        }
+        let highest_ms = state.get(HIGHEST).map_err(explain)?;
+        let highest_ms =
+            highest_ms.and_then(|value| value.first_chunk().copied()).map_or(0, u64::from_be_bytes);
+        let partitions = Partitions::open(database.clone()).map_err(explain)?;
+        Ok(Self { database, state, partitions, highest_ms })
+    }
+
+    fn start(self, options: &Options, clock: Clock) -> io::Result<Embedded> {
+        let partitions = Arc::new(self.partitions);
+        let pending = Arc::new(PendingIds::default());
+        let broken = Arc::new(OnceLock::new());
+        let queue_bytes = options.write_queue_bytes;
+        let writes = Arc::new(Queue::new(Bounds { items: options.write_queue_rows, bytes: queue_bytes }));
+        let lookups = Arc::new(Queue::new(Bounds { items: options.find_queue, bytes: queue_bytes }));
+        let reads = Arc::new(Queue::new(Bounds { items: options.read_queue, bytes: usize::MAX }));
+        let ids = IdPartitions { partitions: partitions.clone(), window_ms: options.idempotency_window_ms };
+        let (answers, answered) = mpsc::channel();
+        let finder = Finder {
+            queue: lookups.clone(),
+            stored: ids.clone(),
+            pending: pending.clone(),
+            clock: clock.clone(),
+        };
+        let writer = Writer {
+            database: self.database,
+            partitions: partitions.clone(),
+            state: self.state,
+            ids,
+            pending: pending.clone(),
+            nonces: Nonces(partitions.clone()),
+            clock,
+            queue: writes.clone(),
+            answers,
+            broken: broken.clone(),
+            highest_ms: self.highest_ms,
+        };
+        let threads = Mutex::default();
+        // Made first, so that a thread that cannot be started ends those that were.
+        let store = Embedded {
+            history: options.history,
+            partitions: Mutex::new(Some(partitions.clone())),
+            pending,
+            broken,
+            writes: writes.clone(),
+            lookups,
+            reads: reads.clone(),
+            threads,
+        };
+        let start = |name: &str, run: Box<dyn FnOnce() + Send>| -> io::Result<()> {
+            store.threads.lock().push(spawn(name, run)?);
+            Ok(())
+        };
+        start("store-ids", Box::new(move || finder.run()))?;
+        start("store-writer", Box::new(move || writer.run()))?;
+        start("store-answers", Box::new(move || answer(&answered, &writes)))?;
+        for _ in 0..options.read_threads.max(1) {
+            let (reads, partitions) = (reads.clone(), partitions.clone());
+            start("store-reader", Box::new(move || reader::run(&reads, &partitions)))?;
+        }
+        Ok(store)
+    }
+}
+
+fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+/// A process killed while it made the database leaves a journal that stands in the way of the next one.
+fn clear_unfinished(path: &Path) -> io::Result<()> {
+    let (lock, journal) = (path.join("lock"), path.join("0.jnl"));
+    if path.join(MARKER).exists() || !lock.exists() || !journal.exists() {
+        return Ok(());
+    }
+    let lock = File::options().write(true).open(lock)?;
+    // Held by another process: that one is making it right now.
+    if lock.try_lock().is_ok() {
+        fs::remove_file(journal)?;
+    }
+    Ok(())
+}
+
+/// The folder has no database in it but other things.
+fn is_foreign(path: &Path) -> io::Result<bool> {
+    if !path.exists() || path.join(MARKER).exists() {
+        return Ok(false);
+    }
+    for entry in fs::read_dir(path)? {
+        let name = entry?.file_name();
+        if name != "lock" && name != "keyspaces" && name != "0.jnl" {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn explain(path: &Path, error: fjall::Error) -> OpenError {
+    let path = path.to_owned();
+    match error {
+        fjall::Error::Locked => OpenError::Locked(path),
+        fjall::Error::Io(error) => OpenError::Io { path, error },
+        fjall::Error::InvalidVersion(_) => OpenError::Foreign(path),
+        other => OpenError::Damaged { path, reason: other.to_string() },
+    }
+}

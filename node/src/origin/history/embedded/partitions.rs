@@ -1,0 +1,109 @@
+//! Rows by stretch of time, so that what has expired is dropped as a whole.
+
+use std::collections::BTreeMap;
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use parking_lot::RwLock;
+
+/// A partition outlives its last row by this much, so that nothing queued finds it gone.
+const GRACE_MS: u64 = 10 * 60_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Messages,
+    Ids,
+    Nonces,
+}
+
+/// A stretch of time and how long its rows are kept; both stand in its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Partition {
+    pub(super) kind: Kind,
+    pub(super) start_ms: u64,
+    width_ms: u64,
+    keep_ms: u64,
+}
+
+impl Partition {
+    pub(super) fn containing(kind: Kind, timestamp_ms: u64, width_ms: u64, keep_ms: u64) -> Self {
+        let width_ms = width_ms.max(1);
+        Self { kind, start_ms: timestamp_ms - timestamp_ms % width_ms, width_ms, keep_ms }
+    }
+
+    fn end_ms(&self) -> u64 {
+        self.start_ms.saturating_add(self.width_ms)
+    }
+
+    fn has_expired(&self, now_ms: u64) -> bool {
+        self.end_ms().saturating_add(self.keep_ms).saturating_add(GRACE_MS) <= now_ms
+    }
+
+    fn name(&self) -> String {
+        let kind = match self.kind {
+            Kind::Messages => "messages",
+            Kind::Ids => "ids",
+            Kind::Nonces => "nonces",
+        };
+        format!("{kind}.{}.{}.{}", self.start_ms, self.width_ms, self.keep_ms)
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let mut parts = name.split('.');
+        let kind = match parts.next()? {
+            "messages" => Kind::Messages,
+            "ids" => Kind::Ids,
+            "nonces" => Kind::Nonces,
+            _ => return None,
+        };
+        let mut number = || parts.next()?.parse().ok();
+        Some(Self { kind, start_ms: number()?, width_ms: number()?, keep_ms: number()? })
+    }
+}
+
+pub(super) struct Partitions {
+    database: Database,
+    open: RwLock<BTreeMap<Partition, Keyspace>>,
+}
+
+impl Partitions {
+    pub(super) fn open(database: Database) -> fjall::Result<Self> {
+        let mut open = BTreeMap::new();
+        for name in database.list_keyspace_names() {
+            if let Some(partition) = Partition::parse(&name) {
+                open.insert(partition, database.keyspace(&name, KeyspaceCreateOptions::default)?);
+            }
+        }
+        Ok(Self { database, open: RwLock::new(open) })
+    }
+
+    pub(super) fn get_or_create(&self, partition: Partition) -> fjall::Result<Keyspace> {
+        if let Some(keyspace) = self.open.read().get(&partition) {
+            return Ok(keyspace.clone());
+        }
+        let mut open = self.open.write();
+        let keyspace = self.database.keyspace(&partition.name(), KeyspaceCreateOptions::default)?;
+        open.insert(partition, keyspace.clone());
+        Ok(keyspace)
+    }
+
+    /// Those that may hold rows of `from_ms..=to_ms`, oldest first.
+    pub(super) fn overlapping(&self, kind: Kind, from_ms: u64, to_ms: u64) -> Vec<(Partition, Keyspace)> {
+        let open = self.open.read();
+        let of_kind = open.iter().filter(|(partition, _)| partition.kind == kind);
+        of_kind
+            .filter(|(partition, _)| partition.start_ms <= to_ms && partition.end_ms() > from_ms)
+            .map(|(partition, keyspace)| (*partition, keyspace.clone()))
+            .collect()
+    }
+
+    pub(super) fn drop_expired(&self, now_ms: u64) -> fjall::Result<usize> {
+        let expired: Vec<Partition> =
+            self.open.read().keys().filter(|partition| partition.has_expired(now_ms)).copied().collect();
+        for partition in &expired {
+            let Some(keyspace) = self.open.read().get(partition).cloned() else { continue };
+            self.database.delete_keyspace(keyspace)?;
+            self.open.write().remove(partition);
+        }
+        Ok(expired.len())
+    }
+}

@@ -1,0 +1,111 @@
+//! A queue that refuses what does not fit.
+
+use std::collections::VecDeque;
+
+use parking_lot::{Condvar, Mutex};
+
+/// What a queue holds at most; an item larger than `bytes` is taken when nothing else is held.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) items: usize,
+    pub(super) bytes: usize,
+}
+
+/// What an entry counts as until it is released, which may be long after it was taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Weight {
+    pub(super) items: usize,
+    pub(super) bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    Full,
+    Closed,
+}
+
+pub(super) struct Queue<T> {
+    bounds: Bounds,
+    state: Mutex<State<T>>,
+    filled: Condvar,
+}
+
+struct State<T> {
+    waiting: VecDeque<(Weight, T)>,
+    held: Weight,
+    closed: bool,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        let state = State { waiting: VecDeque::new(), held: Weight::default(), closed: false };
+        Self { bounds, state: Mutex::new(state), filled: Condvar::new() }
+    }
+
+    /// The policy: never waits; gives the entry back when it does not fit or the queue is closed.
+    pub(super) fn push(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err((Refused::Closed, entry));
+        }
+        let held = Weight { items: state.held.items + weight.items, bytes: state.held.bytes + weight.bytes };
+        let is_over = held.items > self.bounds.items || held.bytes > self.bounds.bytes;
+        if is_over && state.held != Weight::default() {
+            return Err((Refused::Full, entry));
+        }
+        state.held = held;
+        state.waiting.push_back((weight, entry));
+        drop(state);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Waits for an entry; takes all that are there by then, up to `most`, and at least one. None: closed and empty.
+    pub(super) fn take(&self, most: Bounds, group: &mut Vec<T>) -> Option<Weight> {
+        let mut state = self.state.lock();
+        while state.waiting.is_empty() {
+            if state.closed {
+                return None;
+            }
+            self.filled.wait(&mut state);
+        }
+        let mut taken = Weight::default();
+        while let Some((weight, _)) = state.waiting.front() {
+            let sum = Weight { items: taken.items + weight.items, bytes: taken.bytes + weight.bytes };
+            if !group.is_empty() && (sum.items > most.items || sum.bytes > most.bytes) {
+                break;
+            }
+            taken = sum;
+            group.extend(state.waiting.pop_front().map(|(_, entry)| entry));
+        }
+        Some(taken)
+    }
+
+    /// Waits for one entry and releases it at once. None: closed and empty.
+    pub(super) fn take_one(&self) -> Option<T> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some((weight, entry)) = state.waiting.pop_front() {
+                state.held.items -= weight.items;
+                state.held.bytes -= weight.bytes;
+                return Some(entry);
+            }
+            if state.closed {
+                return None;
+            }
+            self.filled.wait(&mut state);
+        }
+    }
+
+    pub(super) fn release(&self, weight: Weight) {
+        let mut state = self.state.lock();
+        state.held.items -= weight.items;
+        state.held.bytes -= weight.bytes;
+    }
+
+    /// Refuses further entries; those that wait are still taken.
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.filled.notify_all();
+    }
+}

@@ -1,0 +1,167 @@
+//! Pages of history, read on a few threads of the store's own.
+
+use std::ops::Bound;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use fjall::{Keyspace, KvPair};
+use tokio::sync::oneshot;
+
+use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, StoreError};
+
+use super::partitions::{Kind, Partitions};
+use super::queue::Queue;
+use super::{failed, keys};
+
+/// A page ends early beyond this many bytes, so that a few readers cannot fill the memory.
+const PAGE_BYTES: usize = 16 * 1024 * 1024;
+/// A page ends early after this many rows that `until` leaves out, so that no read takes long.
+const SKIPPED_MAX: usize = 50_000;
+
+pub(super) struct Read {
+    pub(super) query: HistoryQuery,
+    pub(super) answer: oneshot::Sender<Result<HistoryPage, StoreError>>,
+}
+
+/// Until the queue is closed and empty.
+pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>) {
+    while let Some(Read { query, answer }) = queue.take_one() {
+        if answer.is_closed() {
+            continue;
+        }
+        let page = catch_unwind(AssertUnwindSafe(|| page(partitions, &query)));
+        // A caller that has gone needs no answer.
+        let _ = answer.send(page.unwrap_or_else(|_| Err(failed("the storage engine panicked"))));
+    }
+}
+
+fn page(partitions: &Partitions, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {
+    let mut filling = Filling { query, page: HistoryPage::default(), bytes: 0, skipped: 0, seen: None };
+    let Some(range) = Range::of(query) else { return Ok(filling.page) };
+    let mut days = partitions.overlapping(Kind::Messages, range.from_ms, range.to_ms);
+    if query.direction == Direction::Backwards {
+        days.reverse();
+    }
+    for day in days.chunk_by(|(a, _), (b, _)| a.start_ms == b.start_ms) {
+        let classes = day.iter().map(|(_, keyspace)| range.rows(keyspace, query.direction));
+        let mut merged = Merged::new(classes, query.direction).map_err(failed)?;
+        while let Some(row) = merged.next().map_err(failed)? {
+            if !filling.take(&row)? {
+                return Ok(filling.page);
+            }
+        }
+    }
+    Ok(filling.page)
+}
+
+/// The keys of a query, newest row first, and the times that they can hold.
+struct Range {
+    newest: Bound<Vec<u8>>,
+    oldest: Bound<Vec<u8>>,
+    from_ms: u64,
+    to_ms: u64,
+}
+
+impl Range {
+    /// None: no row can be in it.
+    fn of(query: &HistoryQuery) -> Option<Self> {
+        let from_ms = query.oldest_ms.max(query.start_ms.unwrap_or(0));
+        let to_ms = query.end_ms.map_or(Some(u64::MAX), |end_ms| end_ms.checked_sub(1))?;
+        let mut oldest = Position { timestamp_ms: from_ms, sequence: 0, incarnation: 0 };
+        let mut newest = Position { timestamp_ms: to_ms, sequence: u64::MAX, incarnation: u64::MAX };
+        match (query.cursor, query.direction) {
+            (Some(cursor), Direction::Backwards) => newest = newest.min(cursor),
+            (Some(cursor), Direction::Forwards) => oldest = oldest.max(cursor),
+            (None, _) => {}
+        }
+        if query.limit == 0 || oldest > newest || (oldest == newest && query.cursor == Some(oldest)) {
+            return None;
+        }
+        let mut key = Vec::new();
+        keys::channel_prefix(&query.key, &mut key);
+        let bound = |position: Position| {
+            let key = [key.as_slice(), &keys::position_suffix(position)].concat();
+            if query.cursor == Some(position) { Bound::Excluded(key) } else { Bound::Included(key) }
+        };
+        let (from_ms, to_ms) = (oldest.timestamp_ms, newest.timestamp_ms);
+        Some(Self { newest: bound(newest), oldest: bound(oldest), from_ms, to_ms })
+    }
+
+    fn rows(&self, keyspace: &Keyspace, direction: Direction) -> Rows {
+        let bounds = (self.newest.as_ref().map(Vec::as_slice), self.oldest.as_ref().map(Vec::as_slice));
+        let rows = keyspace.range::<&[u8], _>(bounds);
+        match direction {
+            Direction::Backwards => Box::new(rows.map(fjall::Guard::into_inner)),
+            Direction::Forwards => Box::new(rows.rev().map(fjall::Guard::into_inner)),
+        }
+    }
+}
+
+type Rows = Box<dyn Iterator<Item = fjall::Result<KvPair>>>;
+
+/// The rows of one day in order, whatever retention they were stored under.
+struct Merged {
+    sources: Vec<(Rows, Option<KvPair>)>,
+    direction: Direction,
+}
+
+impl Merged {
+    fn new(sources: impl Iterator<Item = Rows>, direction: Direction) -> fjall::Result<Self> {
+        let mut merged = Self { sources: Vec::new(), direction };
+        for mut rows in sources {
+            let first = rows.next().transpose()?;
+            merged.sources.push((rows, first));
+        }
+        Ok(merged)
+    }
+
+    fn next(&mut self) -> fjall::Result<Option<KvPair>> {
+        let heads = self.sources.iter().enumerate();
+        let heads = heads.filter_map(|(i, (_, head))| head.as_ref().map(|(key, _)| (key, i)));
+        let next = match self.direction {
+            Direction::Backwards => heads.min(),
+            Direction::Forwards => heads.max(),
+        };
+        let Some((_, i)) = next else { return Ok(None) };
+        let (rows, head) = &mut self.sources[i];
+        let following = rows.next().transpose()?;
+        Ok(std::mem::replace(head, following))
+    }
+}
+
+/// A page being filled.
+struct Filling<'a> {
+    query: &'a HistoryQuery,
+    page: HistoryPage,
+    bytes: usize,
+    skipped: usize,
+    seen: Option<Position>,
+}
+
+impl Filling<'_> {
+    /// False once the page is full; then `next` is set, since a row was left.
+    fn take(&mut self, (key, value): &KvPair) -> Result<bool, StoreError> {
+        let position = keys::position_of(key).ok_or_else(|| failed("a stored key is damaged"))?;
+        let is_full = self.page.rows.len() >= self.query.limit || self.bytes >= PAGE_BYTES;
+        if is_full || self.skipped >= SKIPPED_MAX {
+            self.page.next = self.seen;
+            return Ok(false);
+        }
+        self.seen = Some(position);
+        if self.is_live(position) {
+            self.skipped += 1;
+            return Ok(true);
+        }
+        let json = std::str::from_utf8(value).map_err(|_| failed("a stored record is damaged"))?;
+        self.bytes += json.len();
+        self.page.rows.push(Row { position, json: json.into() });
+        Ok(true)
+    }
+
+    /// Who attached with the serial of `until` receives this row live.
+    fn is_live(&self, position: Position) -> bool {
+        let until = self.query.until.as_ref();
+        let reached = until.and_then(|serial| serial.sequence_of(position.incarnation));
+        reached.is_some_and(|sequence| position.sequence > sequence)
+    }
+}

@@ -1,0 +1,192 @@
+//! The contract over the embedded store, and what is its own: folders, full queues, refused writes.
+
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+
+use tempfile::TempDir;
+
+use super::{Embedded, OpenError, Options};
+use crate::model::{Clock, Limits, Published};
+use crate::origin::history::contract::{
+    PATIENCE, Place, WINDOW_MS, channel, contract_tests, messages, nonce, query, scope, wait, with_ids,
+};
+use crate::origin::history::{HistoryStore, StoreError};
+
+struct Folder(TempDir);
+
+impl Place for Folder {
+    fn open(&self, clock: &Clock) -> Arc<dyn HistoryStore> {
+        let options = Options { idempotency_window_ms: WINDOW_MS, ..options() };
+        Arc::new(Embedded::open(self.0.path(), &options, clock.clone()).expect("opens"))
+    }
+}
+
+contract_tests!(Folder(folder()));
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+fn options() -> Options {
+    Options::new(true, &Limits::default())
+}
+
+fn open(folder: &TempDir) -> Result<Embedded, OpenError> {
+    Embedded::open(folder.path(), &options(), Clock::system())
+}
+
+#[test]
+fn a_second_process_is_told_so() {
+    let folder = folder();
+    let _first = open(&folder).expect("opens");
+    let error = open(&folder).expect_err("locked");
+    assert!(matches!(error, OpenError::Locked(_)), "{error}");
+    assert!(error.to_string().contains("in use by another process"), "{error}");
+}
+
+#[test]
+fn a_foreign_folder_is_refused_and_left_alone() {
+    let folder = folder();
+    std::fs::write(folder.path().join("thesis.txt"), "years of work").expect("written");
+    assert!(matches!(open(&folder), Err(OpenError::Foreign(_))));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1);
+}
+
+#[test]
+fn another_programs_database_is_refused() {
+    let folder = folder();
+    let database = fjall::Database::builder(folder.path()).open().expect("opens");
+    database.keyspace("theirs", Default::default).expect("made");
+    drop(database);
+    assert!(matches!(open(&folder), Err(OpenError::Foreign(_))));
+}
+
+#[test]
+fn damage_is_an_error_and_no_panic() {
+    let folder = folder();
+    drop(open(&folder).expect("opens"));
+    std::fs::remove_dir_all(folder.path().join("keyspaces").join("0")).expect("removed");
+    std::fs::create_dir(folder.path().join("keyspaces").join("0")).expect("made");
+    std::fs::write(folder.path().join("keyspaces").join("0").join("current"), "x").expect("written");
+    let error = open(&folder).expect_err("damaged");
+    assert!(matches!(error, OpenError::Damaged { .. } | OpenError::Io { .. }), "{error}");
+}
+
+#[test]
+fn an_interrupted_making_is_begun_again() {
+    let folder = folder();
+    std::fs::write(folder.path().join("lock"), "").expect("written");
+    std::fs::write(folder.path().join("0.jnl"), "").expect("written");
+    std::fs::create_dir(folder.path().join("keyspaces")).expect("made");
+    open(&folder).expect("opens");
+}
+
+#[test]
+fn what_was_acked_is_there_after_a_crash() {
+    let (running, crashed) = (folder(), folder());
+    let store = open(&running).expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    append(&store, messages(&key, now_ms, 1..=500)).expect("stored");
+    append(&store, with_ids(&key, now_ms, &[(501, "x")])).expect("stored");
+    copy(running.path(), crashed.path());
+    let store = open(&crashed).expect("opens");
+    assert_eq!(wait(store.read(query(&key))).expect("read").rows.len(), 501);
+}
+
+#[test]
+fn full_queues_are_busy_and_every_callback_runs_once() {
+    let folder = folder();
+    let options = Options { write_queue_rows: 8, find_queue: 8, read_queue: 1, read_threads: 1, ..options() };
+    let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    let (send, receive) = mpsc::channel();
+    for sequence in 1..=2_000 {
+        let send = send.clone();
+        let done = Box::new(move |result| send.send(result).expect("test waits"));
+        store.append(messages(&key, now_ms, sequence..=sequence), Some(72), done);
+    }
+    for _ in 0..2_000 {
+        let send = send.clone();
+        let found = Box::new(move |found: Result<_, _>| send.send(found.map(|_| ())).expect("test waits"));
+        store.find_ids(scope(&key), vec!["x".into()], found);
+    }
+    let reads: Vec<_> = (0..200).map(|_| store.read(query(&key))).collect();
+    let answers: Vec<_> = (0..4_000).map(|_| receive.recv_timeout(PATIENCE).expect("answered")).collect();
+    drop(send);
+    assert_eq!(
+        receive.recv_timeout(PATIENCE),
+        Err(mpsc::RecvTimeoutError::Disconnected),
+        "no further answer"
+    );
+    assert!(answers.contains(&Ok(())) && answers.contains(&Err(StoreError::Busy)));
+    let reads: Vec<_> = reads.into_iter().map(wait).collect();
+    assert!(reads.iter().any(Result::is_ok) && reads.contains(&Err(StoreError::Busy)));
+    append(&store, messages(&key, now_ms, 3_000..=3_099)).expect("one that is larger than the queue");
+}
+
+#[test]
+fn without_history_ids_and_nonces_are_still_kept() {
+    let folder = folder();
+    let options = Options { history: false, ..options() };
+    let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    append(&store, with_ids(&key, now_ms, &[(1, "x")])).expect("remembered");
+    assert_eq!(wait(store.read(query(&key))), Err(StoreError::Off));
+    let (send, receive) = mpsc::channel();
+    store.find_ids(
+        scope(&key),
+        vec!["x".into()],
+        Box::new(move |found| send.send(found).expect("test waits")),
+    );
+    let found = receive.recv_timeout(PATIENCE).expect("answered").expect("looked up");
+    assert_eq!(found[0].expect("remembered").sequence, 1);
+    let claimed = nonce("k1", now_ms, "0123456789abcdef");
+    assert_eq!(wait(store.claim_nonce(claimed.clone())), Ok(true));
+    assert_eq!(wait(store.claim_nonce(claimed)), Ok(false));
+}
+
+#[test]
+fn a_refused_write_is_never_acked() {
+    let folder = folder();
+    let store = open(&folder).expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    append(&store, messages(&key, now_ms, 1..=1)).expect("stored");
+    std::fs::remove_dir_all(folder.path().join("keyspaces")).expect("removed");
+    let (send, receive) = mpsc::channel();
+    let done = Box::new(move |result| send.send(result).expect("test waits"));
+    store.append(messages(&key, now_ms, 2..=2), Some(96), done);
+    let refused = receive.recv_timeout(PATIENCE).expect("answered");
+    assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
+}
+
+#[test]
+fn a_broken_store_refuses_everything_and_says_so() {
+    let folder = folder();
+    let store = open(&folder).expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    assert_eq!(store.health(), Ok(()));
+    store.broken.set("disk gone".into()).expect("set once");
+    let failed = StoreError::Failed("disk gone".into());
+    assert_eq!(append(&store, messages(&key, now_ms, 1..=1)), Err(failed.clone()));
+    assert_eq!(wait(store.claim_nonce(nonce("k1", now_ms, "0123456789abcdef"))), Err(failed.clone()));
+    assert_eq!(store.health(), Err(failed));
+}
+
+fn append(store: &Embedded, published: Arc<Published>) -> Result<(), StoreError> {
+    let (send, receive) = mpsc::channel();
+    store.append(published, Some(72), Box::new(move |result| send.send(result).expect("test waits")));
+    receive.recv_timeout(PATIENCE).expect("answered")
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).expect("read") {
+        let entry = entry.expect("read");
+        let target = to.join(entry.file_name());
+        if entry.file_type().expect("read").is_dir() {
+            std::fs::create_dir(&target).expect("made");
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).expect("copied");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The one thread that writes: it takes everything that waits, commits it with one fsync, and hands the answers
+//! to a second thread, so that the next group is on its way to the disk while callbacks run.
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+
+use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode};
+use tokio::sync::oneshot;
+
+use crate::model::Clock;
+use crate::origin::history::{Done, StoreError};
+
+use super::ids::{IdPartitions, PendingIds, Remembered};
+use super::nonces::Nonces;
+use super::partitions::{Kind, Partition, Partitions};
+use super::queue::{Bounds, Queue, Weight};
+use super::{DAY_MS, HIGHEST, HOUR_MS, failed};
+
+/// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
+const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
+
+pub(super) enum Job {
+    Append(Append),
+    Claim { key: Vec<u8>, answer: oneshot::Sender<Result<bool, StoreError>> },
+}
+
+pub(super) struct Append {
+    pub(super) rows: Rows,
+    pub(super) done: Done,
+}
+
+/// What one publish leaves in the store.
+pub(super) struct Rows {
+    pub(super) timestamp_ms: u64,
+    pub(super) retention_hours: u32,
+    pub(super) messages: Vec<(fjall::Slice, fjall::Slice)>,
+    pub(super) ids: Vec<Remembered>,
+}
+
+/// What became of a group, on its way to the thread that runs the callbacks.
+pub(super) struct Answers {
+    result: Result<(), StoreError>,
+    weight: Weight,
+    appended: Vec<Done>,
+    claimed: Vec<(oneshot::Sender<Result<bool, StoreError>>, bool)>,
+}
+
+pub(super) struct Writer {
+    pub(super) database: Database,
+    pub(super) partitions: Arc<Partitions>,
+    pub(super) state: Keyspace,
+    pub(super) ids: IdPartitions,
+    pub(super) pending: Arc<PendingIds>,
+    pub(super) nonces: Nonces,
+    pub(super) clock: Clock,
+    pub(super) queue: Arc<Queue<Job>>,
+    pub(super) answers: mpsc::Sender<Answers>,
+    /// Set when a commit has failed, after which the journal takes no more.
+    pub(super) broken: Arc<OnceLock<String>>,
+    pub(super) highest_ms: u64,
+}
+
+impl Writer {
+    /// Until the queue is closed and empty.
+    pub(super) fn run(mut self) {
+        let queue = Arc::clone(&self.queue);
+        let mut group = Vec::new();
+        while let Some(weight) = queue.take(GROUP, &mut group) {
+            let answers = self.write(group.drain(..), weight);
+            if self.answers.send(answers).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, jobs: impl Iterator<Item = Job>, weight: Weight) -> Answers {
+        let mut rows = Vec::new();
+        let mut answers = Answers { result: Ok(()), weight, appended: Vec::new(), claimed: Vec::new() };
+        let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
+        answers.result = commit.unwrap_or_else(|_| {
+            let text = "the storage engine panicked";
+            Err(StoreError::Failed(self.broken.get_or_init(|| text.to_owned()).clone()))
+        });
+        if let Err(error) = &answers.result {
+            tracing::error!(%error, rows = weight.items, "store did not write");
+        }
+        for rows in &rows {
+            self.pending.settle(&rows.ids);
+        }
+        answers
+    }
+
+    /// Takes every job apart before anything that can fail, so that each gets its answer.
+    fn commit(
+        &mut self,
+        jobs: impl Iterator<Item = Job>,
+        weight: Weight,
+        rows: &mut Vec<Rows>,
+        answers: &mut Answers,
+    ) -> Result<(), StoreError> {
+        let mut claims = Vec::new();
+        for job in jobs {
+            match job {
+                Job::Append(append) => {
+                    answers.appended.push(append.done);
+                    rows.push(append.rows);
+                }
+                Job::Claim { key, answer } => {
+                    answers.claimed.push((answer, false));
+                    claims.push(key);
+                }
+            }
+        }
+        if let Some(text) = self.broken.get() {
+            return Err(StoreError::Failed(text.clone()));
+        }
+        let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
+        let mut batch = batch.durability(Some(PersistMode::SyncData));
+        self.add_rows(&mut batch, rows).map_err(failed)?;
+        self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(failed)?;
+        batch.commit().map_err(|error| {
+            let text = format!("the disk did not take a write, restart the node: {error}");
+            StoreError::Failed(self.broken.get_or_init(|| text).clone())
+        })
+    }
+
+    /// Moves the messages into the batch; the ids stay, since they are pending until the commit.
+    fn add_rows(&mut self, batch: &mut OwnedWriteBatch, rows: &mut [Rows]) -> fjall::Result<()> {
+        let mut last: Option<(Partition, Keyspace)> = None;
+        for Rows { timestamp_ms, retention_hours, messages, ids } in rows {
+            self.highest_ms = self.highest_ms.max(*timestamp_ms);
+            for id in ids {
+                self.ids.insert(batch, *timestamp_ms, id)?;
+            }
+            if messages.is_empty() {
+                continue;
+            }
+            let keep_ms = u64::from(*retention_hours) * HOUR_MS;
+            let partition = Partition::containing(Kind::Messages, *timestamp_ms, DAY_MS, keep_ms);
+            let keyspace = match &last {
+                Some((same, keyspace)) if *same == partition => keyspace,
+                _ => &last.insert((partition, self.partitions.get_or_create(partition)?)).1,
+            };
+            for (key, value) in messages.drain(..) {
+                batch.insert(keyspace, key, value);
+            }
+        }
+        batch.insert(&self.state, HIGHEST, self.highest_ms.to_be_bytes());
+        Ok(())
+    }
+
+    fn add_claims(
+        &self,
+        batch: &mut OwnedWriteBatch,
+        keys: Vec<Vec<u8>>,
+        claimed: &mut [(oneshot::Sender<Result<bool, StoreError>>, bool)],
+    ) -> fjall::Result<()> {
+        let now_ms = self.clock.now_ms();
+        let mut in_group = HashSet::new();
+        for (key, (_, is_new)) in keys.into_iter().zip(claimed) {
+            *is_new = !in_group.contains(&key) && !self.nonces.is_claimed(&key, now_ms)?;
+            if *is_new {
+                self.nonces.claim(batch, &key, now_ms)?;
+                in_group.insert(key);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs the callbacks, group after group. What they answer counts against the queue until here.
+pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
+    for group in answers {
+        queue.release(group.weight);
+        for done in group.appended {
+            let result = group.result.clone();
+            if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+                tracing::error!("a callback of the store panicked");
+            }
+        }
+        for (answer, is_new) in group.claimed {
+            // A caller that has gone needs no answer.
+            let _ = answer.send(group.result.clone().map(|()| is_new));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What was published, kept for reading; and what must be remembered to refuse or recognise a repetition.
+
+#[cfg(test)]
+mod contract;
+mod embedded;
+mod position;
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use fanfare_proto::serial::Serial;
+
+use crate::model::{ChannelKey, ClientId, KeyName, Published, Stamp};
+
+pub use embedded::{Embedded, OpenError, Options};
+pub use position::{BadPosition, Position};
+
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Called exactly once, on any thread.
+pub type Done = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
+
+/// The answer to `find_ids`: one entry per id that was asked for, in that order.
+pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Send>;
+
+/// A store of messages, of client-given message ids and of nonces. Every row is scoped to its account.
+///
+/// No call blocks but `sweep` and `shutdown`. Queues are bounded; what does not fit is answered `Busy` at once,
+/// in which case the callback runs before the call returns.
+pub trait HistoryStore: Send + Sync + 'static {
+    /// Stores the messages under `retention_hours`, or only their client-given ids when that is `None`.
+    ///
+    /// `done(Ok)` means that all of it survives a loss of power. Callbacks run in the order of the calls, except
+    /// `Busy` and the answer to a publish that leaves nothing to store, which come before the call returns.
+    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done);
+
+    /// Where client-given message ids were first stamped within the idempotency window.
+    ///
+    /// Callbacks run one after another in the order of the calls, also for an empty list. A lookup begins when the
+    /// callback before it has returned, and counts what was handed to `append` by then: an id that is still being
+    /// written is waited for, so that an answer always speaks of something stored.
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds);
+
+    /// Resolves to true if nobody claimed this nonce within the last ten minutes; then the claim is durable.
+    fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>>;
+
+    /// One page. It may hold fewer rows than `limit` although more follow: `next` alone says whether they do.
+    fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>>;
+
+    /// Drops what has outlived its retention at `now_ms`. Blocks on the disk; to be called every few minutes.
+    fn sweep(&self, now_ms: u64) -> Result<(), StoreError>;
+
+    /// `Failed` once the store can no longer write.
+    fn health(&self) -> Result<(), StoreError>;
+
+    /// Writes what is queued, runs the callbacks and stops. Blocks. Later calls are answered `Failed`.
+    fn shutdown(&self);
+}
+
+/// Within which a client-given message id is unique.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct IdScope {
+    pub key: ChannelKey,
+    pub key_name: KeyName,
+    pub client_id: Option<ClientId>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Nonce {
+    pub key_name: KeyName,
+    /// Epoch milliseconds, as the token request says.
+    pub timestamp_ms: u64,
+    pub nonce: Box<str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direction {
+    /// Newest first.
+    #[default]
+    Backwards,
+    Forwards,
+}
+
+/// Times are epoch milliseconds of the messages' timestamps.
+#[derive(Debug, Clone)]
+pub struct HistoryQuery {
+    pub key: ChannelKey,
+    pub limit: usize,
+    /// Inclusive.
+    pub start_ms: Option<u64>,
+    /// Exclusive.
+    pub end_ms: Option<u64>,
+    /// The retention cut: rows before it are not given even if they are still there.
+    pub oldest_ms: u64,
+    /// Continues behind this row, in the same direction.
+    pub cursor: Option<Position>,
+    pub direction: Direction,
+    /// Leaves out rows that an attach with this serial receives live: those of its incarnations beyond its
+    /// sequences. Rows of other incarnations stay, since a serial forgets who has long been silent.
+    pub until: Option<Serial>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    pub position: Position,
+    /// The history record: a JSON object, compact.
+    pub json: Box<str>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HistoryPage {
+    pub rows: Vec<Row>,
+    /// The cursor of the next page, if there may be one.
+    pub next: Option<Position>,
+}
+
+/// Why the store did not do it. After `Failed` the outcome is unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreError {
+    /// A queue is full: try again.
+    Busy,
+    /// This node keeps no history.
+    Off,
+    Failed(String),
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy => f.write_str("store is busy"),
+            Self::Off => f.write_str("history is off on this node"),
+            Self::Failed(text) => write!(f, "store failed: {text}"),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}

@@ -1,0 +1,60 @@
+//! The place of a row in a channel's history.
+
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+/// Ordered from oldest to newest. Its text, 32 base64url characters, is a cursor: it names no account or channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Position {
+    pub timestamp_ms: u64,
+    pub sequence: u64,
+    pub incarnation: u64,
+}
+
+impl Position {
+    pub const BYTES: usize = 24;
+
+    /// Big-endian, so that bytes order as positions do.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.timestamp_ms.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.incarnation.to_be_bytes());
+        bytes
+    }
+
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let field = |at: usize| u64::from_be_bytes(std::array::from_fn(|i| bytes[at + i]));
+        Self { timestamp_ms: field(0), sequence: field(8), incarnation: field(16) }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&URL_SAFE_NO_PAD.encode(self.to_bytes()))
+    }
+}
+
+/// The text is not a cursor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadPosition;
+
+impl fmt::Display for BadPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("is not a cursor")
+    }
+}
+
+impl std::error::Error for BadPosition {}
+
+impl FromStr for Position {
+    type Err = BadPosition;
+
+    fn from_str(text: &str) -> Result<Self, BadPosition> {
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| BadPosition)?;
+        Ok(Self::from_bytes(bytes.try_into().map_err(|_| BadPosition)?))
+    }
+}

@@ -1,0 +1,3 @@
+//! What only the node does at which a message entered.
+
+pub mod history;
