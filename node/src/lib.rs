@@ -1,6 +1,17 @@
 //! The broker: everything that `fanfare serve` runs, as a library.
+//!
+//! `docs/architecture.md` is the map; `docs/lifetime-of-a-message.md` walks one message through it.
 
 pub mod accounts;
+pub mod app;
 pub mod auth;
+pub mod cli;
+pub mod config;
+pub mod edge;
+pub mod hub;
 pub mod model;
 pub mod origin;
+pub mod publish;
+pub mod session;
+pub mod tasks;
+pub mod telemetry;

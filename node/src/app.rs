@@ -1,0 +1,299 @@
+//! A whole node: every part in the order it is built, and the reverse order in which it stops.
+
+mod files;
+mod nonces;
+
+use std::error::Error;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::accounts::{Accounts, development};
+use crate::auth::Authenticator;
+use crate::config::{Config, StoreKind};
+use crate::edge::admin::{self, AdminState, AdminToken, Readiness};
+use crate::edge::http;
+use crate::edge::listener::{self, Acceptor, HttpServices};
+use crate::edge::socket::{self, Shard, Shards};
+use crate::hub::Hub;
+use crate::model::{Clock, Limits};
+use crate::origin::history::{Embedded, HistoryStore, Options};
+use crate::publish::Publisher;
+use crate::tasks::{OnStop, Tasks};
+use crate::{edge, telemetry};
+
+/// Connections on their way to the HTTP side.
+const HTTP_QUEUE: usize = 4096;
+/// What expired is dropped this often.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Why a node did not start: what was being done, and the cause as its source.
+#[derive(Debug)]
+pub struct StartError {
+    doing: String,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+impl StartError {
+    fn at<E: Into<Box<dyn Error + Send + Sync>>>(doing: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let doing = doing.into();
+        move |source| Self { doing, source: source.into() }
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.doing)
+    }
+}
+
+impl Error for StartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.source)
+    }
+}
+
+/// The addresses really bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    pub listen: SocketAddr,
+    pub admin: SocketAddr,
+}
+
+/// A running node.
+pub struct App {
+    tasks: Arc<Tasks>,
+    shards: Arc<Shards>,
+    acceptor: Acceptor,
+    store: Arc<dyn HistoryStore>,
+    addresses: Addresses,
+    node_id: Arc<str>,
+    node_file: PathBuf,
+    development_key: Option<String>,
+    draining: Arc<AtomicBool>,
+    drain_timeout: Duration,
+}
+
+impl App {
+    /// Builds and starts every part; when it returns, the node serves. Must run within a tokio runtime.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let metrics = telemetry::metrics();
+        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let clock = Clock::system();
+        let limits = Arc::new(config.limits.clone());
+        std::fs::create_dir_all(&config.data_dir)
+            .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
+        let node_id =
+            files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
+
+        let (accounts, development_key) = open_accounts(&config)?;
+        let store = open_store(&config, &clock).await?;
+        let nonces = nonces::StoredNonces(Arc::clone(&store));
+        let auth = Authenticator::new(Arc::clone(&accounts), nonces, clock.clone(), &limits, config.auth);
+        let auth = Arc::new(auth);
+
+        let threads = thread_count(&config);
+        let (shards, polls) =
+            Shards::prepare(threads).map_err(StartError::at("cannot prepare the socket threads"))?;
+        let shards = Arc::new(shards);
+        let hub = Arc::new(Hub::new(shards.targets(), clock.clone()));
+        let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
+        let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
+        let services = socket::Services {
+            hub,
+            publisher: publisher.clone(),
+            auth: Arc::clone(&auth),
+            limits: config.limits.clone(),
+            clock: clock.clone(),
+            node_id: Arc::clone(&node_id),
+            http: http_sender,
+        };
+        start_shards(&shards, polls, &services, &tasks)?;
+        drop(services);
+
+        let router = http::router(Arc::new(edge::Services {
+            accounts: Arc::clone(&accounts),
+            auth: Arc::clone(&auth),
+            publisher: Arc::new(publisher),
+            store: Arc::clone(&store),
+            limits: Arc::clone(&limits),
+            clock: clock.clone(),
+            node_id: Arc::clone(&node_id),
+        }));
+        let http = HttpServices {
+            router,
+            auth,
+            limits: Arc::clone(&limits),
+            shards: Arc::clone(&shards),
+            tasks: Arc::clone(&tasks),
+        };
+        tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
+
+        let draining = Arc::new(AtomicBool::new(false));
+        let admin_state = admin_state(&config, metrics.clone(), Arc::clone(&store), Arc::clone(&draining))?;
+        let admin = serve_admin(&config, admin_state, &tasks)?;
+        tasks.spawn("directory", OnStop::Cancel, accounts.watch());
+        tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), clock));
+        tasks.spawn("metrics upkeep", OnStop::Cancel, async move {
+            loop {
+                tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
+                metrics.run_upkeep();
+            }
+        });
+
+        let (acceptor, listen) = start_acceptor(&config, &limits, &shards, &tasks)?;
+        let addresses = Addresses { listen, admin };
+        let node_file = crate::config::node_file(&config.data_dir);
+        files::write_node_file(&node_file, &node_id, addresses)
+            .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
+        tracing::info!(%listen, %admin, node = %node_id, "node is up");
+        Ok(Self {
+            tasks,
+            shards,
+            acceptor,
+            store,
+            addresses,
+            node_id,
+            node_file,
+            development_key,
+            draining,
+            drain_timeout: config.drain_timeout,
+        })
+    }
+
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    pub fn node_id(&self) -> &str {
+        &self.node_id
+    }
+
+    /// The key of a development directory.
+    pub fn development_key(&self) -> Option<String> {
+        self.development_key.clone()
+    }
+
+    /// Not ready, no new connections, clients told to come back, requests under way finished, the store flushed.
+    pub async fn stop(self) {
+        self.draining.store(true, Ordering::Relaxed);
+        self.acceptor.stop();
+        self.shards.stop();
+        self.tasks.stop(self.drain_timeout).await;
+        let store = self.store;
+        if tokio::task::spawn_blocking(move || store.shutdown()).await.is_err() {
+            tracing::error!("the store did not shut down");
+        }
+        std::fs::remove_file(&self.node_file).ok();
+        tracing::info!("stopped");
+    }
+}
+
+fn open_accounts(config: &Config) -> Result<(Arc<Accounts>, Option<String>), StartError> {
+    if !config.auth {
+        let nobody = Accounts::from_text("").map_err(StartError::at("cannot make an empty directory"))?;
+        return Ok((nobody, None));
+    }
+    let mut key = None;
+    if config.development() {
+        let at = || format!("cannot make a development directory in {}", config.data_dir.display());
+        let development = development::create(&config.data_dir).map_err(StartError::at(at()))?;
+        let text = std::fs::read_to_string(&development.key_file).map_err(StartError::at(at()))?;
+        key = Some(text.trim().to_owned());
+    }
+    let file = config.directory_file();
+    let accounts = Accounts::open(&file).map_err(StartError::at("cannot use the directory (--directory)"))?;
+    Ok((accounts, key))
+}
+
+async fn open_store(config: &Config, clock: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
+    let path = config.data_dir.join("store");
+    let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
+    let clock = clock.clone();
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, clock)).await;
+    let opened = opened.map_err(StartError::at("cannot open the store"))?;
+    Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
+}
+
+fn thread_count(config: &Config) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    (if config.threads > 0 { config.threads } else { cores() }).min(64)
+}
+
+fn start_shards(
+    shards: &Shards,
+    polls: Vec<mio::Poll>,
+    services: &socket::Services,
+    tasks: &Tasks,
+) -> Result<(), StartError> {
+    for (index, poll) in polls.into_iter().enumerate() {
+        let shard = Shard::new(index, shards.handle(index), poll, services.clone());
+        tasks
+            .spawn_thread("shard", move || shard.run())
+            .map_err(StartError::at("cannot start a socket thread"))?;
+    }
+    Ok(())
+}
+
+fn admin_state(
+    config: &Config,
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
+    store: Arc<dyn HistoryStore>,
+    draining: Arc<AtomicBool>,
+) -> Result<AdminState, StartError> {
+    let token = AdminToken::open(config.admin_token_file.as_deref(), &config.data_dir)
+        .map_err(StartError::at("cannot use the admin token"))?;
+    let readiness = move || match (draining.load(Ordering::Relaxed), store.health()) {
+        (true, _) => Readiness::Draining,
+        (false, Ok(())) => Readiness::Ready,
+        (false, Err(_)) => Readiness::Degraded,
+    };
+    Ok(AdminState { metrics, token: Arc::new(token), readiness: Arc::new(readiness) })
+}
+
+fn serve_admin(config: &Config, state: AdminState, tasks: &Tasks) -> Result<SocketAddr, StartError> {
+    let address = config.admin_listen;
+    let at = || format!("cannot listen on {address} (--admin-listen)");
+    let bound = listener::bind(address).map_err(StartError::at(at()))?;
+    bound.set_nonblocking(true).map_err(StartError::at(at()))?;
+    let bound = tokio::net::TcpListener::from_std(bound).map_err(StartError::at(at()))?;
+    let address = bound.local_addr().map_err(StartError::at(at()))?;
+    let router = admin::router(state);
+    tasks.spawn("admin", OnStop::Cancel, async move {
+        if let Err(error) = axum::serve(bound, router).await {
+            tracing::error!(%error, "the admin listener ended");
+        }
+    });
+    Ok(address)
+}
+
+fn start_acceptor(
+    config: &Config,
+    limits: &Limits,
+    shards: &Arc<Shards>,
+    tasks: &Tasks,
+) -> Result<(Acceptor, SocketAddr), StartError> {
+    let at = || format!("cannot listen on {} (--listen)", config.listen);
+    let bound = listener::bind(config.listen).map_err(StartError::at(at()))?;
+    let address = bound.local_addr().map_err(StartError::at(at()))?;
+    let acceptor = Acceptor::start(bound, Arc::clone(shards), limits, tasks).map_err(StartError::at(at()))?;
+    Ok((acceptor, address))
+}
+
+async fn sweep(store: Arc<dyn HistoryStore>, clock: Clock) {
+    loop {
+        tokio::time::sleep(SWEEP_EVERY).await;
+        let (store, now_ms) = (Arc::clone(&store), clock.now_ms());
+        let swept = tokio::task::spawn_blocking(move || store.sweep(now_ms)).await;
+        if let Ok(Err(error)) = swept {
+            tracing::warn!(%error, "expired history could not be dropped");
+        }
+    }
+}

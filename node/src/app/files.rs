@@ -1,0 +1,49 @@
+//! What a running node keeps in its data folder: its id, and the addresses it has bound.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::Addresses;
+use crate::config::Config;
+
+/// As configured, else the host's name, else random and kept in `<data-dir>/node-id`.
+pub(super) fn node_id(config: &Config) -> io::Result<Arc<str>> {
+    if let Some(node_id) = &config.node_id {
+        return Ok(node_id.as_str().into());
+    }
+    let kept = config.data_dir.join("node-id");
+    if let Some(name) = host_name() {
+        return Ok(name.into());
+    }
+    if let Ok(node_id) = std::fs::read_to_string(&kept)
+        && !node_id.trim().is_empty()
+    {
+        return Ok(node_id.trim().into());
+    }
+    let node_id = URL_SAFE_NO_PAD.encode(crate::model::random_bytes::<9>());
+    std::fs::write(&kept, &node_id)?;
+    Ok(node_id.into())
+}
+
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    let name = name.trim();
+    (!name.is_empty() && name != "(none)" && name != "localhost").then(|| name.to_owned())
+}
+
+/// Written whole: a reader sees the former file or this one.
+pub(super) fn write_node_file(file: &Path, node_id: &str, addresses: Addresses) -> io::Result<()> {
+    let text = serde_json::json!({
+        "nodeId": node_id,
+        "pid": std::process::id(),
+        "listen": addresses.listen.to_string(),
+        "admin": addresses.admin.to_string(),
+    });
+    let fresh = file.with_extension("json.new");
+    std::fs::write(&fresh, format!("{text}\n"))?;
+    std::fs::rename(&fresh, file)
+}

@@ -1,0 +1,125 @@
+//! What a node says on stdout once it is up.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::target::reachable;
+use crate::app::Addresses;
+use crate::config::{Config, StoreKind};
+
+pub(super) struct Banner<'a> {
+    pub(super) config: &'a Config,
+    pub(super) node_id: String,
+    pub(super) addresses: Addresses,
+    /// In development only.
+    pub(super) key: Option<String>,
+}
+
+impl Banner<'_> {
+    pub(super) fn text(&self) -> String {
+        let mut text = self.facts();
+        match &self.key {
+            Some(key) if std::io::stdout().is_terminal() => {
+                text += &development(key, self.addresses.listen, &self.config.data_dir, &program());
+            }
+            Some(_) => {
+                let file = self.config.development_key_file();
+                writeln!(text, "  key       in {}", file.display()).expect("a string takes all text");
+            }
+            None => {}
+        }
+        text
+    }
+
+    fn facts(&self) -> String {
+        let Addresses { listen, admin, .. } = self.addresses;
+        let data_dir = self.config.data_dir.display();
+        let store = match self.config.store {
+            StoreKind::Embedded => "embedded",
+            StoreKind::None => "none, without history",
+        };
+        let node_id = &self.node_id;
+        format!(
+            "fanfare {version}\n  node      {node_id}\n  clients   http://{listen}  ws://{listen}/realtime\n  \
+             admin     http://{admin}\n  store     {store}\n  data      {data_dir}\n",
+            version = env!("CARGO_PKG_VERSION"),
+        )
+    }
+}
+
+/// The key and three commands that work as they stand in another terminal of the same folder.
+fn development(key: &str, listen: SocketAddr, data_dir: &Path, program: &str) -> String {
+    let basic = STANDARD.encode(key);
+    let channel = format!("http://{}/api/channels/demo", reachable(listen));
+    let data_dir = match data_dir.to_str() {
+        Some("./data") => String::new(),
+        _ => format!(" --data-dir {}", quoted(&data_dir.to_string_lossy())),
+    };
+    format!(
+        "
+development key, also in dev-key of the data folder:
+  {key}
+
+in another terminal: follow a channel, publish to it, read it back
+  {program} sub{data_dir} demo
+  curl -H 'authorization: Basic {basic}' -d '{{\"name\":\"greeting\",\"data\":\"hello\"}}' {channel}/publish
+  curl -H 'authorization: Basic {basic}' {channel}/history
+"
+    )
+}
+
+/// How this program can be started again from the same folder.
+fn program() -> String {
+    if std::env::var_os("CARGO").is_some() {
+        let profile = if cfg!(debug_assertions) { "" } else { " --release" };
+        return format!("cargo run{profile} -q --");
+    }
+    let name = std::env::args().next();
+    name.map_or_else(|| "fanfare".to_owned(), |name| quoted(&name))
+}
+
+/// As one word of a shell.
+fn quoted(word: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"/._-:@%+,=".contains(&b);
+    if !word.is_empty() && word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_stand_as_they_are_pasted() {
+        let listen = "0.0.0.0:8080".parse().unwrap();
+        let text = development("secret.dev", listen, Path::new("./data"), "fanfare");
+        let commands: Vec<_> =
+            text.lines().skip_while(|line| !line.contains(" sub ")).map(str::trim).collect();
+        assert_eq!(
+            commands,
+            [
+                "fanfare sub demo",
+                "curl -H 'authorization: Basic c2VjcmV0LmRldg==' -d '{\"name\":\"greeting\",\"data\":\"hello\"}' \
+                 http://127.0.0.1:8080/api/channels/demo/publish",
+                "curl -H 'authorization: Basic c2VjcmV0LmRldg==' http://127.0.0.1:8080/api/channels/demo/history",
+            ]
+        );
+        let elsewhere = development("secret.dev", listen, Path::new("/my data"), "cargo run -q --");
+        assert!(elsewhere.contains("  cargo run -q -- sub --data-dir '/my data' demo\n"), "{elsewhere}");
+    }
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_part_them() {
+        assert_eq!(quoted("target/release/fanfare"), "target/release/fanfare");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,64 @@
+//! How a command ends.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+/// A command that did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Done,
+    /// By SIGINT or SIGTERM, before its work was over.
+    Interrupted,
+}
+
+impl Outcome {
+    pub(super) fn exit_code(self) -> ExitCode {
+        match self {
+            Self::Done => ExitCode::SUCCESS,
+            Self::Interrupted => ExitCode::from(130),
+        }
+    }
+}
+
+/// Why a command could not do its work, in words for the terminal.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// Exit code 1.
+    Failed(String),
+    /// Wrong use or configuration: exit code 2.
+    Usage(String),
+}
+
+impl Failure {
+    pub(super) fn failed(text: impl Into<String>) -> Self {
+        Self::Failed(text.into())
+    }
+
+    pub(super) fn usage(text: impl Into<String>) -> Self {
+        Self::Usage(text.into())
+    }
+
+    /// `context`, then the error and what caused it, parted by colons.
+    pub(super) fn because(context: &str, error: &dyn Error) -> Self {
+        let mut text = format!("{context}: {error}");
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            write!(text, ": {error}").expect("a string takes all text");
+            cause = error.source();
+        }
+        Self::Failed(text)
+    }
+
+    /// Writes the reason to stderr.
+    pub(super) fn report(self) -> ExitCode {
+        let (text, code) = match self {
+            Self::Failed(text) => (text, 1),
+            Self::Usage(text) => (text, 2),
+        };
+        for line in text.lines() {
+            eprintln!("fanfare: {line}");
+        }
+        ExitCode::from(code)
+    }
+}

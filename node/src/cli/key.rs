@@ -1,0 +1,45 @@
+//! `fanfare key new`.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::failure::{Failure, Outcome};
+use super::output;
+use crate::model::random_bytes;
+
+pub(super) fn run() -> Result<Outcome, Failure> {
+    output::print(&text(random_bytes(), random_bytes()))
+}
+
+/// The key string on the first line, then the lines for an account in the directory file.
+fn text(secret: [u8; 32], name: [u8; 5]) -> String {
+    let secret = URL_SAFE_NO_PAD.encode(secret);
+    let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        r#"{secret}.k{name}
+
+[[tenants.accounts.keys]]
+name = "k{name}"
+secret = "{secret}"
+status = "active"
+capability = {{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subscribe"] }}
+"#
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_hold_the_parts_of_the_key() {
+        let text = text([0xfb; 32], [1, 2, 3, 4, 0xff]);
+        let (key, lines) = text.split_once("\n\n").unwrap();
+        let (secret, name) = key.rsplit_once('.').unwrap();
+        assert_eq!(name, "k01020304ff");
+        let directory: toml::Table = lines.parse().unwrap();
+        let entry = &directory["tenants"]["accounts"]["keys"][0];
+        assert_eq!(entry["name"].as_str(), Some(name));
+        assert_eq!(entry["secret"].as_str(), Some(secret));
+    }
+}

@@ -1,0 +1,95 @@
+//! The command line: arguments → one command → an exit code.
+
+mod banner;
+mod check;
+mod failure;
+mod key;
+mod output;
+mod publish;
+mod runtime;
+mod serve;
+mod subscribe;
+mod target;
+mod token;
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+use crate::config::{self, Config, flags};
+use failure::{Failure, Outcome};
+
+/// Runs the command that the arguments of the process name; without one, `serve`.
+///
+/// 0: done, 1: failed, 2: wrong use or configuration, 130: interrupted.
+pub fn run() -> ExitCode {
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        // Help and version are no mistakes; clap tells them apart.
+        Err(error) => error.exit(),
+    };
+    match dispatch(&matches) {
+        Ok(outcome) => outcome.exit_code(),
+        Err(failure) => failure.report(),
+    }
+}
+
+fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
+    match matches.subcommand() {
+        None => serve::run(&configuration(matches)?),
+        Some(("serve", matches)) => serve::run(&configuration(matches)?),
+        Some(("check-config", matches)) => check::run(&configuration(matches)?),
+        Some(("config-reference", _)) => output::print(&config::reference()),
+        Some(("pub", matches)) => publish::run(parsed(matches)?),
+        Some(("sub", matches)) => subscribe::run(parsed(matches)?),
+        Some(("token", matches)) => token::run(parsed(matches)?),
+        Some(("key", _)) => key::run(),
+        Some((other, _)) => Err(Failure::usage(format!("there is no command {other}"))),
+    }
+}
+
+fn command() -> Command {
+    Command::new("fanfare")
+        .about("A self-hosted, clustered realtime messaging service")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(flags::arguments())
+        .args_conflicts_with_subcommands(true)
+        .subcommand(Command::new("serve").about("Runs a node (the default)").args(flags::arguments()))
+        .subcommand(publish::Arguments::augment_args(Command::new("pub").about("Publishes to a channel")))
+        .subcommand(subscribe::Arguments::augment_args(
+            Command::new("sub").about("Follows channels and prints what is published, one line per message"),
+        ))
+        .subcommand(token::Arguments::augment_args(
+            Command::new("token").about("Signs a token request with a key, without asking a node"),
+        ))
+        .subcommand(key_command())
+        .subcommand(
+            Command::new("check-config")
+                .about("Says everything that is wrong with the configuration, and runs nothing")
+                .args(flags::arguments()),
+        )
+        .subcommand(
+            Command::new("config-reference")
+                .about("Prints a configuration file with every setting and its default"),
+        )
+}
+
+fn key_command() -> Command {
+    Command::new("key")
+        .about("Makes keys")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(Command::new("new").about("Prints a new key and its lines for the directory file"))
+}
+
+fn configuration(matches: &ArgMatches) -> Result<Config, Failure> {
+    Config::load(&flags::Flags::of(matches), std::env::vars_os())
+        .map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> Result<A, Failure> {
+    A::from_arg_matches(matches).map_err(|error| error.exit())
+}
+
+#[cfg(test)]
+mod tests;

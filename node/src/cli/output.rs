@@ -1,0 +1,45 @@
+//! Writing to stdout. A reader that goes away, as in `fanfare sub demo | head -1`, ends a command without a failure.
+
+use std::io::{self, ErrorKind, Write as _};
+
+use super::failure::{Failure, Outcome};
+
+/// Writes `text` as it is.
+pub(super) fn print(text: &str) -> Result<Outcome, Failure> {
+    write(text).map(|_| Outcome::Done)
+}
+
+/// False: nobody reads any more.
+pub(super) fn write(text: &str) -> Result<bool, Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::because("cannot write to stdout", &error)),
+    }
+}
+
+/// Shows what could move the cursor or hide text as `\u{…}`.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        let turns_direction =
+            matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns_direction {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_controls_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jé\u{9b}\n\u{202e}"), "a\\u{1b}[2Jé\\u{9b}\\u{a}\\u{202e}");
+    }
+}

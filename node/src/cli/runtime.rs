@@ -1,0 +1,56 @@
+//! The async runtime of a command.
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::failure::{Failure, Outcome};
+
+/// `threads` workers; 0: one per core.
+pub(super) fn multi_thread(threads: usize) -> Result<Runtime, Failure> {
+    let mut builder = Builder::new_multi_thread();
+    if threads > 0 {
+        builder.worker_threads(threads);
+    }
+    let built = builder.thread_name("fanfare").enable_all().build();
+    built.map_err(|error| Failure::because("cannot start threads", &error))
+}
+
+/// Runs the work of a client command, unless a signal ends it first.
+pub(super) fn interruptible(
+    work: impl Future<Output = Result<Outcome, Failure>>,
+) -> Result<Outcome, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::because("cannot start the runtime", &error))?;
+    let outcome = runtime.block_on(async {
+        let mut stop = StopSignals::listen()?;
+        tokio::select! {
+            outcome = work => outcome,
+            () = stop.next() => Ok(Outcome::Interrupted),
+        }
+    });
+    // A read of stdin cannot be cancelled; the process ends without waiting for its line.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// SIGINT and SIGTERM, which no longer end the process once this exists.
+pub(super) struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignals {
+    pub(super) fn listen() -> Result<Self, Failure> {
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::because("cannot listen for signals", &error));
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    /// The next of either. Cancelling it loses nothing.
+    pub(super) async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

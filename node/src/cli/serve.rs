@@ -1,0 +1,41 @@
+//! `fanfare serve`: a node from start to drained.
+
+use super::banner::Banner;
+use super::check;
+use super::failure::{Failure, Outcome};
+use super::output;
+use super::runtime::{self, StopSignals};
+use crate::app::App;
+use crate::config::Config;
+use crate::telemetry;
+
+pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
+    check::directory(config)?;
+    telemetry::start_logs(&config.log, config.log_format)
+        .map_err(|error| Failure::because("cannot start the logs", &error))?;
+    runtime::multi_thread(config.threads)?.block_on(serve(config))
+}
+
+async fn serve(config: &Config) -> Result<Outcome, Failure> {
+    let mut signals = StopSignals::listen()?;
+    let app = tokio::select! {
+        started = App::start(config.clone()) => {
+            started.map_err(|error| Failure::because("cannot start", &error))?
+        }
+        () = signals.next() => return Ok(Outcome::Done),
+    };
+    let banner = Banner {
+        config,
+        node_id: app.node_id().to_string(),
+        addresses: app.addresses(),
+        key: app.development_key(),
+    };
+    // A closed stdout is no reason to stop a node.
+    output::write(&banner.text()).ok();
+    signals.next().await;
+    tracing::info!("stopping, a second signal stops at once");
+    tokio::select! {
+        () = app.stop() => Ok(Outcome::Done),
+        () = signals.next() => Err(Failure::failed("stopped by a second signal before everything was drained")),
+    }
+}

@@ -1,0 +1,124 @@
+//! Which node a client command talks to, and with which key.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use fanfare_client::{Credential, Options};
+use serde::Deserialize;
+
+use super::failure::Failure;
+use crate::config::{development_key_file, node_file};
+
+#[derive(Args)]
+pub(super) struct KeyArguments {
+    /// The API key, <secret>.<keyName>; else FANFARE_KEY, else the key of the development node
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+
+    /// The data folder of a node on this machine; else FANFARE_DATA_DIR [default: ./data]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(super) struct NodeArguments {
+    /// http://host:port or ws://host:port; else FANFARE_URL, else the node that runs in the data folder
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+
+    #[command(flatten)]
+    key: KeyArguments,
+}
+
+impl KeyArguments {
+    pub(super) fn key(&self) -> Result<String, Failure> {
+        if let Some(key) = self.key.clone().or_else(|| variable("FANFARE_KEY")) {
+            return Ok(key);
+        }
+        let file = development_key_file(&self.data_dir());
+        let text = std::fs::read_to_string(&file).map_err(|error| {
+            let file = file.display();
+            Failure::failed(format!("no --key and no FANFARE_KEY, and the key of a development node cannot be read from {file}: {error}"))
+        })?;
+        Ok(text.trim().to_owned())
+    }
+
+    fn data_dir(&self) -> PathBuf {
+        let given = self.data_dir.clone().or_else(|| variable("FANFARE_DATA_DIR").map(PathBuf::from));
+        given.unwrap_or_else(|| PathBuf::from("./data"))
+    }
+}
+
+impl NodeArguments {
+    pub(super) fn options(&self) -> Result<Options, Failure> {
+        Ok(Options::new(self.url()?, Credential::Key(self.key.key()?)))
+    }
+
+    fn url(&self) -> Result<String, Failure> {
+        match self.url.clone().or_else(|| variable("FANFARE_URL")) {
+            Some(url) => Ok(url),
+            None => running_node(&node_file(&self.key.data_dir())),
+        }
+    }
+}
+
+/// The address in the file that a running node keeps.
+fn running_node(file: &Path) -> Result<String, Failure> {
+    #[derive(Deserialize)]
+    struct Node {
+        listen: SocketAddr,
+    }
+
+    let failed = |reason: String| {
+        let file = file.display();
+        Failure::failed(format!(
+            "no --url and no FANFARE_URL, and no running node is named by {file}: {reason}"
+        ))
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
+    let node: Node = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+    Ok(format!("http://{}", reachable(node.listen)))
+}
+
+/// Where a listener can be reached from its own machine: loopback stands for all addresses.
+pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
+    match listen {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, v4.port()).into(),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => (Ipv6Addr::LOCALHOST, v6.port()).into(),
+        other => other,
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_running_node_is_found_by_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = node_file(folder.path());
+        let Err(Failure::Failed(text)) = running_node(&file) else { panic!("found a node") };
+        assert!(text.contains("no --url") && text.contains("node.json"), "{text}");
+        let json = r#"{"nodeId":"n","pid":1,"listen":"[::]:8080","admin":"127.0.0.1:8081"}"#;
+        std::fs::write(&file, json).unwrap();
+        assert_eq!(running_node(&file), Ok("http://[::1]:8080".to_owned()));
+    }
+
+    #[test]
+    fn a_key_is_read_from_the_data_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = |key: Option<&str>| KeyArguments {
+            key: key.map(str::to_owned),
+            data_dir: Some(folder.path().to_path_buf()),
+        };
+        assert!(matches!(arguments(None).key(), Err(Failure::Failed(text)) if text.contains("dev-key")));
+        std::fs::write(folder.path().join("dev-key"), "secret.dev\n").unwrap();
+        assert_eq!(arguments(None).key(), Ok("secret.dev".to_owned()));
+        assert_eq!(arguments(Some("other.k")).key(), Ok("other.k".to_owned()));
+    }
+}

@@ -1,0 +1,112 @@
+//! `fanfare token`: signs with a key, without asking a node.
+
+use clap::Args;
+use fanfare_client::Key;
+use fanfare_client::sign::{self, JwtParams, TokenParams};
+
+use super::failure::{Failure, Outcome};
+use super::output;
+use super::target::KeyArguments;
+use crate::config::parse_duration;
+
+/// What a JWT, which must carry a capability, may do when none is asked for.
+const ALL: &str = r#"{"*":["subscribe","publish","presence","history","amqp-subscribe"]}"#;
+const JWT_TTL_MS: u64 = 3_600_000;
+
+#[derive(Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    key: KeyArguments,
+
+    /// What the token may do, as JSON: {"chat:*":["subscribe"]}; else all that the key holds (--jwt: all operations on *)
+    #[arg(long, value_name = "JSON")]
+    capability: Option<String>,
+
+    /// The clientId that the token forces on a connection
+    #[arg(long, value_name = "ID")]
+    client_id: Option<String>,
+
+    /// How long the token holds, such as 10m [default: 1h]
+    #[arg(long, value_name = "DURATION", value_parser = ttl_ms)]
+    ttl: Option<u64>,
+
+    /// Sign a service JWT, ready for use, instead of a token request
+    #[arg(long)]
+    jwt: bool,
+}
+
+fn ttl_ms(text: &str) -> Result<u64, String> {
+    let ttl = parse_duration(text)?;
+    u64::try_from(ttl.as_millis())
+        .ok()
+        .filter(|ms| *ms > 0)
+        .ok_or_else(|| "must be longer than nothing".to_owned())
+}
+
+pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
+    let key: Key = arguments.key.key()?.parse().map_err(|error| unusable(&error))?;
+    let signed = if arguments.jwt { jwt(&key, arguments)? } else { token_request(&key, arguments)? };
+    output::print(&format!("{signed}\n"))
+}
+
+fn jwt(key: &Key, arguments: Arguments) -> Result<String, Failure> {
+    let params = JwtParams {
+        capability: arguments.capability.unwrap_or_else(|| ALL.to_owned()),
+        client_id: arguments.client_id,
+        issued_s: None,
+        ttl_s: arguments.ttl.unwrap_or(JWT_TTL_MS).div_ceil(1000),
+    };
+    sign::jwt(key, &params).map_err(|error| unusable(&error))
+}
+
+fn token_request(key: &Key, arguments: Arguments) -> Result<String, Failure> {
+    let params = TokenParams {
+        ttl_ms: arguments.ttl,
+        capability: arguments.capability,
+        client_id: arguments.client_id,
+        timestamp_ms: None,
+        nonce: None,
+    };
+    let request = sign::token_request(key, params).map_err(|error| unusable(&error))?;
+    serde_json::to_string(&request).map_err(|error| unusable(&error))
+}
+
+fn unusable(error: &dyn std::error::Error) -> Failure {
+    Failure::usage(format!("cannot sign: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn arguments(given: &[&str]) -> Arguments {
+        let command = Arguments::augment_args(Command::new("token").no_binary_name(true));
+        Arguments::from_arg_matches(&command.get_matches_from(given)).unwrap()
+    }
+
+    #[test]
+    fn nothing_is_sent_for_what_was_not_given() {
+        let key: Key = "secret.k1".parse().unwrap();
+        let fields = |given: &[&str]| {
+            let request: serde_json::Map<String, serde_json::Value> =
+                serde_json::from_str(&token_request(&key, arguments(given)).unwrap()).unwrap();
+            request
+        };
+        let mut names: Vec<_> = fields(&[]).into_iter().map(|(name, _)| name).collect();
+        names.sort();
+        assert_eq!(names, ["keyName", "mac", "nonce", "timestamp"]);
+        let all = fields(&["--ttl", "10m", "--client-id", "ann", "--capability", r#"{ "a": ["publish"] }"#]);
+        assert_eq!(all["ttl"], 600_000);
+        assert_eq!(all["clientId"], "ann");
+        assert_eq!(all["capability"], r#"{ "a": ["publish"] }"#);
+    }
+
+    #[test]
+    fn a_ttl_is_a_duration() {
+        assert_eq!(ttl_ms("1h"), Ok(3_600_000));
+        assert!(ttl_ms("3600").is_err());
+        assert!(ttl_ms("0s").is_err());
+    }
+}

@@ -1,0 +1,165 @@
+//! How each type of a setting is read and shown.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+
+use super::StoreKind;
+use super::quantity::{parse_count, parse_duration, show_duration};
+use crate::telemetry::LogFormat;
+
+/// The shape of a setting in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Text,
+    /// `true` or `false`; as a flag it needs no value.
+    Boolean,
+    /// A whole number; a text with a unit is taken too.
+    Number,
+}
+
+/// A value as it stands in a variable or behind a flag.
+pub(super) trait Field: Sized {
+    const FORM: Form = Form::Text;
+
+    fn read(text: &str) -> Result<Self, String>;
+    /// None: there is no value unless one is given.
+    fn show(&self) -> Option<String>;
+}
+
+impl Field for PathBuf {
+    fn read(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Err("expected a path, got nothing".to_owned()) } else { Ok(Self::from(text)) }
+    }
+
+    fn show(&self) -> Option<String> {
+        self.to_str().map(str::to_owned)
+    }
+}
+
+impl Field for String {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.clone())
+    }
+}
+
+impl<F: Field> Field for Option<F> {
+    const FORM: Form = F::FORM;
+
+    fn read(text: &str) -> Result<Self, String> {
+        F::read(text).map(Some)
+    }
+
+    fn show(&self) -> Option<String> {
+        self.as_ref().and_then(F::show)
+    }
+}
+
+impl Field for SocketAddr {
+    fn read(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected an IP address and a port such as 127.0.0.1:8080, got `{text}`");
+        text.parse().map_err(|_| expected())
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Field for Duration {
+    fn read(text: &str) -> Result<Self, String> {
+        parse_duration(text)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(show_duration(*self))
+    }
+}
+
+impl Field for usize {
+    const FORM: Form = Form::Number;
+
+    fn read(text: &str) -> Result<Self, String> {
+        Self::try_from(parse_count(text)?).map_err(|_| format!("{text} is too large"))
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Field for bool {
+    const FORM: Form = Form::Boolean;
+
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            _ => Err(format!("expected true or false, got `{text}`")),
+        }
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Field for StoreKind {
+    fn read(text: &str) -> Result<Self, String> {
+        one_of(text, &[("embedded", Self::Embedded), ("none", Self::None)])
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(if *self == Self::None { "none" } else { "embedded" }.to_owned())
+    }
+}
+
+impl Field for LogFormat {
+    fn read(text: &str) -> Result<Self, String> {
+        one_of(text, &[("auto", Self::Auto), ("text", Self::Text), ("json", Self::Json)])
+    }
+
+    fn show(&self) -> Option<String> {
+        let text = match self {
+            Self::Auto => "auto",
+            Self::Text => "text",
+            Self::Json => "json",
+        };
+        Some(text.to_owned())
+    }
+}
+
+/// `on` or `off`.
+pub(super) fn read_switch(text: &str) -> Result<bool, String> {
+    one_of(text, &[("on", true), ("off", false)])
+}
+
+/// A name that may stand in a header: `[A-Za-z0-9._-]{1,64}`.
+pub(super) fn read_node_id(text: &str) -> Result<String, String> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    if (1..=64).contains(&text.len()) && text.bytes().all(allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("expected 1 to 64 letters, digits, `.`, `_` or `-`, got `{text}`"))
+    }
+}
+
+pub(super) fn read_log_filter(text: &str) -> Result<String, String> {
+    match EnvFilter::builder().parse(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err(format!("expected a level or a filter such as info,fanfare=debug, got `{text}`")),
+    }
+}
+
+fn one_of<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<T, String> {
+    choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+        format!("expected {}, got `{text}`", names.join(" or "))
+    })
+}

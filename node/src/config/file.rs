@@ -1,0 +1,100 @@
+//! The configuration file: TOML → settings with their lines.
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::Mistake;
+use super::field::Form;
+use super::nearest::nearest;
+use super::settings::{Setting, settings};
+
+/// A setting that the file holds, with the value as a variable would hold it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) setting: &'static Setting,
+    pub(super) text: String,
+    /// `fanfare.toml:7: limits.nesting`
+    pub(super) place: String,
+}
+
+/// What the file holds, in its order. `name` is the file's name in the mistakes.
+pub(super) fn parse(name: &str, text: &str) -> Vec<Result<Entry, Mistake>> {
+    let (document, errors) = DeTable::parse_recoverable(text);
+    let mut reader = Reader { name, text, found: Vec::new() };
+    for error in &errors {
+        let line = error.span().map_or(1, |span| reader.line(span.start));
+        reader.mistake(format!("{name}:{line}"), error.message().to_owned());
+    }
+    // A line that could not be parsed says little about its keys.
+    if errors.is_empty() {
+        reader.table(None, document.get_ref());
+    }
+    reader.found
+}
+
+struct Reader<'a> {
+    name: &'a str,
+    text: &'a str,
+    found: Vec<Result<Entry, Mistake>>,
+}
+
+impl Reader<'_> {
+    fn table(&mut self, table: Option<&'static str>, content: &DeTable<'_>) {
+        let mut keys: Vec<_> = content.iter().collect();
+        keys.sort_by_key(|(key, _)| key.span().start);
+        for (key, value) in keys {
+            self.key(table, key.get_ref(), key.span().start, value);
+        }
+    }
+
+    fn key(&mut self, table: Option<&'static str>, key: &str, at: usize, value: &Spanned<DeValue<'_>>) {
+        if let (None, "limits", DeValue::Table(limits)) = (table, key, value.get_ref()) {
+            return self.table(Some("limits"), limits);
+        }
+        let known = || settings().filter(|s| s.table == table && s.in_file());
+        let place = format!("{}:{}: {}", self.name, self.line(at), full_key(table, key));
+        let Some(setting) = known().find(|s| s.name == key) else {
+            let meant = nearest(key, known().map(|s| s.name));
+            let hint = meant.map(|name| format!(", did you mean {}?", full_key(table, name)));
+            return self.mistake(place, format!("is not known{}", hint.unwrap_or_default()));
+        };
+        match text_of(setting.form, value.get_ref()) {
+            Ok(text) => self.found.push(Ok(Entry { setting, text, place })),
+            Err(problem) => self.mistake(place, problem),
+        }
+    }
+
+    fn mistake(&mut self, place: String, problem: String) {
+        self.found.push(Err(Mistake { place, problem }));
+    }
+
+    fn line(&self, at: usize) -> usize {
+        1 + self.text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count()
+    }
+}
+
+fn full_key(table: Option<&str>, key: &str) -> String {
+    table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}"))
+}
+
+fn text_of(form: Form, value: &DeValue<'_>) -> Result<String, String> {
+    match (form, value) {
+        (Form::Text | Form::Number, DeValue::String(text)) => Ok(text.to_string()),
+        (Form::Boolean, DeValue::Boolean(on)) => Ok(on.to_string()),
+        (Form::Number, DeValue::Integer(number)) => i128::from_str_radix(number.as_str(), number.radix())
+            .map(|number| number.to_string())
+            .map_err(|_| "is too large".to_owned()),
+        _ => {
+            let expected = match form {
+                Form::Text => "a string",
+                Form::Boolean => "true or false",
+                Form::Number => "a whole number",
+            };
+            Err(format!("expected {expected}, got {} {}", article(value.type_str()), value.type_str()))
+        }
+    }
+}
+
+fn article(noun: &str) -> &'static str {
+    if noun.starts_with(['a', 'i']) { "an" } else { "a" }
+}

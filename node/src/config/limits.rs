@@ -1,0 +1,96 @@
+//! The table `[limits]`: every field of [`Limits`], which the compiler checks.
+
+use super::field::Form;
+use super::quantity::{parse_bytes, parse_count, parse_ms};
+use super::settings::Setting;
+use crate::model::Limits;
+
+macro_rules! limits {
+    ($($field:ident $least:literal ..= $most:literal: $doc:literal;)*) => {
+        pub(super) static LIMITS: &[Setting] = &[$(Setting {
+            table: Some("limits"),
+            name: stringify!($field),
+            form: Form::Number,
+            value: unit(stringify!($field)),
+            doc: $doc,
+            read: |config, text| {
+                let number = read(stringify!($field), text, $least, $most)?;
+                config.limits.$field = number.try_into().map_err(|_| format!("{text} is too large"))?;
+                Ok(())
+            },
+            show: |config| Some(config.limits.$field.to_string()),
+        }),*];
+
+        /// Does not compile when a limit is missing from the table.
+        const _: fn(Limits) = |Limits { $($field: _),* }| ();
+    };
+}
+
+limits! {
+    message_bytes 1..=16_777_216: "name, data, extras and clientId of one message, as compact JSON texts together";
+    socket_message_bytes 1..=67_108_864: "One message of the socket after reassembly";
+    socket_message_fragments 1..=65_536: "Fragments of one message of the socket";
+    socket_message_ms 1..=3_600_000: "From the first fragment of a message of the socket to its last";
+    http_body_bytes 1..=1_073_741_824: "Body of an HTTP request";
+    token_request_bytes 1..=1_048_576: "Body of a token request";
+    nesting 1..=120: "Nesting of any JSON or MessagePack";
+    message_id_bytes 1..=4_096: "Message id given by a client";
+    name_bytes 1..=4_096: "Event name";
+    presence_data_bytes 1..=1_048_576: "Data of a presence member";
+    attached_channels 1..=1_000_000: "Channels attached per connection";
+    presence_members 1..=1_000_000: "Presence members per channel";
+    publishes_per_second 0..=4_294_967_295: "Messages published per socket; 0: no limit";
+    publish_burst 1..=4_294_967_295: "Messages that a socket may publish at once";
+    http_publishes_per_second 0..=4_294_967_295: "Messages published over HTTP per key; 0: no limit";
+    controls_per_second 0..=4_294_967_295: "Attach, detach, presence and auth frames per socket; 0: no limit";
+    control_burst 1..=4_294_967_295: "Attach, detach, presence and auth frames that a socket may send at once";
+    pings_per_second 1..=4_294_967_295: "WebSocket pings per socket";
+    failed_token_requests_per_second 0..=4_294_967_295: "Failed token requests per address and key; 0: no limit";
+    token_bytes 1..=65_536: "Token";
+    resume_window_ms 1..=86_400_000: "How long a lost connection can be resumed without a gap";
+    heartbeat_ms 100..=3_600_000: "The server sends a heartbeat after this much silence of its own";
+    header_bytes 1_024..=1_048_576: "Headers of a request";
+    header_ms 1..=3_600_000: "From the start of a connection or request to the end of its headers";
+    outbox_bytes 1..=1_073_741_824: "Live frames that wait for one connection; beyond it the connection is closed as slow";
+    outbox_stall_ms 1..=3_600_000: "A connection that takes no waiting frame for this long is closed as slow";
+    idempotency_window_ms 1..=86_400_000: "How long a message id given by a client is remembered";
+    connections 0..=4_294_967_295: "Connections of this node; 0: as many as the open-file limit allows";
+}
+
+/// The unit stands last in the name.
+const fn unit(name: &str) -> &'static str {
+    if ends_with(name, "_bytes") {
+        "BYTES"
+    } else if ends_with(name, "_ms") {
+        "MILLISECONDS"
+    } else if ends_with(name, "_per_second") {
+        "PER SECOND"
+    } else {
+        "COUNT"
+    }
+}
+
+const fn ends_with(name: &str, end: &str) -> bool {
+    let (name, end) = (name.as_bytes(), end.as_bytes());
+    let mut i = 0;
+    while i < end.len() {
+        if name.len() < end.len() || name[name.len() - end.len() + i] != end[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+fn read(name: &str, text: &str, least: u64, most: u64) -> Result<u64, String> {
+    let number = match unit(name) {
+        "BYTES" => parse_bytes(text),
+        "MILLISECONDS" => parse_ms(text),
+        _ => parse_count(text),
+    }?;
+    if (least..=most).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!("must be between {least} and {most}, got `{text}`"))
+    }
+}

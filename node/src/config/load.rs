@@ -1,0 +1,110 @@
+//! Defaults, then the file, then the environment, then the flags.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use super::Config;
+use super::error::{ConfigError, Mistake};
+use super::file;
+use super::flags::Flags;
+use super::nearest::nearest;
+use super::rules;
+use super::settings::{Setting, settings};
+
+/// Variables of the client commands.
+const CLIENT_VARIABLES: [&str; 2] = ["FANFARE_KEY", "FANFARE_URL"];
+
+impl Config {
+    /// Reads the file that the flags or the environment name, and merges all three.
+    ///
+    /// # Errors
+    /// Every mistake in any of them at once, also where a stronger source overrides it.
+    pub fn load(
+        flags: &Flags,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, ConfigError> {
+        let mut mistakes = Vec::new();
+        let variables = variables(environment, &mut mistakes);
+        let mut config = Self::default();
+        if let Some((place, path)) = config_file(flags, &variables) {
+            let name = path.display().to_string();
+            match std::fs::read_to_string(&path) {
+                Ok(text) => apply_file(&mut config, &name, &text, &mut mistakes),
+                Err(error) => mistakes.push(Mistake::new(place, format!("cannot read {name}: {error}"))),
+            }
+        }
+        for (setting, text) in variables {
+            apply(&mut config, setting, &text, setting.variable(), &mut mistakes);
+        }
+        for (setting, text) in &flags.0 {
+            apply(&mut config, setting, text, format!("--{}", setting.flag()), &mut mistakes);
+        }
+        rules::check(&config, &mut mistakes);
+        if mistakes.is_empty() { Ok(config) } else { Err(ConfigError(mistakes)) }
+    }
+}
+
+fn config_file(flags: &Flags, variables: &[(&'static Setting, String)]) -> Option<(&'static str, PathBuf)> {
+    let named = |given: &[(&'static Setting, String)]| {
+        given.iter().find(|(setting, _)| setting.name == "config").map(|(_, text)| PathBuf::from(text))
+    };
+    let flag = named(&flags.0).map(|path| ("--config", path));
+    flag.or_else(|| named(variables).map(|path| ("FANFARE_CONFIG", path)))
+}
+
+fn apply_file(config: &mut Config, name: &str, text: &str, mistakes: &mut Vec<Mistake>) {
+    for found in file::parse(name, text) {
+        match found {
+            Ok(entry) => apply(config, entry.setting, &entry.text, entry.place, mistakes),
+            Err(mistake) => mistakes.push(mistake),
+        }
+    }
+}
+
+fn apply(config: &mut Config, setting: &Setting, text: &str, place: String, mistakes: &mut Vec<Mistake>) {
+    if let Err(problem) = (setting.read)(config, text) {
+        mistakes.push(Mistake { place, problem });
+    }
+}
+
+/// The settings among the variables. An empty variable counts as not given.
+fn variables(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+    mistakes: &mut Vec<Mistake>,
+) -> Vec<(&'static Setting, String)> {
+    let mut given = Vec::new();
+    let mut environment: Vec<_> = environment.into_iter().collect();
+    environment.sort();
+    for (name, value) in environment {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("FANFARE_")) else { continue };
+        if CLIENT_VARIABLES.contains(&name) || is_service_link(name, &value) || value.is_empty() {
+            continue;
+        }
+        let setting = settings().find(|setting| setting.variable() == name);
+        match (setting, value.into_string()) {
+            (Some(setting), Ok(text)) => given.push((setting, text)),
+            (Some(_), Err(_)) => mistakes.push(Mistake::new(name, "is not UTF-8")),
+            (None, _) => mistakes.push(Mistake::new(name, unknown_variable(name))),
+        }
+    }
+    given
+}
+
+fn unknown_variable(name: &str) -> String {
+    let short = |name: &str| name.trim_start_matches("FANFARE_").to_owned();
+    let known: Vec<_> = settings().map(|setting| short(&setting.variable())).collect();
+    match nearest(&short(name), known.iter().map(String::as_str)) {
+        Some(meant) => format!("is not known, did you mean FANFARE_{meant}?"),
+        None => "is not known".to_owned(),
+    }
+}
+
+/// Kubernetes sets such variables for a service that is named `fanfare` or `fanfare-…`.
+fn is_service_link(name: &str, value: &OsStr) -> bool {
+    let is_address = value.to_str().is_some_and(|value| value.contains("://"));
+    let is_port_of = |(_, rest): (&str, &str)| rest.starts_with(|c: char| c.is_ascii_digit());
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || (name.ends_with("_PORT") && is_address)
+        || name.split_once("_PORT_").is_some_and(is_port_of)
+}

@@ -1,0 +1,116 @@
+//! File, environment and flags → one checked [`Config`], with every mistake reported at once.
+//!
+//! `settings` is the one table behind the flags, the variables, the keys of the file and the reference.
+
+mod error;
+mod field;
+mod file;
+pub mod flags;
+mod limits;
+mod load;
+mod nearest;
+mod quantity;
+mod reference;
+mod rules;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use error::{ConfigError, Mistake};
+pub use quantity::parse_duration;
+pub use reference::reference;
+
+use crate::model::Limits;
+use crate::telemetry::LogFormat;
+
+/// What `fanfare serve` runs with; `fanfare config-reference` says what each field means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    pub config_file: Option<PathBuf>,
+    pub data_dir: PathBuf,
+    /// As it was given; [`Config::directory_file`] is where it is looked for.
+    pub directory: Option<PathBuf>,
+    pub listen: SocketAddr,
+    pub admin_listen: SocketAddr,
+    pub admin_token_file: Option<PathBuf>,
+    pub node_id: Option<String>,
+    pub store: StoreKind,
+    pub drain_timeout: Duration,
+    pub auth: bool,
+    pub insecure: bool,
+    /// Shards and runtime workers, each; 0: one per core.
+    pub threads: usize,
+    /// A filter of `tracing_subscriber::EnvFilter`.
+    pub log: String,
+    pub log_format: LogFormat,
+    pub limits: Limits,
+}
+
+/// Where messages are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreKind {
+    None,
+    Embedded,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            config_file: None,
+            data_dir: PathBuf::from("./data"),
+            directory: None,
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8081)),
+            admin_token_file: None,
+            node_id: None,
+            store: StoreKind::Embedded,
+            drain_timeout: Duration::from_secs(25),
+            auth: true,
+            insecure: false,
+            threads: 0,
+            log: "info".to_owned(),
+            log_format: LogFormat::Auto,
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Config {
+    pub fn directory_file(&self) -> PathBuf {
+        self.directory.clone().unwrap_or_else(|| self.data_dir.join("directory.toml"))
+    }
+
+    /// Where a development node keeps its only key, mode 0600.
+    pub fn development_key_file(&self) -> PathBuf {
+        development_key_file(&self.data_dir)
+    }
+
+    /// No directory was given, every listener is on loopback, and the data folder holds no directory or one
+    /// that an earlier development start made.
+    pub fn development(&self) -> bool {
+        let own = self.development_key_file().exists() || !self.directory_file().exists();
+        self.directory.is_none() && self.loopback_only() && own
+    }
+
+    fn loopback_only(&self) -> bool {
+        [self.listen, self.admin_listen].into_iter().all(is_loopback)
+    }
+}
+
+/// `<data-dir>/dev-key`.
+pub fn development_key_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("dev-key")
+}
+
+/// `<data-dir>/node.json`: where a running node says which addresses it has bound.
+pub fn node_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("node.json")
+}
+
+fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}

@@ -1,0 +1,33 @@
+//! What several settings must satisfy together.
+
+use super::error::Mistake;
+use super::{Config, is_loopback};
+
+pub(super) fn check(config: &Config, mistakes: &mut Vec<Mistake>) {
+    if !config.auth && !config.insecure && !is_loopback(config.listen) {
+        let problem = format!(
+            "auth = off would open {} to everybody; listen on loopback, or say --insecure as well",
+            config.listen
+        );
+        mistakes.push(Mistake::new("--auth", problem));
+    }
+    if !is_loopback(config.admin_listen) && config.admin_token_file.is_none() {
+        let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);
+        mistakes.push(Mistake::new("--admin-listen", problem));
+    }
+    if !config.development() && !config.directory_file().exists() {
+        mistakes.push(Mistake::new("--directory", missing_directory(config)));
+    }
+}
+
+fn missing_directory(config: &Config) -> String {
+    let file = config.directory_file().display().to_string();
+    if config.directory.is_some() {
+        format!("{file} does not exist")
+    } else {
+        format!(
+            "{file} does not exist; name the file with tenants, accounts and keys \
+             (one is made only when every listener is on loopback)"
+        )
+    }
+}

@@ -1,0 +1,115 @@
+//! The table of settings.
+
+use super::Config;
+use super::field::{Field, Form, read_log_filter, read_node_id, read_switch};
+use super::limits::LIMITS;
+
+/// One setting: its name in the file is the name of its flag and variable too.
+#[derive(Debug)]
+pub(super) struct Setting {
+    /// The table of the file that it stands in.
+    pub(super) table: Option<&'static str>,
+    pub(super) name: &'static str,
+    pub(super) form: Form,
+    /// The shape of the value, for the help and the reference.
+    pub(super) value: &'static str,
+    /// One sentence, without a full stop, about what it decides.
+    pub(super) doc: &'static str,
+    pub(super) read: fn(&mut Config, &str) -> Result<(), String>,
+    /// None: there is no default.
+    pub(super) show: fn(&Config) -> Option<String>,
+}
+
+impl Setting {
+    pub(super) fn flag(&self) -> String {
+        self.name.replace('_', "-")
+    }
+
+    pub(super) fn variable(&self) -> String {
+        format!("FANFARE_{}", self.key().replace('.', "_")).to_ascii_uppercase()
+    }
+
+    /// As mistakes name it: `listen`, `limits.nesting`.
+    pub(super) fn key(&self) -> String {
+        match self.table {
+            Some(table) => format!("{table}.{}", self.name),
+            None => self.name.to_owned(),
+        }
+    }
+
+    /// Whether the file may hold it: all but the name of the file itself.
+    pub(super) fn in_file(&self) -> bool {
+        self.name != "config"
+    }
+}
+
+/// Everything that can be configured, in the order of the reference.
+pub(super) fn settings() -> impl Iterator<Item = &'static Setting> {
+    SETTINGS.iter().chain(LIMITS)
+}
+
+/// The settings that have a flag.
+pub(super) fn flag_settings() -> impl Iterator<Item = &'static Setting> {
+    SETTINGS.iter()
+}
+
+macro_rules! setting {
+    ($name:literal, $field:ident : $type:ty, $value:literal, $doc:literal) => {
+        setting!($name, $field: $type, $value, $doc, <$type>::read, <$type>::show)
+    };
+    ($name:literal, $field:ident : $type:ty, $value:literal, $doc:literal, $read:expr, $show:expr) => {
+        Setting {
+            table: None,
+            name: $name,
+            form: <$type>::FORM,
+            value: $value,
+            doc: $doc,
+            read: |config, text| {
+                config.$field = $read(text)?;
+                Ok(())
+            },
+            show: |config| $show(&config.$field),
+        }
+    };
+}
+
+type OptionalPath = Option<std::path::PathBuf>;
+
+static SETTINGS: &[Setting] = &[
+    setting!("config", config_file: OptionalPath, "FILE", "The configuration file (TOML)"),
+    setting!("data_dir", data_dir: std::path::PathBuf, "DIR",
+        "The data folder: embedded store, development directory and key, the addresses of the running node"),
+    setting!("directory", directory: OptionalPath, "FILE",
+        "Tenants, accounts and keys; when not given, directory.toml in the data folder"),
+    setting!("listen", listen: std::net::SocketAddr, "HOST:PORT",
+        "Where clients connect with HTTP and the socket; port 0 takes a free one"),
+    setting!("admin_listen", admin_listen: std::net::SocketAddr, "HOST:PORT",
+        "Where operators connect: /metrics, /ready and /live are open, all else needs the admin token"),
+    setting!("admin_token_file", admin_token_file: OptionalPath, "FILE",
+        "Holds the admin token; required when admin_listen is beyond loopback, else admin-token is made in the data folder"),
+    setting!("node_id", node_id: Option<String>, "NAME",
+        "The name of this node in rows, listings and logs; when not given, the host name",
+        |text| read_node_id(text).map(Some), Field::show),
+    setting!("store", store: super::StoreKind, "embedded|none",
+        "Where messages are kept; with none there is no history"),
+    setting!("drain_timeout", drain_timeout: std::time::Duration, "DURATION",
+        "How long a stop may take: clients are told to leave, work is flushed"),
+    Setting {
+        form: Form::Text,
+        ..setting!("auth", auth: bool, "on|off",
+            "Whether clients need a credential; off is for local experiments only", read_switch, show_switch)
+    },
+    setting!("insecure", insecure: bool, "true|false",
+        "Allows auth = off when listen is beyond loopback"),
+    setting!("threads", threads: usize, "COUNT",
+        "Threads that serve sockets, and as many that serve HTTP; 0: one per core"),
+    setting!("log", log: String, "FILTER",
+        "What is logged: a level, or a filter such as info,fanfare=debug", read_log_filter, Field::show),
+    setting!("log_format", log_format: crate::telemetry::LogFormat, "auto|text|json",
+        "Logs go to stderr; auto is text on a terminal and JSON elsewhere"),
+];
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the table passes each field by reference")]
+fn show_switch(on: &bool) -> Option<String> {
+    Some(if *on { "on" } else { "off" }.to_owned())
+}

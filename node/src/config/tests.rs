@@ -1,0 +1,252 @@
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::Command;
+
+use super::flags::{Flags, arguments};
+use super::settings::settings;
+use super::*;
+
+fn flags(given: &[&str]) -> Flags {
+    let command = Command::new("fanfare").no_binary_name(true).args(arguments());
+    Flags::of(&command.try_get_matches_from(given).unwrap())
+}
+
+fn environment(given: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+    given.iter().map(|(name, value)| (name.into(), value.into())).collect()
+}
+
+/// Loads with an empty data folder, unless the flags name one.
+fn load(file: &str, variables: &[(&str, &str)], given: &[&str]) -> Result<Config, Vec<String>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.toml");
+    std::fs::write(&path, file).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    let data = folder.path().join("data").to_str().unwrap().to_owned();
+    let mut all = vec!["--config", &path];
+    if !given.contains(&"--data-dir") {
+        all.extend(["--data-dir", &data]);
+    }
+    all.extend(given);
+    let mistakes = |ConfigError(mistakes)| -> Vec<String> {
+        let short = |m: &Mistake| m.to_string().replace(&path, "f.toml").replace(&data, "data");
+        mistakes.iter().map(short).collect()
+    };
+    Config::load(&flags(&all), environment(variables)).map_err(mistakes)
+}
+
+#[test]
+fn nothing_given_is_the_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = folder.path().to_str().unwrap();
+    let config = Config::load(&flags(&["--data-dir", data_dir]), []).unwrap();
+    assert_eq!(config, Config { data_dir: data_dir.into(), ..Config::default() });
+    assert!(config.development());
+}
+
+#[test]
+fn a_flag_beats_the_environment_which_beats_the_file() {
+    let file =
+        "listen = '127.0.0.1:1'\nadmin_listen = '127.0.0.1:1'\nnode_id = 'file'\n[limits]\nnesting = 1";
+    let variables = [
+        ("FANFARE_LISTEN", "127.0.0.1:2"),
+        ("FANFARE_ADMIN_LISTEN", "127.0.0.1:2"),
+        ("FANFARE_LIMITS_NESTING", "2"),
+        ("FANFARE_NODE_ID", ""),
+    ];
+    let config = load(file, &variables, &["--listen", "127.0.0.1:3"]).unwrap();
+    assert_eq!(config.listen.port(), 3);
+    assert_eq!(config.admin_listen.port(), 2);
+    assert_eq!(config.limits.nesting, 2);
+    assert_eq!(config.node_id.as_deref(), Some("file"));
+}
+
+#[test]
+fn every_kind_of_value_is_read_from_every_source() {
+    let file = "store = 'none'\ndrain_timeout = '500ms'\nauth = 'off'\ninsecure = true\nthreads = 3\n\
+                log = 'debug'\nlog_format = 'json'\n\
+                [limits]\nmessage_bytes = '128KiB'\nresume_window_ms = '60s'\npublishes_per_second = 0\nnesting = 0x10";
+    let from_file = load(file, &[], &[]).unwrap();
+    assert_eq!(from_file.limits.message_bytes, 128 * 1024);
+    assert_eq!(from_file.limits.resume_window_ms, 60_000);
+    assert_eq!(from_file.limits.publishes_per_second, 0);
+    assert_eq!(from_file.limits.nesting, 16);
+
+    let variables = [
+        ("FANFARE_STORE", "none"),
+        ("FANFARE_DRAIN_TIMEOUT", "500ms"),
+        ("FANFARE_AUTH", "off"),
+        ("FANFARE_INSECURE", "true"),
+        ("FANFARE_THREADS", "3"),
+        ("FANFARE_LOG", "debug"),
+        ("FANFARE_LOG_FORMAT", "json"),
+    ];
+    let given = [
+        "--store=none",
+        "--drain-timeout=500ms",
+        "--auth=off",
+        "--insecure",
+        "--threads=3",
+        "--log=debug",
+        "--log-format=json",
+    ];
+    for config in [from_file, load("", &variables, &[]).unwrap(), load("", &[], &given).unwrap()] {
+        assert_eq!(config.store, StoreKind::None);
+        assert_eq!(config.drain_timeout, Duration::from_millis(500));
+        assert_eq!((config.auth, config.insecure, config.threads), (false, true, 3));
+        assert_eq!((config.log.as_str(), config.log_format), ("debug", LogFormat::Json));
+    }
+}
+
+#[test]
+fn every_mistake_is_reported_at_once_with_its_place() {
+    let file = "lisen = '127.0.0.1:1'\nstore = 'disk'\nthreads = 'many'\nauth = true\n\n[limits]\n\
+                message-bytes = 1\nnesting = 500\nheartbeat_ms = -1\npings_per_second = 1.5\n[other]\n";
+    let variables = [
+        ("FANFARE_LISTEN", "8080"),
+        ("FANFARE_LIMITS_NESTIN", "1"),
+        ("FANFARE_LIMITS_TOKEN_BYTES", "0"),
+        ("FANFARE_SOMETHING_ELSE", "hidden"),
+        ("HOME", "elsewhere"),
+    ];
+    let given =
+        ["--drain-timeout", "soon", "--log", "a=b=c", "--node-id", "a b", "--admin-listen", "0.0.0.0:1"];
+    let mistakes = load(file, &variables, &given).unwrap_err();
+    let expected = [
+        "FANFARE_LIMITS_NESTIN: is not known, did you mean FANFARE_LIMITS_NESTING?",
+        "FANFARE_SOMETHING_ELSE: is not known",
+        "f.toml:1: lisen: is not known, did you mean listen?",
+        "f.toml:2: store: expected embedded or none, got `disk`",
+        "f.toml:3: threads: expected a whole number, got `many`",
+        "f.toml:4: auth: expected a string, got a boolean",
+        "f.toml:7: limits.message-bytes: is not known, did you mean limits.message_bytes?",
+        "f.toml:8: limits.nesting: must be between 1 and 120, got `500`",
+        "f.toml:9: limits.heartbeat_ms: expected milliseconds or a duration such as 30s, got `-1`",
+        "f.toml:10: limits.pings_per_second: expected a whole number, got a float",
+        "f.toml:11: other: is not known",
+        "FANFARE_LIMITS_TOKEN_BYTES: must be between 1 and 65536, got `0`",
+        "FANFARE_LISTEN: expected an IP address and a port such as 127.0.0.1:8080, got `8080`",
+        "--node-id: expected 1 to 64 letters, digits, `.`, `_` or `-`, got `a b`",
+        "--drain-timeout: expected a duration such as 500ms, 25s or 5m, got `soon`",
+        "--log: expected a level or a filter such as info,fanfare=debug, got `a=b=c`",
+        "--admin-listen: 0.0.0.0:1 is beyond loopback and needs --admin-token-file",
+        "--directory: data/directory.toml does not exist; name the file with tenants, accounts and keys \
+         (one is made only when every listener is on loopback)",
+    ];
+    assert_eq!(mistakes, expected);
+}
+
+#[test]
+fn a_mistake_counts_even_where_it_is_overridden() {
+    assert_eq!(
+        load("listen = 'x'", &[], &["--listen", "127.0.0.1:0"]).unwrap_err(),
+        ["f.toml:1: listen: expected an IP address and a port such as 127.0.0.1:8080, got `x`"]
+    );
+}
+
+#[test]
+fn syntax_errors_carry_their_lines() {
+    let mistakes = load("listen = '127.0.0.1:0'\nstore = \nthreads = = 3\n", &[], &[]).unwrap_err();
+    assert!(mistakes.iter().any(|m| m.starts_with("f.toml:2: ")), "{mistakes:?}");
+    assert!(mistakes.iter().any(|m| m.starts_with("f.toml:3: ")), "{mistakes:?}");
+    let twice = load("threads = 1\nthreads = 2\n", &[], &[]).unwrap_err();
+    assert!(twice[0].starts_with("f.toml:2: duplicate"), "{twice:?}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named_by_its_source() {
+    let by_flag = Config::load(&flags(&["--config", "/nowhere/f.toml"]), []).unwrap_err();
+    assert!(by_flag.to_string().starts_with("--config: cannot read /nowhere/f.toml: "), "{by_flag}");
+    let by_variable = Config::load(&flags(&[]), environment(&[("FANFARE_CONFIG", "/nowhere")])).unwrap_err();
+    assert!(by_variable.to_string().starts_with("FANFARE_CONFIG: cannot read /nowhere: "), "{by_variable}");
+    assert_eq!(load("config = 'x'", &[], &[]).unwrap_err(), ["f.toml:1: config: is not known"]);
+}
+
+#[test]
+fn auth_off_stays_on_loopback_unless_insecure() {
+    let open = ["--auth=off", "--listen=0.0.0.0:0", "--directory", env!("CARGO_MANIFEST_PATH")];
+    let mistakes = load("", &[], &open).unwrap_err();
+    assert_eq!(mistakes.len(), 1);
+    assert!(mistakes[0].starts_with("--auth: auth = off would open 0.0.0.0:0"), "{mistakes:?}");
+    assert!(load("", &[], &[&open[..], &["--insecure"]].concat()).is_ok());
+    for loopback in ["127.9.9.9:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
+        assert!(load("", &[], &["--auth=off", "--listen", loopback]).is_ok(), "{loopback}");
+    }
+}
+
+#[test]
+fn the_admin_listener_beyond_loopback_needs_a_token_file() {
+    let open = ["--admin-listen=[::]:0", "--directory", env!("CARGO_MANIFEST_PATH")];
+    assert_eq!(
+        load("", &[], &open).unwrap_err(),
+        ["--admin-listen: [::]:0 is beyond loopback and needs --admin-token-file"]
+    );
+    assert!(load("", &[], &[&open[..], &["--admin-token-file", "t"]].concat()).is_ok());
+}
+
+#[test]
+fn a_directory_is_made_only_in_development() {
+    let named = load("", &[], &["--directory", "/nowhere/d.toml"]).unwrap_err();
+    assert_eq!(named, ["--directory: /nowhere/d.toml does not exist"]);
+    assert!(
+        load("", &[], &["--listen", "0.0.0.0:0"]).unwrap_err()[0]
+            .starts_with("--directory: data/directory.toml")
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = ["--data-dir", folder.path().to_str().unwrap()];
+    std::fs::write(folder.path().join("directory.toml"), "").unwrap();
+    assert!(!load("", &[], &data_dir).unwrap().development());
+    assert!(load("", &[], &[&data_dir[..], &["--listen", "0.0.0.0:0"]].concat()).is_ok());
+    std::fs::write(folder.path().join("dev-key"), "").unwrap();
+    assert!(load("", &[], &data_dir).unwrap().development());
+}
+
+#[test]
+fn variables_of_clients_and_of_kubernetes_are_let_be() {
+    let variables = [
+        ("FANFARE_KEY", "a.b"),
+        ("FANFARE_URL", "http://x"),
+        ("FANFARE_SERVICE_HOST", "10.0.0.1"),
+        ("FANFARE_SERVICE_PORT_HTTP", "80"),
+        ("FANFARE_PORT", "tcp://10.0.0.1:80"),
+        ("FANFARE_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("FANFARE_ADMIN_PORT_8081_TCP", "tcp://10.0.0.1:8081"),
+    ];
+    assert!(load("", &variables, &[]).is_ok());
+    assert!(load("", &[("FANFARE_LISTEN_PORT", "80")], &[]).is_err());
+}
+
+#[test]
+fn names_are_the_same_everywhere() {
+    for setting in settings() {
+        let table = setting.table.map(|table| format!("{table}_")).unwrap_or_default();
+        assert_eq!(setting.variable().to_ascii_lowercase(), format!("fanfare_{table}{}", setting.name));
+        assert_eq!(setting.flag(), setting.name.replace('_', "-"));
+        assert!(!setting.doc.ends_with('.') && !setting.doc.is_empty(), "{}", setting.name);
+    }
+}
+
+#[test]
+fn the_reference_holds_every_default() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("reference.toml");
+    std::fs::write(&path, reference()).unwrap();
+    let entries: Vec<_> = super::file::parse("r", &reference()).into_iter().map(Result::unwrap).collect();
+    let defaults = Config::default();
+    for setting in settings().filter(|setting| setting.in_file()) {
+        let entry = entries.iter().find(|entry| entry.setting.key() == setting.key());
+        assert_eq!(entry.map(|entry| entry.text.clone()), (setting.show)(&defaults), "{}", setting.name);
+    }
+    let given = flags(&["--config", path.to_str().unwrap(), "--data-dir", folder.path().to_str().unwrap()]);
+    let loaded = Config::load(&given, []).unwrap();
+    let expected = Config { config_file: Some(path), data_dir: folder.path().into(), ..defaults };
+    assert_eq!(loaded, expected);
+}
+
+#[test]
+fn the_sample_is_the_reference() {
+    let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/fanfare.toml");
+    let sample = std::fs::read_to_string(sample).unwrap();
+    assert!(sample == reference(), "deploy/fanfare.toml is not what `fanfare config-reference` prints");
+}

@@ -1,0 +1,101 @@
+//! The operators' listener: `/metrics`, `/live` and `/ready` are open, all else needs the admin token.
+
+mod token;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use metrics_exporter_prometheus::PrometheusHandle;
+
+pub use token::{AdminToken, AdminTokenError};
+
+#[derive(Clone)]
+pub struct AdminState {
+    pub metrics: PrometheusHandle,
+    pub token: Arc<AdminToken>,
+    /// Asked on each request of `/ready`; must not block.
+    pub readiness: Arc<dyn Fn() -> Readiness + Send + Sync>,
+}
+
+/// Whether a load balancer should send clients here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readiness {
+    Starting,
+    Ready,
+    /// Serving, while a part of it (the store) fails.
+    Degraded,
+    Draining,
+}
+
+pub fn router(state: AdminState) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/live", get(|| async { "ok" }))
+        .route("/ready", get(ready))
+        .fallback(|| async { refusal(StatusCode::NOT_FOUND, "not found") })
+        .layer(middleware::from_fn_with_state(state.clone(), guard))
+        .with_state(state)
+}
+
+/// Before the routes, so that the paths that exist show only to who may use them.
+async fn guard(State(state): State<AdminState>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    if is_foreign(headers) {
+        return refusal(StatusCode::FORBIDDEN, "foreign origin");
+    }
+    let open = matches!(request.uri().path(), "/metrics" | "/live" | "/ready");
+    if !open && !is_operator(headers, &state.token) {
+        return refusal(StatusCode::UNAUTHORIZED, "unauthorized");
+    }
+    next.run(request).await
+}
+
+async fn metrics(State(state): State<AdminState>) -> Response {
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.metrics.render()).into_response()
+}
+
+async fn ready(State(state): State<AdminState>) -> Response {
+    let (status, text) = match (state.readiness)() {
+        Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting"),
+        Readiness::Ready => (StatusCode::OK, "ready"),
+        Readiness::Degraded => (StatusCode::OK, "degraded"),
+        Readiness::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
+    };
+    json(status, format!(r#"{{"status":"{text}"}}"#))
+}
+
+/// A browser says where its page comes from; only a page of this listener may ask.
+fn is_foreign(headers: &HeaderMap) -> bool {
+    let host = headers.get(HOST).map(|host| host.as_bytes());
+    headers.get_all(ORIGIN).iter().any(|origin| {
+        let origin = origin.as_bytes();
+        let authority = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+        authority.is_none() || authority != host
+    })
+}
+
+fn is_operator(headers: &HeaderMap, token: &AdminToken) -> bool {
+    let mut given = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (given.next(), given.next()) else { return false };
+    match value.as_bytes().split_at_checked("bearer ".len()) {
+        Some((scheme, rest)) => scheme.eq_ignore_ascii_case(b"bearer ") && token.is(rest),
+        None => false,
+    }
+}
+
+fn refusal(status: StatusCode, error: &str) -> Response {
+    json(status, format!(r#"{{"error":"{error}"}}"#))
+}
+
+fn json(status: StatusCode, body: String) -> Response {
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+#[cfg(test)]
+mod tests;

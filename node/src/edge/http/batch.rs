@@ -1,0 +1,82 @@
+//! `POST /api/publish`: the same messages to several channels, each with its own result.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use axum::response::Response;
+use fanfare_proto::http::{BatchRequest, BatchResponse, BatchResult, parse_batch};
+
+use super::Api;
+use super::body::{self, Unread};
+use super::publish::stored;
+use crate::auth::Principal;
+use crate::edge::errors::Refusal;
+use crate::model::{ChannelKey, Draft, Operation};
+
+/// Bounds what one body can make the node do.
+const CHANNELS_MAX: usize = 1000;
+
+/// Channels published to at once, so that they share a sync of the store.
+const TOGETHER_MAX: usize = 32;
+
+/// 200 with one result per channel in the order of the request, refused ones included.
+pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> Result<Response, Refusal> {
+    let text = body.read(api.services.limits.http_body_bytes).await?;
+    let BatchRequest { channels, messages } = parse_batch(&text, api.services.limits.nesting)
+        .map_err(|error| Refusal::malformed(error.to_string()))?;
+    if channels.len() > CHANNELS_MAX {
+        return Err(Refusal::malformed(format!("channels holds more than {CHANNELS_MAX} names")));
+    }
+    let target = |channel: &String| api.allowed_channel(principal, channel, Operation::Publish);
+    let targets: Vec<_> = channels.iter().map(target).collect();
+    let permitted = targets.iter().filter(|target| target.is_ok()).count();
+    api.take_rate(principal, permitted * messages.len())?;
+    let results = publish_each(api, principal, targets, &messages).await;
+    let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));
+    Ok(body::json(&BatchResponse { results: results.collect() }))
+}
+
+async fn publish_each(
+    api: &Api,
+    principal: &Principal,
+    targets: Vec<Result<ChannelKey, Refusal>>,
+    messages: &[Draft],
+) -> Vec<Result<(), Refusal>> {
+    let mut results = Vec::with_capacity(targets.len());
+    let mut targets = targets.into_iter().peekable();
+    while targets.peek().is_some() {
+        let together = targets.by_ref().take(TOGETHER_MAX);
+        let published =
+            together.map(|target| async { stored(api, principal, target?, messages.to_vec()).await });
+        results.extend(join(published).await);
+    }
+    results
+}
+
+/// The outputs of all, in their order.
+async fn join<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    poll_fn(|context| {
+        let mut waiting = false;
+        for (future, output) in &mut running {
+            if output.is_none() {
+                match future.as_mut().poll(context) {
+                    Poll::Ready(value) => *output = Some(value),
+                    Poll::Pending => waiting = true,
+                }
+            }
+        }
+        if waiting { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, output)| output).collect()
+}
+
+fn result(channel: String, published: Result<(), Refusal>) -> BatchResult {
+    match published {
+        Ok(()) => BatchResult::Published { channel, published: true },
+        Err(refusal) => {
+            BatchResult::Refused { channel, error: refusal.error.into_owned(), status: refusal.kind.status() }
+        }
+    }
+}

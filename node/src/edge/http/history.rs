@@ -1,0 +1,165 @@
+//! `GET /api/channels/{channel}/history` and `…/presence/history`.
+
+use axum::http::HeaderValue;
+use axum::http::header::LINK;
+use axum::response::Response;
+use fanfare_proto::http::{history_body, presence_history_body};
+use fanfare_proto::path::encode_channel;
+use fanfare_proto::serial::Serial;
+
+use super::query::Query;
+use super::{Api, body};
+use crate::auth::Principal;
+use crate::edge::errors::Refusal;
+use crate::model::Operation;
+use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, StoreError};
+
+const HOUR_MS: u64 = 3_600_000;
+
+/// What a page is asked for, beside its channel.
+#[derive(Debug, Clone, PartialEq)]
+struct Page {
+    limit: usize,
+    start_ms: Option<u64>,
+    end_ms: Option<u64>,
+    cursor: Option<Position>,
+    direction: Option<Direction>,
+    until: Option<Serial>,
+}
+
+/// Newest first unless asked otherwise, no older than the channel's retention.
+pub(super) async fn messages(
+    api: &Api,
+    principal: &Principal,
+    channel: &str,
+    query: Option<&str>,
+) -> Result<Response, Refusal> {
+    let key = api.allowed_channel(principal, channel, Operation::History)?;
+    let page = Page::parse(query)?;
+    let policy = principal.account.policy(channel);
+    if !policy.history {
+        return Ok(body::json_text(history_body([])));
+    }
+    let now_ms = api.services.clock.now_ms();
+    let query = HistoryQuery {
+        key,
+        limit: page.limit,
+        start_ms: page.start_ms,
+        end_ms: page.end_ms,
+        oldest_ms: now_ms.saturating_sub(u64::from(policy.retention_hours) * HOUR_MS),
+        cursor: page.cursor,
+        direction: page.direction.unwrap_or_default(),
+        until: page.until.clone(),
+    };
+    let found = read_full(api, query).await?;
+    Ok(page.answer(channel, &found))
+}
+
+/// A store may stop early, where what follows is far away or filtered out; a page goes on a few times then,
+/// so that a client that follows no links still gets what it asked for.
+async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, Refusal> {
+    const READS_MAX: usize = 8;
+    let mut page = HistoryPage::default();
+    for _ in 0..READS_MAX {
+        let more = api.services.store.read(query.clone()).await.inspect_err(|error| {
+            if let StoreError::Failed(reason) = error {
+                tracing::error!(reason, "history could not be read");
+            }
+        })?;
+        query.limit = query.limit.saturating_sub(more.rows.len());
+        query.cursor.clone_from(&more.next);
+        page.rows.extend(more.rows);
+        page.next = more.next;
+        if page.next.is_none() || query.limit == 0 {
+            break;
+        }
+    }
+    Ok(page)
+}
+
+/// Presence is not kept yet, so the list is empty, as on a node without a presence-history store.
+pub(super) fn presence(
+    api: &Api,
+    principal: &Principal,
+    channel: &str,
+    query: Option<&str>,
+) -> Result<Response, Refusal> {
+    api.allowed_channel(principal, channel, Operation::History)?;
+    Page::parse(query)?;
+    Ok(body::json_text(presence_history_body([])))
+}
+
+impl Page {
+    fn parse(query: Option<&str>) -> Result<Self, Refusal> {
+        let query = Query::new(query);
+        Ok(Self {
+            limit: query.limit(),
+            start_ms: field(&query, "start", "epoch milliseconds", epoch_ms)?,
+            end_ms: field(&query, "end", "epoch milliseconds", epoch_ms)?,
+            cursor: field(&query, "cursor", "a cursor from a link", |text| text.parse().ok())?,
+            direction: field(&query, "direction", "backwards or forwards", direction)?,
+            until: field(&query, "until", "a serial", |text| text.parse().ok())?,
+        })
+    }
+
+    fn answer(&self, channel: &str, found: &HistoryPage) -> Response {
+        let mut response = body::json_text(history_body(found.rows.iter().map(|row| &*row.json)));
+        if let Some(next) = &found.next
+            && let Ok(link) = HeaderValue::try_from(self.link(channel, next))
+        {
+            response.headers_mut().insert(LINK, link);
+        }
+        response
+    }
+
+    /// The same request, from `next` on.
+    fn link(&self, channel: &str, next: &Position) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.append_pair("limit", &self.limit.to_string());
+        if let Some(start_ms) = self.start_ms {
+            query.append_pair("start", &start_ms.to_string());
+        }
+        if let Some(end_ms) = self.end_ms {
+            query.append_pair("end", &end_ms.to_string());
+        }
+        if let Some(direction) = self.direction {
+            query.append_pair("direction", direction_name(direction));
+        }
+        if let Some(until) = &self.until {
+            query.append_pair("until", &until.to_string());
+        }
+        query.append_pair("cursor", &next.to_string());
+        let (channel, query) = (encode_channel(channel), query.finish());
+        format!("</api/channels/{channel}/history?{query}>; rel=\"next\"")
+    }
+}
+
+fn field<T>(
+    query: &Query<'_>,
+    name: &str,
+    shape: &str,
+    read: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, Refusal> {
+    let Some(text) = query.first(name) else { return Ok(None) };
+    read(&text).map(Some).ok_or_else(|| Refusal::malformed(format!("{name} must be {shape}")))
+}
+
+fn epoch_ms(text: &str) -> Option<u64> {
+    if text.starts_with('+') {
+        return None;
+    }
+    text.parse().ok()
+}
+
+fn direction(text: &str) -> Option<Direction> {
+    [Direction::Backwards, Direction::Forwards]
+        .into_iter()
+        .find(|direction| direction_name(*direction) == text)
+}
+
+fn direction_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Backwards => "backwards",
+        Direction::Forwards => "forwards",
+    }
+}

@@ -1,0 +1,170 @@
+//! The HTTP side: CORS outermost, `/health` apart, then one order for every request: credential, path,
+//! method, capability, body.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, Method};
+use axum::middleware::from_fn;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::any;
+use fanfare_proto::http::Time;
+
+use self::body::Unread;
+use self::rate::KeyRates;
+use self::route::{Action, Route};
+use super::Services;
+use super::errors::Refusal;
+use crate::auth::{Credentials, Principal};
+use crate::model::{ChannelKey, ChannelName, Operation};
+
+mod batch;
+mod body;
+pub mod cors;
+mod history;
+mod publish;
+mod query;
+mod rate;
+mod route;
+#[cfg(test)]
+mod tests;
+mod token;
+
+/// Everything under the client listener that is not an upgrade of `/realtime`.
+pub fn router(services: Arc<Services>) -> Router {
+    let api = Arc::new(Api { publishes: KeyRates::new(services.limits.http_publishes_per_second), services });
+    Router::new()
+        .route("/health", any(health))
+        .fallback(move |request| serve(Arc::clone(&api), request))
+        .layer(from_fn(cors::outermost))
+}
+
+/// What every resource is answered with.
+struct Api {
+    services: Arc<Services>,
+    publishes: KeyRates,
+}
+
+/// Outside the JSON router, so that it answers even if that cannot.
+async fn health(method: Method) -> Response {
+    if method == Method::GET || method == Method::HEAD {
+        return "ok".into_response();
+    }
+    Refusal::method_not_allowed("GET, HEAD").into_response()
+}
+
+async fn serve(api: Arc<Api>, request: Request) -> Response {
+    let route = Route::of(request.uri().path());
+    let template = route.template;
+    let response = match without_panic(answer(&api, route, request)).await {
+        Ok(answered) => answered.unwrap_or_else(Refusal::into_response),
+        Err(_) => {
+            tracing::error!(route = template, "a request handler panicked");
+            Refusal::internal().into_response()
+        }
+    };
+    count(template, &response);
+    response
+}
+
+async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, Refusal> {
+    let (head, body) = request.into_parts();
+    let body = Unread::new(&head.headers, body);
+    match &route.action {
+        Action::UpgradeRequired => return Err(Refusal::upgrade_required()),
+        Action::ExchangeToken { key_name } => {
+            route.takes(head.method.as_str())?;
+            return token::exchange(api, key_name, &head, body).await;
+        }
+        _ => {}
+    }
+    let principal = api.authenticate(&head.headers)?;
+    if !matches!(route.action, Action::NotFound | Action::Malformed(_)) {
+        route.takes(head.method.as_str())?;
+    }
+    let query = head.uri.query();
+    match route.action {
+        Action::Time => Ok(time(api)),
+        Action::Publish { channel } => publish::publish(api, &principal, &channel, body).await,
+        Action::PublishBatch => batch::publish(api, &principal, body).await,
+        Action::History { channel } => history::messages(api, &principal, &channel, query).await,
+        Action::PresenceHistory { channel } => history::presence(api, &principal, &channel, query),
+        Action::Presence { channel } => {
+            api.allowed_channel(&principal, &channel, Operation::Presence)?;
+            Err(Refusal::not_wired())
+        }
+        Action::NotWired { needs: Some(operation) } if !principal.capability.grants_anywhere(operation) => {
+            Err(Refusal::forbidden(operation.as_str()))
+        }
+        Action::NotWired { .. } => Err(Refusal::not_wired()),
+        Action::Malformed(error) => Err(Refusal::malformed(error)),
+        Action::NotFound | Action::UpgradeRequired | Action::ExchangeToken { .. } => {
+            Err(Refusal::not_found())
+        }
+    }
+}
+
+/// For signers whose clock is off.
+fn time(api: &Api) -> Response {
+    body::json(&Time { now: api.services.clock.now_ms() })
+}
+
+impl Api {
+    fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, Refusal> {
+        let credentials = Credentials { authorization: authorization(headers), query: "", socket: false };
+        Ok(self.services.auth.authenticate(&credentials)?)
+    }
+
+    /// The channel within the caller's account, if its name is one and the capability covers it.
+    fn allowed_channel(
+        &self,
+        principal: &Principal,
+        channel: &str,
+        operation: Operation,
+    ) -> Result<ChannelKey, Refusal> {
+        let name = ChannelName::new(channel)?;
+        if !principal.allows(channel, operation) {
+            return Err(Refusal::forbidden(operation.as_str()));
+        }
+        Ok(principal.channel(name))
+    }
+
+    fn take_rate(&self, principal: &Principal, messages: usize) -> Result<(), Refusal> {
+        let taken = self.publishes.take(&principal.key_name, messages, Instant::now());
+        taken.map_err(Refusal::rate_limit)
+    }
+}
+
+fn authorization(headers: &HeaderMap) -> Vec<&[u8]> {
+    headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes()).collect()
+}
+
+/// A panic in one request takes down neither its connection nor the task that serves it.
+async fn without_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
+    let mut future = Box::pin(future);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}
+
+/// Neither the path nor the query stands in a metric or a log line: they hold names and perhaps credentials.
+fn count(template: &'static str, response: &Response) {
+    let status = response.status().as_u16();
+    let class = match status {
+        0..300 => "2xx",
+        300..400 => "3xx",
+        400..500 => "4xx",
+        _ => "5xx",
+    };
+    tracing::debug!(route = template, status, "request answered");
+    metrics::counter!("fanfare_http_requests_total", "route" => template, "status" => class).increment(1);
+}

@@ -1,0 +1,46 @@
+//! `POST /api/channels/{channel}/publish`.
+
+use axum::response::Response;
+use fanfare_proto::http::{Published, parse_publish};
+
+use super::Api;
+use super::body::{self, Unread};
+use crate::auth::Principal;
+use crate::edge::errors::Refusal;
+use crate::model::{ChannelKey, ConnectionId, Draft, Operation};
+use crate::publish::PublishRequest;
+
+/// One message or an array of them; answers when the origin has stored them.
+pub(super) async fn publish(
+    api: &Api,
+    principal: &Principal,
+    channel: &str,
+    body: Unread,
+) -> Result<Response, Refusal> {
+    let key = api.allowed_channel(principal, channel, Operation::Publish)?;
+    let text = body.read(api.services.limits.http_body_bytes).await?;
+    let messages = parse_publish(&text, api.services.limits.nesting)
+        .map_err(|error| Refusal::malformed(error.to_string()))?;
+    api.take_rate(principal, messages.len())?;
+    stored(api, principal, key, messages).await?;
+    Ok(body::json(&Published { channel: channel.to_owned(), published: true }))
+}
+
+/// Publishes under a connection of its own, so that nothing marks the messages as HTTP.
+pub(super) async fn stored(
+    api: &Api,
+    principal: &Principal,
+    key: ChannelKey,
+    messages: Vec<Draft>,
+) -> Result<(), Refusal> {
+    let request = PublishRequest {
+        key,
+        account: principal.account.clone(),
+        key_name: principal.key_name.clone(),
+        connection_id: ConnectionId::random(),
+        client_id: principal.client_id.clone(),
+        messages,
+    };
+    api.services.publisher.publish_and_wait(request).await?;
+    Ok(())
+}

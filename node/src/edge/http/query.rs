@@ -1,0 +1,74 @@
+//! Query strings: `application/x-www-form-urlencoded`, the first of repeated parameters counts.
+
+use std::borrow::Cow;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Query<'a>(&'a str);
+
+impl<'a> Query<'a> {
+    /// `None` is a request without a query.
+    pub(super) fn new(raw: Option<&'a str>) -> Self {
+        Self(raw.unwrap_or_default())
+    }
+
+    pub(super) fn first(&self, name: &str) -> Option<Cow<'a, str>> {
+        form_urlencoded::parse(self.0.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value)
+    }
+
+    /// A decimal integer of any size, with or without a sign, is clamped to 1..=1000; anything else is 100.
+    pub(super) fn limit(&self) -> usize {
+        const DEFAULT: usize = 100;
+        const MAX: usize = 1000;
+        let Some(text) = self.first("limit") else { return DEFAULT };
+        let digits = text.strip_prefix(['+', '-']).unwrap_or(&text);
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return DEFAULT;
+        }
+        if text.starts_with('-') {
+            return 1;
+        }
+        // Digits that do not fit a usize are far above the maximum.
+        digits.parse().unwrap_or(MAX).clamp(1, MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_repeated_parameters_counts() {
+        let query = Query::new(Some("a=1&b=2&a=3&c&%64=x+y%2Bz"));
+        assert_eq!(query.first("a").as_deref(), Some("1"));
+        assert_eq!(query.first("c").as_deref(), Some(""));
+        assert_eq!(query.first("d").as_deref(), Some("x y+z"));
+        assert_eq!(query.first("e"), None);
+        assert_eq!(Query::new(None).first("a"), None);
+    }
+
+    #[test]
+    fn limits_are_clamped_and_never_an_error() {
+        for (query, limit) in [
+            ("", 100),
+            ("limit=", 100),
+            ("limit=7", 7),
+            ("limit=%2B7", 7),
+            ("limit=+7", 100),
+            ("limit=007", 7),
+            ("limit=0", 1),
+            ("limit=-0", 1),
+            ("limit=-5", 1),
+            ("limit=1000", 1000),
+            ("limit=1001", 1000),
+            ("limit=99999999999999999999999999999999", 1000),
+            ("limit=-99999999999999999999999999999999", 1),
+            ("limit=1.5", 100),
+            ("limit=1e3", 100),
+            ("limit=ten", 100),
+            ("limit=--1", 100),
+            ("limit=5&limit=9", 5),
+        ] {
+            assert_eq!(Query::new(Some(query)).limit(), limit, "{query}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! How many messages a key may publish over HTTP in a second.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::model::KeyName;
+
+/// One bucket per key that published lately; each holds one second's worth of messages.
+pub(super) struct KeyRates {
+    per_second: u32,
+    buckets: Mutex<HashMap<KeyName, Bucket>>,
+}
+
+/// When the bucket is full again; before that, what is missing is the time until then times the rate.
+struct Bucket {
+    full_at: Instant,
+}
+
+/// Full buckets are forgotten when the table has grown this large.
+const BUCKETS_SWEPT_AT: usize = 1024;
+
+impl KeyRates {
+    /// `per_second` 0: no limit.
+    pub(super) fn new(per_second: u32) -> Self {
+        Self { per_second, buckets: Mutex::new(HashMap::new()) }
+    }
+
+    /// Takes `messages` at once, or says in how many seconds they may pass. More messages than a whole
+    /// bucket pass when it is full and are owed afterwards, so that a large array is slow and not impossible.
+    pub(super) fn take(&self, key: &KeyName, messages: usize, now: Instant) -> Result<(), u64> {
+        if self.per_second == 0 {
+            return Ok(());
+        }
+        let cost = Duration::from_secs_f64(messages as f64 / f64::from(self.per_second));
+        let mut buckets = self.buckets.lock();
+        if buckets.len() >= BUCKETS_SWEPT_AT {
+            buckets.retain(|_, bucket| bucket.full_at > now);
+        }
+        let bucket = buckets.entry(key.clone()).or_insert(Bucket { full_at: now });
+        let missing = bucket.full_at.saturating_duration_since(now);
+        let room = Duration::from_secs(1).saturating_sub(cost);
+        if missing > room {
+            return Err((missing - room).as_secs_f64().ceil() as u64);
+        }
+        bucket.full_at = now + missing + cost;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> KeyName {
+        name.into()
+    }
+
+    #[test]
+    fn a_second_holds_the_rate_and_no_more() {
+        let rates = KeyRates::new(5);
+        let start = Instant::now();
+        for _ in 0..5 {
+            assert_eq!(rates.take(&key("a"), 1, start), Ok(()));
+        }
+        assert_eq!(rates.take(&key("a"), 1, start), Err(1));
+        assert_eq!(rates.take(&key("b"), 1, start), Ok(()), "each key has its own");
+        assert_eq!(rates.take(&key("a"), 1, start + Duration::from_millis(201)), Ok(()));
+    }
+
+    #[test]
+    fn an_array_beyond_the_rate_passes_when_nothing_is_owed() {
+        let rates = KeyRates::new(2);
+        let start = Instant::now();
+        assert_eq!(rates.take(&key("a"), 10, start), Ok(()));
+        assert_eq!(rates.take(&key("a"), 1, start), Err(5));
+        assert_eq!(rates.take(&key("a"), 1, start + Duration::from_secs(5)), Ok(()));
+    }
+
+    #[test]
+    fn zero_is_no_limit() {
+        let rates = KeyRates::new(0);
+        assert_eq!(rates.take(&key("a"), 1_000_000, Instant::now()), Ok(()));
+        assert!(rates.buckets.lock().is_empty());
+    }
+}

@@ -1,0 +1,176 @@
+//! Which resource a path names. Works on the path as it was sent; only channel and key names are decoded.
+
+use fanfare_proto::path::{self, ChannelRoute, PathError};
+
+use crate::edge::errors::Refusal;
+use crate::model::Operation;
+
+/// A known path (or not): what its metric is called, what methods it takes and what it does.
+#[derive(Debug)]
+pub(super) struct Route {
+    /// For metrics and logs, where no account, channel or key may stand.
+    pub(super) template: &'static str,
+    /// As the `allow` header has it; empty: any method.
+    pub(super) allow: &'static str,
+    pub(super) action: Action,
+}
+
+#[derive(Debug)]
+pub(super) enum Action {
+    ExchangeToken {
+        key_name: String,
+    },
+    /// The socket's address, reached without an upgrade.
+    UpgradeRequired,
+    Time,
+    Publish {
+        channel: String,
+    },
+    PublishBatch,
+    History {
+        channel: String,
+    },
+    PresenceHistory {
+        channel: String,
+    },
+    Presence {
+        channel: String,
+    },
+    /// Known and not served by this node; a credential that lacks the operation everywhere gets 403.
+    NotWired {
+        needs: Option<Operation>,
+    },
+    NotFound,
+    /// A malformed escape or a name that is not UTF-8.
+    Malformed(String),
+}
+
+const READ: &str = "GET, HEAD";
+const WRITE: &str = "POST";
+const ANY: &str = "";
+
+impl Route {
+    pub(super) fn of(raw_path: &str) -> Self {
+        match path::route(raw_path) {
+            Ok(Some(route)) => return Self::of_channel(route),
+            Ok(None) => {}
+            Err(error) => return Self::malformed(error.to_string()),
+        }
+        if let Some(route) = Self::of_token_exchange(raw_path) {
+            return route;
+        }
+        let (template, allow, action) = match raw_path {
+            "/realtime" => ("/realtime", READ, Action::UpgradeRequired),
+            "/time" => ("/time", READ, Action::Time),
+            "/api/publish" => ("/api/publish", WRITE, Action::PublishBatch),
+            "/api/metrics/series" => ("/api/metrics/series", READ, Action::NotWired { needs: None }),
+            "/api/connections/count" => ("/api/connections/count", READ, Action::NotWired { needs: None }),
+            "/api/channels" => ("/api/channels", READ, Action::NotWired { needs: None }),
+            "/api/connections" => ("/api/connections", READ, Action::NotWired { needs: None }),
+            "/api/presence" => ("/api/presence", READ, Action::NotWired { needs: None }),
+            "/api/webhooks" => ("/api/webhooks", READ, Action::NotWired { needs: None }),
+            "/api/amqp" => ("/api/amqp", READ, Action::NotWired { needs: None }),
+            "/api/lambda" => ("/api/lambda", READ, Action::NotWired { needs: None }),
+            "/api/sns" => ("/api/sns", READ, Action::NotWired { needs: None }),
+            other if other == "/api/queues" || other.starts_with("/api/queues/") => {
+                ("/api/queues", ANY, Action::NotWired { needs: Some(Operation::AmqpSubscribe) })
+            }
+            other => match path::decode(other) {
+                Err(error @ PathError::Escape) => return Self::malformed(error.to_string()),
+                Ok(_) | Err(PathError::Utf8) => ("unmatched", ANY, Action::NotFound),
+            },
+        };
+        Self { template, allow, action }
+    }
+
+    fn of_channel(route: ChannelRoute) -> Self {
+        let ChannelRoute { channel, operation } = route;
+        let (template, allow, action) = match operation {
+            path::Operation::Publish => {
+                ("/api/channels/{channel}/publish", WRITE, Action::Publish { channel })
+            }
+            path::Operation::History => {
+                ("/api/channels/{channel}/history", READ, Action::History { channel })
+            }
+            path::Operation::Presence => {
+                ("/api/channels/{channel}/presence", READ, Action::Presence { channel })
+            }
+            path::Operation::PresenceHistory => {
+                ("/api/channels/{channel}/presence/history", READ, Action::PresenceHistory { channel })
+            }
+        };
+        Self { template, allow, action }
+    }
+
+    fn of_token_exchange(raw_path: &str) -> Option<Self> {
+        let raw_name = raw_path.strip_prefix("/keys/")?.strip_suffix("/requestToken")?;
+        if raw_name.is_empty() || raw_name.contains('/') {
+            return None;
+        }
+        let key_name = path::decode(raw_name).ok()?;
+        let action = Action::ExchangeToken { key_name };
+        Some(Self { template: "/keys/{keyName}/requestToken", allow: WRITE, action })
+    }
+
+    fn malformed(error: String) -> Self {
+        Self { template: "unmatched", allow: ANY, action: Action::Malformed(error) }
+    }
+
+    pub(super) fn takes(&self, method: &str) -> Result<(), Refusal> {
+        if self.allow == ANY || self.allow.split(", ").any(|allowed| allowed == method) {
+            return Ok(());
+        }
+        Err(Refusal::method_not_allowed(self.allow))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_hold_no_names() {
+        for (path, template) in [
+            ("/api/channels/a%3Ab/publish", "/api/channels/{channel}/publish"),
+            ("/api/channels/a/b/history", "/api/channels/{channel}/history"),
+            ("/api/channels/a/presence/history", "/api/channels/{channel}/presence/history"),
+            ("/api/channels/a/presence", "/api/channels/{channel}/presence"),
+            ("/api/channels/a/unknown", "unmatched"),
+            ("/api/channels", "/api/channels"),
+            ("/api/channels/", "unmatched"),
+            ("/api/queues/abc/rules", "/api/queues"),
+            ("/api/queuesabc", "unmatched"),
+            ("/keys/k1/requestToken", "/keys/{keyName}/requestToken"),
+            ("/keys//requestToken", "unmatched"),
+            ("/keys/a/b/requestToken", "unmatched"),
+            ("/time", "/time"),
+            ("/time/", "unmatched"),
+            ("/api/status", "unmatched"),
+        ] {
+            assert_eq!(Route::of(path).template, template, "{path}");
+        }
+    }
+
+    #[test]
+    fn every_documented_path_is_routed_under_its_name() {
+        let page = include_str!("../../../../docs/openapi.yaml");
+        let documented = page.lines().filter_map(|line| line.strip_prefix("  /")?.strip_suffix(':'));
+        let mut count = 0;
+        for path in documented.filter(|path| *path != "health") {
+            let template = format!("/{path}");
+            let sent = template.replace("{channel}", "c").replace("{keyName}", "k");
+            assert_eq!(Route::of(&sent).template, template);
+            count += 1;
+        }
+        assert!(count > 10, "the page was read");
+    }
+
+    #[test]
+    fn malformed_escapes_are_no_path_at_all() {
+        for path in
+            ["/api/channels/a%2/publish", "/x%zz", "/keys/%f/requestToken", "/api/channels/%FF/history"]
+        {
+            assert!(matches!(Route::of(path).action, Action::Malformed(_)), "{path}");
+        }
+    }
+}

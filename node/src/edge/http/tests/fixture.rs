@@ -1,0 +1,193 @@
+//! A node's HTTP side over a directory and a store in a temporary folder, and what a test sends to it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::BodyExt as _;
+use tempfile::TempDir;
+use tower::ServiceExt as _;
+
+use crate::accounts::Accounts;
+use crate::auth::{Authenticator, Claim, Nonce, NonceStore, NonceStoreError};
+use crate::edge::Services;
+use crate::edge::http::router;
+use crate::hub::Hub;
+use crate::model::{Clock, Limits};
+use crate::origin::history::{self, Embedded, HistoryStore, Options};
+use crate::publish::Publisher;
+
+pub(super) const NOW_MS: u64 = 1_767_225_600_000;
+
+const DIRECTORY: &str = r#"
+[[tenants]]
+id = "acme"
+
+[[tenants.accounts]]
+id = "acme-prod"
+[[tenants.accounts.channels]]
+pattern = "off:*"
+history = false
+[[tenants.accounts.channels]]
+pattern = "short:*"
+retention_hours = 1
+[[tenants.accounts.keys]]
+name = "full"
+secret = "secret-of-full"
+capability = { "*" = ["subscribe", "publish", "presence", "history", "amqp-subscribe"] }
+[[tenants.accounts.keys]]
+name = "narrow"
+secret = "secret.of.narrow"
+capability = { "chat:*" = ["publish", "subscribe"] }
+[[tenants.accounts.keys]]
+name = "revoked"
+secret = "secret-of-revoked"
+status = "revoked"
+capability = { "*" = ["publish"] }
+
+[[tenants]]
+id = "other"
+[[tenants.accounts]]
+id = "other-prod"
+[[tenants.accounts.keys]]
+name = "other"
+secret = "secret-of-other"
+capability = { "*" = ["publish", "history"] }
+"#;
+
+/// `<secret>.<keyName>`, as the directory has it.
+pub(super) fn key_string(name: &str) -> String {
+    format!("{}.{name}", secret(name))
+}
+
+pub(super) fn secret(name: &str) -> String {
+    if name == "narrow" { "secret.of.narrow".to_owned() } else { format!("secret-of-{name}") }
+}
+
+pub(super) struct Fixture {
+    pub(super) services: Arc<Services>,
+    router: Router,
+    _folder: TempDir,
+}
+
+impl Fixture {
+    pub(super) fn new() -> Self {
+        Self::with(Limits::default())
+    }
+
+    pub(super) fn with(limits: Limits) -> Self {
+        let folder = TempDir::new().unwrap();
+        let clock = Clock::manual(NOW_MS);
+        let options = Options::new(true, &limits);
+        let store = Embedded::open(&folder.path().join("store"), &options, clock.clone()).unwrap();
+        Self::build(folder, limits, clock, Arc::new(store))
+    }
+
+    pub(super) fn over(store: impl HistoryStore) -> Self {
+        Self::build(TempDir::new().unwrap(), Limits::default(), Clock::manual(NOW_MS), Arc::new(store))
+    }
+
+    fn build(folder: TempDir, limits: Limits, clock: Clock, store: Arc<dyn HistoryStore>) -> Self {
+        let directory = folder.path().join("directory.toml");
+        std::fs::write(&directory, DIRECTORY).unwrap();
+        let accounts = Accounts::open(&directory).unwrap();
+        let limits = Arc::new(limits);
+        let hub = Arc::new(Hub::new(Vec::new(), clock.clone()));
+        let services = Arc::new(Services {
+            auth: Arc::new(Authenticator::new(
+                Arc::clone(&accounts),
+                Nonces(Arc::clone(&store)),
+                clock.clone(),
+                &limits,
+                true,
+            )),
+            publisher: Arc::new(Publisher::new(hub, Arc::clone(&store), Limits::clone(&limits))),
+            accounts,
+            store,
+            limits,
+            clock,
+            node_id: "node-1".into(),
+        });
+        Self { router: router(Arc::clone(&services)), services, _folder: folder }
+    }
+
+    pub(super) async fn send(&self, sent: Sent) -> Answer {
+        let mut request = Request::builder().method(sent.method.as_str()).uri(&sent.path);
+        for (name, value) in &sent.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Body::from(sent.body)).unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        Answer::read(response).await
+    }
+}
+
+struct Nonces(Arc<dyn HistoryStore>);
+
+impl NonceStore for Nonces {
+    fn claim_nonce(&self, nonce: Nonce) -> Claim {
+        let Nonce { key_name, timestamp_ms, nonce } = nonce;
+        let claim = self.0.claim_nonce(history::Nonce { key_name, timestamp_ms, nonce });
+        Box::pin(async { claim.await.map_err(|_| NonceStoreError) })
+    }
+}
+
+/// A request in the making.
+pub(super) struct Sent {
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: String,
+}
+
+impl Sent {
+    pub(super) fn new(method: &str, path: &str) -> Self {
+        Self { method: method.into(), path: path.into(), headers: Vec::new(), body: String::new() }
+    }
+
+    /// Basic with a key of the directory.
+    pub(super) fn key(self, name: &str) -> Self {
+        let value = format!("Basic {}", STANDARD.encode(key_string(name)));
+        self.header("authorization", &value)
+    }
+
+    pub(super) fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    pub(super) fn body(mut self, text: &str) -> Self {
+        self.body = text.into();
+        self
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    headers: axum::http::HeaderMap,
+    pub(super) text: String,
+}
+
+impl Answer {
+    async fn read(response: Response<Body>) -> Self {
+        let (head, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        Self {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            text: String::from_utf8(bytes.to_vec()).unwrap(),
+        }
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub(super) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {}", self.text))
+    }
+}

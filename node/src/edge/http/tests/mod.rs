@@ -1,0 +1,9 @@
+//! The router as a client sees it, over the real directory, authenticator, publisher and embedded store.
+
+mod credentials;
+mod fixture;
+mod history;
+mod order;
+mod publish;
+mod refusing_store;
+mod token;

@@ -1,0 +1,27 @@
+//! `POST /keys/{keyName}/requestToken`: the one resource whose credential is its body.
+
+use std::net::IpAddr;
+
+use axum::http::HeaderValue;
+use axum::http::header::CACHE_CONTROL;
+use axum::http::request::Parts;
+use axum::response::Response;
+
+use super::body::{self, Unread};
+use super::{Api, authorization};
+use crate::edge::PeerAddress;
+use crate::edge::errors::Refusal;
+
+pub(super) async fn exchange(
+    api: &Api,
+    key_name: &str,
+    head: &Parts,
+    body: Unread,
+) -> Result<Response, Refusal> {
+    let text = body.read(api.services.limits.token_request_bytes).await?;
+    let peer: Option<IpAddr> = head.extensions.get::<PeerAddress>().map(|peer| peer.0);
+    let details = api.services.auth.exchange(peer, key_name, &authorization(&head.headers), &text).await?;
+    let mut response = body::json(&details);
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}

@@ -1,0 +1,282 @@
+//! The client listener: accepts, and serves as HTTP what is not a socket.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Method, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tower_service::Service as _;
+
+use super::PeerAddress;
+use super::socket::{Decision, Head, HttpConnection, Input, PATH, Permit, Shards};
+use crate::auth::Authenticator;
+use crate::model::Limits;
+use crate::tasks::{OnStop, Tasks};
+
+/// Connections that the kernel completes while this node is busy.
+const BACKLOG: i32 = 4096;
+/// Files kept for everything but client connections.
+const RESERVED_FILES: u64 = 256;
+/// How long accepting pauses when no more connections may be held.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
+
+/// Binds with a backlog that takes a herd. Port 0 lets the system choose.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Accepts on a thread of its own until [`Acceptor::stop`].
+pub struct Acceptor {
+    listener: TcpListener,
+}
+
+impl Acceptor {
+    /// Gives every connection to a shard. At the bound it leaves new ones in the kernel's backlog.
+    pub fn start(
+        listener: TcpListener,
+        shards: Arc<Shards>,
+        limits: &Limits,
+        tasks: &Tasks,
+    ) -> io::Result<Self> {
+        let accepting = listener.try_clone()?;
+        let open = Arc::new(AtomicUsize::new(0));
+        let open_max = connections_max(limits);
+        tasks.spawn_thread("accept", move || accept(&accepting, &shards, &open, open_max))?;
+        Ok(Self { listener })
+    }
+
+    /// Takes no further connection; the thread ends.
+    pub fn stop(&self) {
+        // The blocked accept returns; an error means that it has ended already.
+        socket2::SockRef::from(&self.listener).shutdown(std::net::Shutdown::Read).ok();
+    }
+}
+
+fn connections_max(limits: &Limits) -> usize {
+    if limits.connections > 0 {
+        return limits.connections;
+    }
+    let files = open_files_max().saturating_sub(RESERVED_FILES).max(RESERVED_FILES);
+    usize::try_from(files).unwrap_or(usize::MAX)
+}
+
+#[expect(unsafe_code, reason = "there is no safe call for the limit of open files")]
+fn open_files_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls get a valid pointer to a limit that lives here.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
+            return 1024;
+        }
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+    limit.rlim_cur
+}
+
+fn accept(listener: &TcpListener, shards: &Shards, open: &Arc<AtomicUsize>, open_max: usize) {
+    loop {
+        if open.load(Ordering::Relaxed) >= open_max {
+            std::thread::sleep(FULL_PAUSE);
+        }
+        match listener.accept() {
+            Ok((socket, _)) => {
+                let permit = Permit::take(open);
+                // A connection that is gone already fails here, and then there is nobody to serve.
+                if socket.set_nonblocking(true).is_ok() && socket.set_nodelay(true).is_ok() {
+                    shards.push_next(Input::Accept(socket, permit));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                std::thread::sleep(FULL_PAUSE);
+            }
+        }
+    }
+}
+
+/// What the HTTP side serves with.
+#[derive(Clone)]
+pub struct HttpServices {
+    pub router: Router,
+    pub auth: Arc<Authenticator>,
+    pub limits: Arc<Limits>,
+    pub shards: Arc<Shards>,
+    pub tasks: Arc<Tasks>,
+}
+
+/// Serves what the shards found to be HTTP, until they are gone.
+pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<HttpConnection>) {
+    while let Some(connection) = connections.recv().await {
+        let own = services.clone();
+        services.tasks.spawn("http connection", OnStop::Finish, async move {
+            if let Err(error) = serve_connection(own, connection).await {
+                tracing::debug!(%error, "an http connection ended early");
+            }
+        });
+    }
+}
+
+async fn serve_connection(services: HttpServices, connection: HttpConnection) -> Result<(), hyper::Error> {
+    let HttpConnection { socket, permit, read } = connection;
+    let Ok(peer) = socket.peer_addr() else { return Ok(()) };
+    let Ok(socket) = TcpStream::from_std(socket) else { return Ok(()) };
+    let stream = ReadStream { socket, read, taken: 0, permit };
+    let stopping = services.tasks.stopping();
+    let limits = Arc::clone(&services.limits);
+    let service = hyper::service::service_fn(move |request| {
+        let services = services.clone();
+        async move { Ok::<_, Infallible>(respond(services, peer, request).await) }
+    });
+    let serving = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_millis(limits.header_ms))
+        .max_buf_size(limits.header_bytes.max(8192))
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    tokio::pin!(serving);
+    tokio::select! {
+        result = serving.as_mut() => return result,
+        () = stopping.cancelled() => serving.as_mut().graceful_shutdown(),
+    }
+    serving.await
+}
+
+async fn respond(services: HttpServices, peer: SocketAddr, mut request: Request<Incoming>) -> Response<Body> {
+    if let Some(response) = upgrade(&services, &mut request) {
+        return response;
+    }
+    request.extensions_mut().insert(PeerAddress(peer.ip()));
+    match services.router.clone().call(request.map(Body::new)).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+/// An upgrade that comes here followed another request on its connection, as through a proxy.
+fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<Response<Body>> {
+    let decision = {
+        let headers =
+            request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        let head = Head { query: request.uri().query().unwrap_or_default(), headers };
+        if request.method() != Method::GET || request.uri().path() != PATH || !head.asks_for_websocket() {
+            return None;
+        }
+        head.decide(&services.auth, &services.limits)
+    };
+    let (accept, adopt): (_, Box<dyn FnOnce(ReadStream) -> Option<Input> + Send>) = match decision {
+        Decision::Refuse(refusal) => return Some(axum::response::IntoResponse::into_response(refusal)),
+        Decision::Open { accept, opening } => {
+            let adopt = |stream: ReadStream| {
+                let (socket, permit, read) = stream.into_parts()?;
+                Some(Input::Adopt { socket, permit, read, opening: Box::new(opening) })
+            };
+            (accept, Box::new(adopt))
+        }
+        Decision::OpenRefused { accept, format } => {
+            let adopt = move |stream: ReadStream| {
+                let (socket, permit, _) = stream.into_parts()?;
+                Some(Input::AdoptRefused { socket, permit, format })
+            };
+            (accept, Box::new(adopt))
+        }
+    };
+    let upgraded = hyper::upgrade::on(request);
+    let shards = Arc::clone(&services.shards);
+    services.tasks.spawn("upgrade", OnStop::Cancel, async move {
+        let Ok(upgraded) = upgraded.await else { return };
+        let Ok(parts) = upgraded.downcast::<TokioIo<ReadStream>>() else { return };
+        let mut stream = parts.io.into_inner();
+        stream.read.drain(..stream.taken);
+        stream.taken = 0;
+        stream.read.extend_from_slice(&parts.read_buf);
+        if let Some(input) = adopt(stream) {
+            shards.push_next(input);
+        }
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, header::HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, header::HeaderValue::from_static("websocket"));
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept.try_into().ok()?);
+    Some(response)
+}
+
+/// A socket with what was read of it before.
+struct ReadStream {
+    socket: TcpStream,
+    read: Vec<u8>,
+    taken: usize,
+    permit: Permit,
+}
+
+impl ReadStream {
+    fn into_parts(self) -> Option<(std::net::TcpStream, Permit, Vec<u8>)> {
+        Some((self.socket.into_std().ok()?, self.permit, self.read))
+    }
+}
+
+impl AsyncRead for ReadStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.taken < self.read.len() {
+            let count = (self.read.len() - self.taken).min(buffer.remaining());
+            buffer.put_slice(&self.read[self.taken..self.taken + count]);
+            self.taken += count;
+            if self.taken == self.read.len() {
+                (self.read, self.taken) = (Vec::new(), 0);
+            }
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.socket).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for ReadStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+}

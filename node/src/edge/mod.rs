@@ -1,0 +1,31 @@
+//! Everything that faces clients: listeners, HTTP, the socket, and the one table of status and error codes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::accounts::Accounts;
+use crate::auth::Authenticator;
+use crate::model::{Clock, Limits};
+use crate::origin::history::HistoryStore;
+use crate::publish::Publisher;
+
+pub mod admin;
+pub mod errors;
+pub mod http;
+pub mod listener;
+pub mod socket;
+
+/// The parts that a request or a connection is served with.
+pub struct Services {
+    pub accounts: Arc<Accounts>,
+    pub auth: Arc<Authenticator>,
+    pub publisher: Arc<Publisher>,
+    pub store: Arc<dyn HistoryStore>,
+    pub limits: Arc<Limits>,
+    pub clock: Clock,
+    pub node_id: Arc<str>,
+}
+
+/// Where a request came from; the listener puts it into the request's extensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PeerAddress(pub IpAddr);

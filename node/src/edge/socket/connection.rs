@@ -1,0 +1,165 @@
+//! One socket of a shard, from its first byte to its last.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use mio::net::TcpStream;
+
+use super::handshake::Opening;
+use super::reader::Reader;
+use crate::hub::Outbox;
+use crate::model::{ChannelName, Limits};
+use crate::session::Session;
+
+/// How long a closed connection may take to read what was said and to close its side.
+const LINGER_MS: u64 = 2_000;
+
+/// One of the connections that this node holds; given back when dropped.
+#[derive(Debug)]
+pub struct Permit(Arc<AtomicUsize>);
+
+impl Permit {
+    pub fn take(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(open))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Times are milliseconds since the shard began.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: TcpStream,
+    pub(super) permit: Permit,
+    pub(super) generation: u32,
+    pub(super) stage: Stage,
+    pub(super) outbox: Outbox,
+    /// The socket may hold bytes that were not read.
+    pub(super) readable: bool,
+    /// Stands in the shard's list of those to read, or to flush.
+    pub(super) in_ready: bool,
+    pub(super) in_dirty: bool,
+    /// Reading waits for answers or for room in the outbox.
+    pub(super) paused: bool,
+    /// The socket is full since then.
+    pub(super) blocked_ms: Option<u64>,
+    pub(super) sent_ms: u64,
+    pub(super) received_ms: u64,
+    /// The timer that counts.
+    pub(super) due_ms: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// Until the end of the request's head.
+    Opening {
+        head: Vec<u8>,
+        since_ms: u64,
+    },
+    Open(Box<Open>),
+    /// Something final was said. The close frame goes out at `close_ms`, if it has not yet.
+    Closing {
+        close: Option<(u64, Bytes)>,
+        until_ms: u64,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) session: Session,
+    pub(super) reader: Reader,
+    pub(super) echo: bool,
+    /// Silence is broken by WebSocket pings instead of op 0.
+    pub(super) heartbeat_pings: bool,
+    /// Channels with delivery, by their numbers in the hub.
+    pub(super) subscriptions: Vec<(ChannelName, u64)>,
+    pub(super) pings: u32,
+    pub(super) pings_second: u64,
+}
+
+impl Open {
+    pub(super) fn new(opening: &Opening, limits: &Limits, epoch_ms: u64) -> Box<Self> {
+        let Opening { principal, client_id, format, .. } = opening;
+        Box::new(Self {
+            session: Session::new(Arc::clone(principal), client_id.clone(), *format, limits, epoch_ms),
+            reader: Reader::default(),
+            echo: opening.echo,
+            heartbeat_pings: opening.heartbeat_pings,
+            subscriptions: Vec::new(),
+            pings: 0,
+            pings_second: 0,
+        })
+    }
+
+    /// Whether the client may send one more ping within this second.
+    pub(super) fn ping_allowed(&mut self, now_ms: u64, per_second: u32) -> bool {
+        if self.pings_second != now_ms / 1000 {
+            (self.pings, self.pings_second) = (0, now_ms / 1000);
+        }
+        self.pings += 1;
+        per_second == 0 || self.pings <= per_second
+    }
+}
+
+impl Connection {
+    pub(super) fn new(socket: TcpStream, permit: Permit, generation: u32, now_ms: u64) -> Self {
+        Self {
+            socket,
+            permit,
+            generation,
+            stage: Stage::Opening { head: Vec::new(), since_ms: now_ms },
+            outbox: Outbox::default(),
+            readable: true,
+            in_ready: false,
+            in_dirty: false,
+            paused: false,
+            blocked_ms: None,
+            sent_ms: now_ms,
+            received_ms: now_ms,
+            due_ms: u64::MAX,
+        }
+    }
+
+    pub(super) fn open_mut(&mut self) -> Option<&mut Open> {
+        match &mut self.stage {
+            Stage::Open(open) => Some(open),
+            Stage::Opening { .. } | Stage::Closing { .. } => None,
+        }
+    }
+
+    /// Nothing more is read as messages; `close` goes out after `after_ms`.
+    pub(super) fn begin_closing(&mut self, close: Bytes, now_ms: u64, after_ms: u64) {
+        let close_ms = now_ms + after_ms;
+        self.stage = Stage::Closing { close: Some((close_ms, close)), until_ms: close_ms + LINGER_MS };
+    }
+
+    /// When this connection is to be looked at. `clock_ahead_ms` is epoch time minus shard time.
+    pub(super) fn next_due_ms(&self, limits: &Limits, clock_ahead_ms: u64) -> u64 {
+        match &self.stage {
+            Stage::Opening { since_ms, .. } => since_ms + limits.header_ms,
+            Stage::Closing { close, until_ms } => close.as_ref().map_or(*until_ms, |(at_ms, _)| *at_ms),
+            Stage::Open(open) => [
+                Some(self.sent_ms + limits.heartbeat_ms),
+                Some(self.received_ms + silence_max_ms(limits)),
+                self.blocked_ms.map(|since_ms| since_ms + limits.outbox_stall_ms),
+                open.reader.begun_ms().map(|since_ms| since_ms + limits.socket_message_ms),
+                open.session.due_ms().map(|epoch_ms| epoch_ms.saturating_sub(clock_ahead_ms)),
+            ]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// A client that sends nothing for so long is taken for dead.
+pub(super) fn silence_max_ms(limits: &Limits) -> u64 {
+    2 * limits.heartbeat_ms + 10_000
+}

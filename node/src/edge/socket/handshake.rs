@@ -1,0 +1,205 @@
+//! From a request's head to an open socket, or to the answer that refuses it.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use fanfare_proto::frame::Format;
+use sha1::{Digest as _, Sha1};
+
+use crate::auth::{Authenticator, Credentials, Principal};
+use crate::edge::errors::{Kind, Refusal};
+use crate::edge::http::cors;
+use crate::model::{ClientId, Limits};
+
+pub const PATH: &str = "/realtime";
+
+/// The parts of a request's head that decide.
+#[derive(Debug)]
+pub struct Head<'a> {
+    pub query: &'a str,
+    pub headers: Vec<(&'a str, &'a [u8])>,
+}
+
+/// An accepted upgrade.
+#[derive(Debug)]
+pub struct Opening {
+    pub principal: Arc<Principal>,
+    /// Forced by the credential or chosen in the query.
+    pub client_id: Option<ClientId>,
+    pub format: Format,
+    pub echo: bool,
+    pub heartbeat_pings: bool,
+}
+
+#[derive(Debug)]
+pub enum Decision {
+    /// Answer 101 with this `sec-websocket-accept`.
+    Open {
+        accept: String,
+        opening: Opening,
+    },
+    /// Answer 101, then refuse by op 7 and close 4001, for clients that cannot read a status.
+    OpenRefused {
+        accept: String,
+        format: Format,
+    },
+    Refuse(Refusal),
+}
+
+/// What the first bytes of a connection are.
+pub(super) enum FirstLook<'a> {
+    /// With the length of the head.
+    Upgrade(Head<'a>, usize),
+    /// For the HTTP side.
+    Http,
+    /// The head has not ended yet.
+    Partial,
+    Malformed,
+}
+
+/// Tells an upgrade of the socket's path from everything else.
+pub(super) fn first_look<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]) -> FirstLook<'a> {
+    let mut request = httparse::Request::new(slots);
+    let length = match request.parse(bytes) {
+        Ok(httparse::Status::Partial) => return FirstLook::Partial,
+        // The HTTP side knows how to answer these.
+        Err(httparse::Error::TooManyHeaders) => return FirstLook::Http,
+        Err(_) => return FirstLook::Malformed,
+        Ok(httparse::Status::Complete(length)) => length,
+    };
+    let target = request.path.unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let head =
+        Head { query, headers: request.headers.iter().map(|header| (header.name, header.value)).collect() };
+    if request.method == Some("GET") && path == PATH && head.asks_for_websocket() {
+        FirstLook::Upgrade(head, length)
+    } else {
+        FirstLook::Http
+    }
+}
+
+impl<'a> Head<'a> {
+    pub fn asks_for_websocket(&self) -> bool {
+        self.all("upgrade").any(|value| value.eq_ignore_ascii_case(b"websocket"))
+    }
+
+    /// Checks the handshake and the credential.
+    pub fn decide(&self, auth: &Authenticator, limits: &Limits) -> Decision {
+        if self.all("sec-websocket-version").next() != Some(b"13") {
+            let error = "sec-websocket-version must be 13";
+            return Decision::Refuse(Refusal::new(Kind::UpgradeRequired, error));
+        }
+        let Some(key) = self.all("sec-websocket-key").next().filter(|key| key.len() == 24) else {
+            return Decision::Refuse(Refusal::malformed("sec-websocket-key must be 16 bytes in base64"));
+        };
+        let accept = accept_of(key);
+        let Some(parameters) = Parameters::read(self.query) else {
+            return Decision::Refuse(Refusal::malformed("format must be json or msgpack"));
+        };
+        let authorization: Vec<&[u8]> = self.all("authorization").collect();
+        let credentials = Credentials { authorization, query: self.query, socket: true };
+        let client_id = |principal: &Principal| match (&principal.client_id, &parameters.client_id) {
+            (Some(forced), _) => Ok(Some(forced.clone())),
+            (None, None) => Ok(None),
+            (None, Some(chosen)) => check_client_id(chosen, limits).map(Some),
+        };
+        match auth.authenticate(&credentials) {
+            Ok(principal) => match client_id(&principal) {
+                Err(error) => Decision::Refuse(Refusal::malformed(error)),
+                Ok(client_id) => {
+                    let Parameters { format, echo, heartbeat_pings, .. } = parameters;
+                    let principal = Arc::new(principal);
+                    Decision::Open {
+                        accept,
+                        opening: Opening { principal, client_id, format, echo, heartbeat_pings },
+                    }
+                }
+            },
+            Err(_) if parameters.errors_in_socket => {
+                Decision::OpenRefused { accept, format: parameters.format }
+            }
+            Err(_) => Decision::Refuse(Refusal::unauthorized()),
+        }
+    }
+
+    fn all(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
+        let matching = self.headers.iter().filter(move |(own, _)| own.eq_ignore_ascii_case(name));
+        matching.map(|(_, value)| value.trim_ascii())
+    }
+}
+
+fn check_client_id(text: &str, limits: &Limits) -> Result<ClientId, String> {
+    let client_id = ClientId::new(text).map_err(|error| format!("clientId {error}"))?;
+    if text.len() > limits.name_bytes {
+        return Err(format!("clientId is longer than {} bytes", limits.name_bytes));
+    }
+    Ok(client_id)
+}
+
+fn accept_of(key: &[u8]) -> String {
+    let mut hash = Sha1::new();
+    hash.update(key);
+    hash.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    STANDARD.encode(hash.finalize())
+}
+
+/// What the query says beside the credential; of repeated parameters the first counts.
+struct Parameters {
+    format: Format,
+    echo: bool,
+    heartbeat_pings: bool,
+    errors_in_socket: bool,
+    client_id: Option<String>,
+}
+
+impl Parameters {
+    fn read(query: &str) -> Option<Self> {
+        let first = |name: &str| {
+            form_urlencoded::parse(query.as_bytes())
+                .find(|(own, _)| own == name)
+                .map(|(_, value)| value.into_owned())
+        };
+        let format = match first("format").as_deref() {
+            None | Some("json") => Format::Json,
+            Some("msgpack") => Format::MsgPack,
+            Some(_) => return None,
+        };
+        Some(Self {
+            format,
+            echo: first("echo").as_deref() != Some("false"),
+            heartbeat_pings: first("heartbeats").as_deref() == Some("ping"),
+            errors_in_socket: first("errors").as_deref() == Some("socket"),
+            client_id: first("clientId"),
+        })
+    }
+}
+
+/// The bytes of the answer that opens a socket.
+pub(super) fn switching_protocols(accept: &str) -> Vec<u8> {
+    format!(
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-accept: {accept}\r\naccess-control-allow-origin: *\r\n\r\n"
+    )
+    .into_bytes()
+}
+
+/// The bytes of an answer that refuses, after which the connection is closed.
+pub(super) fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
+    let status = refusal.kind.status();
+    let reason =
+        StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or_default();
+    let body = refusal.body();
+    let mut head = format!("HTTP/1.1 {status} {reason}\r\n");
+    let fixed = [("content-type", "application/json".to_owned()), ("content-length", body.len().to_string())];
+    let cors = cors::EVERY.map(|(name, value)| (name, value.to_owned()));
+    let own = refusal.headers().into_iter().filter(|(name, _)| *name != "connection");
+    let closing = ("connection", "close".to_owned());
+    for (name, value) in fixed.into_iter().chain(cors).chain(own).chain([closing]) {
+        head += &format!("{name}: {value}\r\n");
+    }
+    head += "\r\n";
+    let mut bytes = head.into_bytes();
+    bytes.extend_from_slice(&body);
+    bytes
+}

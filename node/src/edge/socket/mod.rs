@@ -1,0 +1,141 @@
+//! The realtime socket: shards that own their connections, one thread each.
+
+mod connection;
+mod handshake;
+mod reader;
+mod shard;
+mod timers;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fanfare_proto::frame::Format;
+use tokio::sync::mpsc;
+
+use crate::auth::Authenticator;
+use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox};
+use crate::model::{Clock, Limits};
+use crate::publish::Publisher;
+use crate::session::PublishResult;
+
+pub use connection::Permit;
+pub use handshake::{Decision, Head, Opening, PATH};
+pub use shard::Shard;
+
+/// What waits for a shard before publishers are held back, in bytes.
+const INBOX_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// What other threads have for a shard.
+pub enum Input {
+    /// A fresh connection; nothing of it has been read.
+    Accept(std::net::TcpStream, Permit),
+    /// An upgrade that came through the HTTP side, answered with 101; `read` came after the head.
+    Adopt {
+        socket: std::net::TcpStream,
+        permit: Permit,
+        read: Vec<u8>,
+        opening: Box<Opening>,
+    },
+    /// The same for one that is to be refused within the socket.
+    AdoptRefused {
+        socket: std::net::TcpStream,
+        permit: Permit,
+        format: Format,
+    },
+    Deliver(Arc<Delivery>),
+    Answered {
+        slot: u32,
+        generation: u32,
+        ticket: u64,
+        result: PublishResult,
+    },
+    /// Say goodbye to all and end the thread.
+    Stop,
+}
+
+/// A connection that is not a socket upgrade, with what was read of it.
+pub struct HttpConnection {
+    pub socket: std::net::TcpStream,
+    pub permit: Permit,
+    pub read: Vec<u8>,
+}
+
+/// What every shard of a node works with.
+#[derive(Clone)]
+pub struct Services {
+    pub hub: Arc<Hub>,
+    pub publisher: Publisher,
+    pub auth: Arc<Authenticator>,
+    pub limits: Limits,
+    pub clock: Clock,
+    pub node_id: Arc<str>,
+    /// Connections for the HTTP side. Bounded: when it is full the connection is closed.
+    pub http: mpsc::Sender<HttpConnection>,
+}
+
+/// The way to a shard from other threads.
+pub struct ShardHandle {
+    inbox: Inbox<Input>,
+}
+
+impl ShardHandle {
+    pub fn push(&self, input: Input) {
+        let bytes = match &input {
+            Input::Deliver(delivery) => delivery.bytes(),
+            Input::Adopt { read, .. } => read.len() + 64,
+            _ => 64,
+        };
+        self.inbox.push(input, bytes);
+    }
+}
+
+impl DeliveryTarget for ShardHandle {
+    fn deliver(&self, delivery: Arc<Delivery>) {
+        self.push(Input::Deliver(delivery));
+    }
+
+    fn congested(&self) -> bool {
+        self.inbox.congested()
+    }
+}
+
+/// All shards; new connections go to each in turn.
+pub struct Shards {
+    handles: Vec<Arc<ShardHandle>>,
+    next: AtomicUsize,
+}
+
+impl Shards {
+    /// Shards that are not running yet, with the polls that their threads will wait in.
+    pub fn prepare(count: usize) -> std::io::Result<(Self, Vec<mio::Poll>)> {
+        let mut handles = Vec::new();
+        let mut polls = Vec::new();
+        for _ in 0..count {
+            let poll = mio::Poll::new()?;
+            let waker = Arc::new(mio::Waker::new(poll.registry(), shard::WAKE)?);
+            handles.push(Arc::new(ShardHandle { inbox: Inbox::new(waker, INBOX_BYTES_MAX) }));
+            polls.push(poll);
+        }
+        Ok((Self { handles, next: AtomicUsize::new(0) }, polls))
+    }
+
+    pub fn targets(&self) -> Vec<Arc<dyn DeliveryTarget>> {
+        self.handles.iter().map(|handle| Arc::clone(handle) as Arc<dyn DeliveryTarget>).collect()
+    }
+
+    pub fn handle(&self, index: usize) -> Arc<ShardHandle> {
+        Arc::clone(&self.handles[index])
+    }
+
+    /// Gives the input to the shard whose turn it is.
+    pub fn push_next(&self, input: Input) {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        self.handles[turn % self.handles.len()].push(input);
+    }
+
+    pub fn stop(&self) {
+        for handle in &self.handles {
+            handle.push(Input::Stop);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! One thread that owns a part of the connections: it waits, reads, runs sessions and writes, and shares none of it.
+
+mod lifecycle;
+mod reading;
+mod writing;
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fanfare_proto::frame::{self, Format, ServerFrame};
+use mio::{Events, Poll, Token};
+
+use super::connection::{Connection, Stage};
+use super::timers::Timers;
+use super::{Input, Services, ShardHandle};
+use crate::hub::Subscribers;
+use crate::session::{Context, Output, PublishResult};
+
+pub(super) const WAKE: Token = Token(usize::MAX);
+
+/// What one read takes at most.
+const READ_BYTES: usize = 64 * 1024;
+/// How long one part of a turn may hold up the others.
+const SLICE: Duration = Duration::from_millis(1);
+/// What a stopping shard waits for its clients to go.
+const STOP_MS: u64 = 1_000;
+
+pub struct Shard {
+    index: usize,
+    handle: Arc<ShardHandle>,
+    poll: Poll,
+    services: Services,
+    slots: Vec<Option<Box<Connection>>>,
+    free: Vec<u32>,
+    next_generation: u32,
+    subscribers: Subscribers,
+    timers: Timers,
+    /// Slots with something to read, or to flush; each stands in its list once.
+    ready: VecDeque<u32>,
+    dirty: VecDeque<u32>,
+    /// Taken from the inbox and not done yet.
+    inputs: VecDeque<Input>,
+    taken: Vec<Input>,
+    /// Publishes by their deadline. Bounded by what sessions may have in flight within the wait.
+    unanswered: VecDeque<Unanswered>,
+    buffer: Box<[u8]>,
+    started: Instant,
+    /// Since `started`, read once a turn.
+    now_ms: u64,
+    epoch_ms: u64,
+    stop_ms: Option<u64>,
+    heartbeat_json: Bytes,
+    heartbeat_msgpack: Bytes,
+    metrics: Metrics,
+}
+
+struct Unanswered {
+    deadline_ms: u64,
+    slot: u32,
+    generation: u32,
+    ticket: u64,
+}
+
+struct Metrics {
+    connections: metrics::Gauge,
+    deliveries: metrics::Counter,
+    slow: metrics::Counter,
+}
+
+impl Shard {
+    pub fn new(index: usize, handle: Arc<ShardHandle>, poll: Poll, services: Services) -> Self {
+        let heartbeat = |format| {
+            super::shard::writing::payload_frame(
+                format,
+                &frame::encode(&ServerFrame::Heartbeat { id: None }, format),
+            )
+        };
+        Self {
+            index,
+            handle,
+            poll,
+            slots: Vec::new(),
+            free: Vec::new(),
+            next_generation: 0,
+            subscribers: Subscribers::default(),
+            timers: Timers::default(),
+            ready: VecDeque::new(),
+            dirty: VecDeque::new(),
+            inputs: VecDeque::new(),
+            taken: Vec::new(),
+            unanswered: VecDeque::new(),
+            buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            started: Instant::now(),
+            now_ms: 0,
+            epoch_ms: services.clock.now_ms(),
+            stop_ms: None,
+            heartbeat_json: heartbeat(Format::Json),
+            heartbeat_msgpack: heartbeat(Format::MsgPack),
+            metrics: Metrics {
+                connections: metrics::gauge!("fanfare_socket_connections"),
+                deliveries: metrics::counter!("fanfare_deliveries_total"),
+                slow: metrics::counter!("fanfare_slow_consumers_total"),
+            },
+            services,
+        }
+    }
+
+    /// Serves until it is told to stop and its clients are gone, or have had their time.
+    pub fn run(mut self) {
+        let mut events = Events::with_capacity(1024);
+        while !self.is_done() {
+            let timeout = self.timeout();
+            if let Err(error) = self.poll.poll(&mut events, timeout)
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "a shard cannot poll and ends");
+                return;
+            }
+            self.handle.inbox.woke();
+            self.now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.epoch_ms = self.services.clock.now_ms();
+            for event in &events {
+                if event.token() != WAKE {
+                    self.note(event);
+                }
+            }
+            self.input_turn();
+            self.read_turn();
+            self.flush_turn();
+            self.timer_turn();
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.stop_ms.is_some_and(|stop_ms| self.now_ms >= stop_ms || self.slots.len() == self.free.len())
+    }
+
+    /// How long nothing needs this thread.
+    fn timeout(&self) -> Option<Duration> {
+        if !self.inputs.is_empty() || !self.dirty.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        if !self.ready.is_empty() {
+            let congested = self.services.hub.congested();
+            return Some(if congested { Duration::from_millis(1) } else { Duration::ZERO });
+        }
+        if !self.handle.inbox.may_sleep() {
+            return Some(Duration::ZERO);
+        }
+        let unanswered = self.unanswered.front().map(|unanswered| unanswered.deadline_ms);
+        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms].into_iter().flatten().min()?;
+        let now = self.started.elapsed();
+        Some((Duration::from_millis(due_ms) + Duration::from_micros(500)).saturating_sub(now))
+    }
+
+    fn note(&mut self, event: &mio::event::Event) {
+        let slot = u32::try_from(event.token().0).unwrap_or(u32::MAX);
+        let Some(Some(connection)) = self.slots.get_mut(slot as usize) else { return };
+        if event.is_readable() || event.is_read_closed() || event.is_error() {
+            connection.readable = true;
+            if !connection.in_ready {
+                connection.in_ready = true;
+                self.ready.push_back(slot);
+            }
+        }
+        if event.is_writable() && connection.blocked_ms.is_some() && !connection.in_dirty {
+            connection.in_dirty = true;
+            self.dirty.push_back(slot);
+        }
+    }
+
+    fn input_turn(&mut self) {
+        if self.inputs.is_empty() {
+            self.handle.inbox.take(&mut self.taken);
+            self.inputs.extend(self.taken.drain(..));
+        }
+        let until = Instant::now() + SLICE;
+        while let Some(input) = self.inputs.pop_front() {
+            self.input(input);
+            if Instant::now() >= until {
+                break;
+            }
+        }
+    }
+
+    fn input(&mut self, input: Input) {
+        match input {
+            Input::Deliver(delivery) => self.deliver(&delivery),
+            Input::Answered { slot, generation, ticket, result } => {
+                self.answered(slot, generation, ticket, result)
+            }
+            Input::Accept(socket, permit) => self.accept(socket, permit),
+            Input::Adopt { socket, permit, read, opening } => self.adopt(socket, permit, read, &opening),
+            Input::AdoptRefused { socket, permit, format } => self.adopt_refused(socket, permit, format),
+            Input::Stop => self.stop(),
+        }
+    }
+
+    fn answered(&mut self, slot: u32, generation: u32, ticket: u64, result: PublishResult) {
+        let same = |connection: &Connection| connection.generation == generation;
+        if !self.slots.get(slot as usize).and_then(Option::as_deref).is_some_and(same) {
+            return;
+        }
+        self.with_session(slot, |session, cx, out| session.answered(cx, ticket, result, out));
+    }
+
+    /// Runs one step of a session and does what it puts out.
+    fn with_session(
+        &mut self,
+        slot: u32,
+        step: impl FnOnce(&mut crate::session::Session, Context<'_>, &mut Vec<Output>),
+    ) {
+        let Some(mut connection) = self.slots[slot as usize].take() else { return };
+        if let Stage::Open(open) = &mut connection.stage {
+            let mut outputs = Vec::new();
+            step(&mut open.session, context(&self.services, self.epoch_ms), &mut outputs);
+            self.run_outputs(&mut connection, slot, outputs);
+            self.unpause(&mut connection, slot);
+        }
+        self.slots[slot as usize] = Some(connection);
+    }
+
+    fn run_outputs(&mut self, connection: &mut Connection, slot: u32, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
+                Output::Frame(payload) => self.send_payload(connection, slot, &payload),
+                Output::Publish { ticket, request, queued } => {
+                    let generation = connection.generation;
+                    let deadline_ms = self.now_ms + crate::publish::ANSWER_WAIT.as_millis() as u64;
+                    self.unanswered.push_back(Unanswered { deadline_ms, slot, generation, ticket });
+                    let handle = Arc::clone(&self.handle);
+                    let answer = move |result: Result<_, _>| {
+                        handle.push(Input::Answered { slot, generation, ticket, result: result.into() });
+                    };
+                    self.services.publisher.publish(*request, queued, Box::new(answer));
+                }
+                Output::Attach { delivers, reply } => {
+                    let position = self.subscribe(connection, slot, &reply.channel, delivers);
+                    let mut more = Vec::new();
+                    if let Some(open) = connection.open_mut() {
+                        open.session.attached(&reply, position, &mut more);
+                    }
+                    self.run_outputs(connection, slot, more);
+                }
+                Output::Detach { channel } => self.unsubscribe(connection, slot, &channel),
+                Output::End { code, after_ms } => self.end(connection, slot, code, after_ms),
+            }
+        }
+    }
+}
+
+/// What sessions decide with.
+fn context(services: &Services, epoch_ms: u64) -> Context<'_> {
+    Context { limits: &services.limits, auth: &services.auth, node_id: &services.node_id, now_ms: epoch_ms }
+}

@@ -1,0 +1,257 @@
+//! Connections coming and going, what they listen to, and what time does to them.
+
+use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
+use mio::net::TcpStream;
+
+use super::super::connection::{Connection, Open, Permit, Stage, silence_max_ms};
+use super::super::handshake::Opening;
+use super::{STOP_MS, Shard, context};
+use crate::hub::{Subscriber, wire};
+use crate::model::{ChannelName, Stamp};
+use crate::session::PublishResult;
+
+/// A stopping node asks its clients to come back within this time.
+const RECONNECT_SPREAD_MS: u64 = 1_000;
+
+impl Shard {
+    pub(super) fn accept(&mut self, socket: std::net::TcpStream, permit: Permit) {
+        self.add(socket, permit, |shard, connection, slot| {
+            connection.in_ready = true;
+            shard.ready.push_back(slot);
+        });
+    }
+
+    pub(super) fn adopt(
+        &mut self,
+        socket: std::net::TcpStream,
+        permit: Permit,
+        mut read: Vec<u8>,
+        opening: &Opening,
+    ) {
+        self.add(socket, permit, |shard, connection, slot| {
+            shard.open(connection, slot, opening);
+            shard.feed_frames(connection, slot, &mut read);
+        });
+    }
+
+    pub(super) fn adopt_refused(&mut self, socket: std::net::TcpStream, permit: Permit, format: Format) {
+        self.add(socket, permit, |shard, connection, slot| shard.refuse_in_socket(connection, slot, format));
+    }
+
+    fn add(
+        &mut self,
+        socket: std::net::TcpStream,
+        permit: Permit,
+        begin: impl FnOnce(&mut Self, &mut Connection, u32),
+    ) {
+        if self.stop_ms.is_some() {
+            return;
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("fewer connections than 2^32")
+        });
+        self.next_generation = self.next_generation.wrapping_add(1);
+        let socket = TcpStream::from_std(socket);
+        let mut connection = Box::new(Connection::new(socket, permit, self.next_generation, self.now_ms));
+        if let Err(error) = self.register(&mut connection, slot) {
+            tracing::warn!(%error, "a connection could not be registered");
+            self.free.push(slot);
+            return;
+        }
+        begin(self, &mut connection, slot);
+        self.rearm(&mut connection, slot);
+        self.slots[slot as usize] = Some(connection);
+    }
+
+    pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, opening: &Opening) {
+        self.metrics.connections.increment(1.0);
+        let mut open = Open::new(opening, &self.services.limits, self.epoch_ms);
+        let mut outputs = Vec::new();
+        open.session.opened(context(&self.services, self.epoch_ms), &mut outputs);
+        connection.stage = Stage::Open(open);
+        self.run_outputs(connection, slot, outputs);
+    }
+
+    pub(super) fn refuse_in_socket(&mut self, connection: &mut Connection, slot: u32, format: Format) {
+        let refusal = ServerFrame::Error { error: "unauthorized", code: code::CREDENTIAL, channel: None };
+        let frame = super::writing::payload_frame(format, &frame::encode(&refusal, format));
+        self.send(connection, slot, frame);
+        connection.begin_closing(wire::close(close::CREDENTIAL, "unauthorized"), self.now_ms, 0);
+        self.close_if_due(connection, slot);
+    }
+
+    /// The final frames are in the outbox; the close frame follows after `after_ms`.
+    pub(super) fn end(&mut self, connection: &mut Connection, slot: u32, code: u16, after_ms: u64) {
+        self.leave(connection, slot);
+        connection.begin_closing(wire::close(code, ""), self.now_ms, after_ms);
+        self.close_if_due(connection, slot);
+        self.rearm(connection, slot);
+    }
+
+    pub(super) fn close_if_due(&mut self, connection: &mut Connection, slot: u32) {
+        if let Stage::Closing { close, .. } = &mut connection.stage
+            && let Some((_, frame)) = close.take_if(|(at_ms, _)| *at_ms <= self.now_ms)
+        {
+            self.send(connection, slot, frame);
+        }
+    }
+
+    /// Drops a connection at once.
+    pub(super) fn forget(&mut self, mut connection: Box<Connection>, slot: u32) {
+        self.leave(&mut connection, slot);
+        self.poll.registry().deregister(&mut connection.socket).ok();
+        self.release(slot);
+    }
+
+    /// The slot's connection is elsewhere, or gone.
+    pub(super) fn release(&mut self, slot: u32) {
+        self.slots[slot as usize] = None;
+        self.free.push(slot);
+    }
+
+    /// Ends every delivery to an open session.
+    fn leave(&mut self, connection: &mut Connection, slot: u32) {
+        let Some(open) = connection.open_mut() else { return };
+        self.metrics.connections.decrement(1.0);
+        for (_, number) in std::mem::take(&mut open.subscriptions) {
+            self.remove_subscriber(number, slot);
+        }
+    }
+
+    /// Where the channel stands for this connection: the position before the first frame that follows.
+    pub(super) fn subscribe(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        channel: &ChannelName,
+        delivers: bool,
+    ) -> Stamp {
+        let Some(open) = connection.open_mut() else { return Stamp { incarnation: 0, sequence: 0 } };
+        let key = open.session.principal().channel(channel.clone());
+        let present = open.subscriptions.iter().find(|(name, _)| name == channel).map(|(_, number)| *number);
+        match (present, delivers) {
+            (Some(number), true) => {
+                let position = self.services.hub.position(&key);
+                let sequence = self.subscribers.position(number, slot).unwrap_or(position.sequence);
+                Stamp { sequence, ..position }
+            }
+            (None, true) => {
+                let (channel_state, position) = self.services.hub.attach(&key, self.index);
+                open.subscriptions.push((channel.clone(), channel_state.number()));
+                let subscriber = Subscriber { slot, after_sequence: position.sequence };
+                self.subscribers.add(&channel_state, subscriber);
+                position
+            }
+            (_, false) => {
+                self.unsubscribe(connection, slot, channel);
+                self.services.hub.position(&key)
+            }
+        }
+    }
+
+    pub(super) fn unsubscribe(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
+        let Some(open) = connection.open_mut() else { return };
+        let Some(place) = open.subscriptions.iter().position(|(name, _)| name == channel) else { return };
+        let (_, number) = open.subscriptions.swap_remove(place);
+        self.remove_subscriber(number, slot);
+    }
+
+    fn remove_subscriber(&mut self, number: u64, slot: u32) {
+        if let Some(channel) = self.subscribers.remove(number, slot) {
+            self.services.hub.detach(&channel, self.index);
+        }
+    }
+
+    /// Sets the connection's timer if it is due earlier than the one that stands.
+    pub(super) fn rearm(&mut self, connection: &mut Connection, slot: u32) {
+        let clock_ahead_ms = self.epoch_ms.saturating_sub(self.now_ms);
+        let due_ms = connection.next_due_ms(&self.services.limits, clock_ahead_ms);
+        if due_ms < connection.due_ms {
+            connection.due_ms = due_ms;
+            self.timers.arm(due_ms, slot);
+        }
+    }
+
+    pub(super) fn timer_turn(&mut self) {
+        while let Some((due_ms, slot)) = self.timers.pop_due(self.now_ms) {
+            let Some(mut connection) = self.slots[slot as usize].take() else { continue };
+            if connection.due_ms != due_ms {
+                self.slots[slot as usize] = Some(connection);
+                continue;
+            }
+            connection.due_ms = u64::MAX;
+            if self.look_at_time(&mut connection, slot) {
+                self.rearm(&mut connection, slot);
+                self.slots[slot as usize] = Some(connection);
+            } else {
+                self.forget(connection, slot);
+            }
+        }
+        while self.unanswered.front().is_some_and(|first| first.deadline_ms <= self.now_ms) {
+            if let Some(late) = self.unanswered.pop_front() {
+                self.answered(late.slot, late.generation, late.ticket, PublishResult::Unavailable);
+            }
+        }
+    }
+
+    /// False when the connection's time is over.
+    fn look_at_time(&mut self, connection: &mut Connection, slot: u32) -> bool {
+        let now_ms = self.now_ms;
+        let limits = &self.services.limits;
+        let open = match &mut connection.stage {
+            Stage::Opening { since_ms, .. } => return now_ms < *since_ms + limits.header_ms,
+            Stage::Closing { close: None, until_ms } => return now_ms < *until_ms,
+            Stage::Closing { .. } => {
+                self.close_if_due(connection, slot);
+                return true;
+            }
+            Stage::Open(open) => open,
+        };
+        if now_ms >= connection.received_ms + silence_max_ms(limits) {
+            return false;
+        }
+        if connection.blocked_ms.is_some_and(|since_ms| now_ms >= since_ms + limits.outbox_stall_ms) {
+            self.end_slow(connection, slot);
+            return true;
+        }
+        let mut outputs = Vec::new();
+        if open.reader.begun_ms().is_some_and(|since_ms| now_ms >= since_ms + limits.socket_message_ms) {
+            open.session.fail(
+                "a message was not finished in time",
+                code::BAD_REQUEST,
+                close::TOO_BIG,
+                &mut outputs,
+            );
+        } else {
+            open.session.tick(context(&self.services, self.epoch_ms), &mut outputs);
+        }
+        let silent = now_ms >= connection.sent_ms + limits.heartbeat_ms;
+        self.run_outputs(connection, slot, outputs);
+        if silent {
+            connection.sent_ms = now_ms;
+            if connection.blocked_ms.is_none() {
+                self.send_heartbeat(connection, slot);
+            }
+        }
+        true
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.stop_ms = Some(self.now_ms + STOP_MS);
+        for slot in 0..self.slots.len() {
+            let Some(mut connection) = self.slots[slot].take() else { continue };
+            let slot = u32::try_from(slot).expect("slots are numbered by u32");
+            let mut outputs = Vec::new();
+            let Some(open) = connection.open_mut() else {
+                self.forget(connection, slot);
+                continue;
+            };
+            let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes())) % RECONNECT_SPREAD_MS;
+            let (code, close) = (code::UNAVAILABLE, close::DRAINING);
+            open.session.disconnect("the node is stopping", code, close, spread, 0, &mut outputs);
+            self.run_outputs(&mut connection, slot, outputs);
+            self.slots[slot as usize] = Some(connection);
+        }
+    }
+}

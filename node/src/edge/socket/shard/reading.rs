@@ -1,0 +1,213 @@
+//! Reading: the head of a fresh connection, then frames.
+
+use std::io::Read as _;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use bytes::Bytes;
+use fanfare_proto::frame::{close, code};
+use mio::Interest;
+
+use super::super::HttpConnection;
+use super::super::connection::{Connection, Open, Stage};
+use super::super::handshake::{self, Decision, FirstLook};
+use super::super::reader::Incoming;
+use super::{SLICE, Shard, context};
+use crate::edge::errors::{Kind, Refusal};
+use crate::hub::wire;
+use crate::session::Output;
+
+/// Nothing is read from a client that leaves this much unread itself.
+const UNREAD_BYTES_MAX: usize = 64 * 1024;
+/// A request with more headers goes to the HTTP side.
+const HEADERS_MAX: usize = 64;
+
+/// What becomes of a connection after its bytes were looked at.
+enum Next {
+    Keep,
+    Drop,
+    /// Not a socket: the HTTP side goes on with what was read.
+    Http(Vec<u8>),
+}
+
+impl Shard {
+    pub(super) fn read_turn(&mut self) {
+        if self.ready.is_empty() || self.services.hub.congested() {
+            return;
+        }
+        let until = Instant::now() + SLICE;
+        for _ in 0..self.ready.len() {
+            let Some(slot) = self.ready.pop_front() else { return };
+            self.read(slot);
+            if Instant::now() >= until {
+                return;
+            }
+        }
+    }
+
+    fn read(&mut self, slot: u32) {
+        let Some(mut connection) = self.slots[slot as usize].take() else { return };
+        connection.in_ready = false;
+        match self.read_once(&mut connection, slot) {
+            Next::Keep => {
+                if connection.readable && !connection.paused {
+                    connection.in_ready = true;
+                    self.ready.push_back(slot);
+                }
+                self.rearm(&mut connection, slot);
+                self.slots[slot as usize] = Some(connection);
+            }
+            Next::Drop => self.forget(connection, slot),
+            Next::Http(read) => self.hand_to_http(connection, slot, read),
+        }
+    }
+
+    fn read_once(&mut self, connection: &mut Connection, slot: u32) -> Next {
+        if !connection.readable {
+            return self.feed(connection, slot, 0);
+        }
+        if connection.open_mut().is_some_and(|open| open.session.is_full())
+            || connection.outbox.bytes() > UNREAD_BYTES_MAX
+        {
+            connection.paused = true;
+            return Next::Keep;
+        }
+        match connection.socket.read(&mut self.buffer) {
+            Ok(0) => Next::Drop,
+            Ok(count) => {
+                connection.readable = count == self.buffer.len();
+                connection.received_ms = self.now_ms;
+                self.feed(connection, slot, count)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                connection.readable = false;
+                self.feed(connection, slot, 0)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Next::Keep,
+            Err(_) => Next::Drop,
+        }
+    }
+
+    /// Gives the first `count` bytes of the buffer to whoever is due.
+    fn feed(&mut self, connection: &mut Connection, slot: u32, count: usize) -> Next {
+        match &mut connection.stage {
+            Stage::Opening { head, .. } => {
+                head.extend_from_slice(&self.buffer[..count]);
+                let head = std::mem::take(head);
+                self.look(connection, slot, head)
+            }
+            Stage::Open(_) => {
+                let mut buffer = std::mem::take(&mut self.buffer);
+                self.feed_frames(connection, slot, &mut buffer[..count]);
+                self.buffer = buffer;
+                Next::Keep
+            }
+            Stage::Closing { .. } => Next::Keep,
+        }
+    }
+
+    /// Decides on a fresh connection once its first head is whole.
+    fn look(&mut self, connection: &mut Connection, slot: u32, mut bytes: Vec<u8>) -> Next {
+        let mut slots = [httparse::EMPTY_HEADER; HEADERS_MAX];
+        let (head, length) = match handshake::first_look(&bytes, &mut slots) {
+            FirstLook::Upgrade(head, length) => (head, length),
+            FirstLook::Http => return Next::Http(bytes),
+            FirstLook::Malformed => {
+                return self.refuse(connection, slot, &Refusal::malformed("the request is malformed"));
+            }
+            FirstLook::Partial if bytes.len() > self.services.limits.header_bytes => {
+                return self.refuse(connection, slot, &headers_too_large());
+            }
+            FirstLook::Partial => {
+                if let Stage::Opening { head, .. } = &mut connection.stage {
+                    *head = bytes;
+                }
+                return Next::Keep;
+            }
+        };
+        if length > self.services.limits.header_bytes {
+            return self.refuse(connection, slot, &headers_too_large());
+        }
+        match head.decide(&self.services.auth, &self.services.limits) {
+            Decision::Refuse(refusal) => return self.refuse(connection, slot, &refusal),
+            Decision::Open { accept, opening } => {
+                self.send(connection, slot, handshake::switching_protocols(&accept).into());
+                self.open(connection, slot, &opening);
+            }
+            Decision::OpenRefused { accept, format } => {
+                self.send(connection, slot, handshake::switching_protocols(&accept).into());
+                self.refuse_in_socket(connection, slot, format);
+            }
+        }
+        self.feed_frames(connection, slot, &mut bytes[length..]);
+        Next::Keep
+    }
+
+    fn refuse(&mut self, connection: &mut Connection, slot: u32, refusal: &Refusal) -> Next {
+        connection.begin_closing(Bytes::from(handshake::refusal_bytes(refusal)), self.now_ms, 0);
+        self.close_if_due(connection, slot);
+        Next::Keep
+    }
+
+    pub(super) fn feed_frames(&mut self, connection: &mut Connection, slot: u32, bytes: &mut [u8]) {
+        let Stage::Open(open) = &mut connection.stage else { return };
+        let Open { session, reader, .. } = &mut **open;
+        let cx = context(&self.services, self.epoch_ms);
+        let mut outputs: Vec<Output> = Vec::new();
+        let (mut pings, mut closed) = (Vec::new(), false);
+        let result = reader.feed(bytes, cx.limits, self.now_ms, |incoming| {
+            match incoming {
+                Incoming::Message { text, payload } => session.message(cx, text, payload, &mut outputs),
+                Incoming::Ping(payload) => pings.push(wire::frame(fastwebsockets::OpCode::Pong, payload)),
+                Incoming::Pong => {}
+                Incoming::Close => closed = true,
+            }
+            if closed || session.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        if let Err(broken) = result {
+            session.fail(broken.reason, code::BAD_REQUEST, broken.code, &mut outputs);
+        }
+        let now_ms = self.now_ms;
+        if !pings.iter().all(|_| open.ping_allowed(now_ms, cx.limits.pings_per_second)) {
+            pings.clear();
+            open.session.fail(
+                "more pings than a client may send",
+                code::BAD_REQUEST,
+                close::POLICY,
+                &mut outputs,
+            );
+        }
+        let full = open.session.is_full();
+        self.run_outputs(connection, slot, outputs);
+        for pong in pings {
+            self.send(connection, slot, pong);
+        }
+        if closed && connection.open_mut().is_some() {
+            self.end(connection, slot, close::NORMAL, 0);
+        }
+        connection.paused |= full;
+    }
+
+    fn hand_to_http(&mut self, mut connection: Box<Connection>, slot: u32, read: Vec<u8>) {
+        if self.services.http.is_closed() || self.poll.registry().deregister(&mut connection.socket).is_err()
+        {
+            return self.forget(connection, slot);
+        }
+        self.release(slot);
+        let Connection { socket, permit, .. } = *connection;
+        let passed = HttpConnection { socket: socket.into(), permit, read };
+        if self.services.http.try_send(passed).is_err() {
+            tracing::warn!("the http side is full, a connection is closed");
+        }
+    }
+
+    /// Registers a socket under a slot of its own.
+    pub(super) fn register(&mut self, connection: &mut Connection, slot: u32) -> std::io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.poll.registry().register(&mut connection.socket, mio::Token(slot as usize), interest)
+    }
+}
+
+fn headers_too_large() -> Refusal {
+    Refusal::new(Kind::HeadersTooLarge, "the request's headers are over the limit")
+}

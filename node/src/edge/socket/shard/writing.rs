@@ -1,0 +1,156 @@
+//! Writing: deliveries into outboxes, outboxes into sockets.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use fanfare_proto::frame::{Format, close, code};
+use fastwebsockets::OpCode;
+
+use super::super::connection::{Connection, Stage};
+use super::{SLICE, Shard};
+use crate::hub::{Delivery, Flush, wire};
+
+/// Connections flushed between two looks at the clock.
+const FLUSH_BATCH: usize = 64;
+
+impl Shard {
+    /// Puts the frame into the outbox of every subscriber here.
+    pub(super) fn deliver(&mut self, delivery: &Delivery) {
+        let sequence = delivery.last().sequence;
+        let (mut json, mut msgpack) = (None, None);
+        let mut over = Vec::new();
+        let mut count = 0;
+        for subscriber in self.subscribers.deliver(delivery.channel, sequence) {
+            let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
+            let Stage::Open(open) = &connection.stage else { continue };
+            if sequence <= subscriber.after_sequence
+                || !open.echo && open.session.connection_id() == delivery.published.connection_id
+            {
+                continue;
+            }
+            let frame: &Bytes = match open.session.format() {
+                Format::Json => json.get_or_insert_with(|| delivery.frame(Format::Json)),
+                Format::MsgPack => msgpack.get_or_insert_with(|| delivery.frame(Format::MsgPack)),
+            };
+            count += 1;
+            connection.outbox.push(frame.clone());
+            if connection.outbox.bytes() > self.services.limits.outbox_bytes {
+                over.push(subscriber.slot);
+            }
+            if !connection.in_dirty && connection.blocked_ms.is_none() {
+                connection.in_dirty = true;
+                self.dirty.push_back(subscriber.slot);
+            }
+        }
+        self.metrics.deliveries.increment(count * delivery.published.messages.len() as u64);
+        for slot in over {
+            self.flush(slot);
+            self.check_outbox(slot);
+        }
+    }
+
+    pub(super) fn send_payload(&mut self, connection: &mut Connection, slot: u32, payload: &[u8]) {
+        let Some(open) = connection.open_mut() else { return };
+        let frame = payload_frame(open.session.format(), payload);
+        self.send(connection, slot, frame);
+    }
+
+    pub(super) fn send(&mut self, connection: &mut Connection, slot: u32, frame: Bytes) {
+        connection.outbox.push(frame);
+        if !connection.in_dirty && connection.blocked_ms.is_none() {
+            connection.in_dirty = true;
+            self.dirty.push_back(slot);
+        }
+    }
+
+    pub(super) fn send_heartbeat(&mut self, connection: &mut Connection, slot: u32) {
+        let Some(open) = connection.open_mut() else { return };
+        let frame = match (open.heartbeat_pings, open.session.format()) {
+            (true, _) => wire::frame(OpCode::Ping, b""),
+            (false, Format::Json) => self.heartbeat_json.clone(),
+            (false, Format::MsgPack) => self.heartbeat_msgpack.clone(),
+        };
+        self.send(connection, slot, frame);
+    }
+
+    pub(super) fn flush_turn(&mut self) {
+        let until = Instant::now() + SLICE;
+        while !self.dirty.is_empty() {
+            for _ in 0..FLUSH_BATCH {
+                let Some(slot) = self.dirty.pop_front() else { return };
+                self.flush(slot);
+            }
+            if Instant::now() >= until {
+                return;
+            }
+        }
+    }
+
+    fn flush(&mut self, slot: u32) {
+        let Some(mut connection) = self.slots[slot as usize].take() else { return };
+        connection.in_dirty = false;
+        let Connection { outbox, socket, .. } = &mut *connection;
+        match outbox.flush(socket) {
+            Ok(Flush::Drained) => {
+                connection.sent_ms = self.now_ms;
+                connection.blocked_ms = None;
+                if matches!(connection.stage, Stage::Closing { close: None, .. }) {
+                    // What the client still sends is read and dropped until it closes too.
+                    connection.socket.shutdown(std::net::Shutdown::Write).ok();
+                }
+                self.unpause(&mut connection, slot);
+            }
+            Ok(Flush::Blocked { progress }) => {
+                if progress {
+                    connection.sent_ms = self.now_ms;
+                }
+                if progress || connection.blocked_ms.is_none() {
+                    connection.blocked_ms = Some(self.now_ms);
+                    self.rearm(&mut connection, slot);
+                }
+            }
+            Err(_) => return self.forget(connection, slot),
+        }
+        self.slots[slot as usize] = Some(connection);
+    }
+
+    /// Ends a connection that lets more wait than it may.
+    fn check_outbox(&mut self, slot: u32) {
+        let Some(mut connection) = self.slots[slot as usize].take() else { return };
+        if connection.outbox.bytes() > self.services.limits.outbox_bytes {
+            self.end_slow(&mut connection, slot);
+        }
+        self.slots[slot as usize] = Some(connection);
+    }
+
+    pub(super) fn end_slow(&mut self, connection: &mut Connection, slot: u32) {
+        self.metrics.slow.increment(1);
+        connection.outbox.keep_begun();
+        let mut outputs = Vec::new();
+        if let Some(open) = connection.open_mut() {
+            open.session.disconnect("slow consumer", code::LIMIT, close::SLOW, 0, 0, &mut outputs);
+        }
+        self.run_outputs(connection, slot, outputs);
+    }
+
+    /// Reading goes on once the client is owed less.
+    pub(super) fn unpause(&mut self, connection: &mut Connection, slot: u32) {
+        if !connection.paused || connection.open_mut().is_some_and(|open| open.session.is_full()) {
+            return;
+        }
+        connection.paused = false;
+        if !connection.in_ready {
+            connection.in_ready = true;
+            self.ready.push_back(slot);
+        }
+    }
+}
+
+/// A payload as a frame of its format.
+pub(super) fn payload_frame(format: Format, payload: &[u8]) -> Bytes {
+    let opcode = match format {
+        Format::Json => OpCode::Text,
+        Format::MsgPack => OpCode::Binary,
+    };
+    wire::frame(opcode, payload)
+}

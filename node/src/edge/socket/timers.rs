@@ -1,0 +1,27 @@
+//! When each connection of a shard is to be looked at next.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A heap with one live entry per connection; entries that were overtaken are skipped when they come up.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<(u64, u32)>>,
+}
+
+impl Timers {
+    pub(super) fn arm(&mut self, due_ms: u64, slot: u32) {
+        self.heap.push(Reverse((due_ms, slot)));
+    }
+
+    pub(super) fn next_ms(&self) -> Option<u64> {
+        self.heap.peek().map(|Reverse((due_ms, _))| *due_ms)
+    }
+
+    pub(super) fn pop_due(&mut self, now_ms: u64) -> Option<(u64, u32)> {
+        if self.next_ms()? > now_ms {
+            return None;
+        }
+        self.heap.pop().map(|Reverse(entry)| entry)
+    }
+}

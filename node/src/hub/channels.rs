@@ -1,0 +1,190 @@
+//! The node's channels: numbering and interest under one small lock each.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use parking_lot::Mutex;
+
+use super::delivery::Delivery;
+use crate::model::{ChannelKey, Clock, Published, Stamp};
+
+/// What gets the frames of a channel: a shard of sockets. `deliver` must not block.
+pub trait DeliveryTarget: Send + Sync {
+    fn deliver(&self, delivery: Arc<Delivery>);
+    /// More waits than the target's bound.
+    fn congested(&self) -> bool;
+}
+
+/// A channel that somebody on this node listens to or is just publishing on.
+pub struct Channel {
+    number: u64,
+    key: ChannelKey,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The last number given in this incarnation.
+    sequence: u64,
+    /// Bit per target that has subscribers.
+    targets: u64,
+    /// Taken out of the map; whoever still holds it looks the key up again.
+    removed: bool,
+}
+
+impl Channel {
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn key(&self) -> &ChannelKey {
+        &self.key
+    }
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// What a publish is given under the channel's lock.
+#[derive(Debug, Clone, Copy)]
+pub struct Numbering {
+    pub incarnation: u64,
+    pub first_sequence: u64,
+    pub timestamp_ms: u64,
+}
+
+/// Every channel of this node, for all accounts.
+///
+/// A channel without subscribers is forgotten after the publish; its numbers go on above the highest ever given,
+/// so a number is never used twice in one incarnation.
+pub struct Hub {
+    channels: DashMap<ChannelKey, Arc<Channel>>,
+    targets: Vec<Arc<dyn DeliveryTarget>>,
+    incarnation: u64,
+    next_number: AtomicU64,
+    sequence_floor: AtomicU64,
+    clock: Clock,
+}
+
+impl Hub {
+    /// At most 64 targets.
+    pub fn new(targets: Vec<Arc<dyn DeliveryTarget>>, clock: Clock) -> Self {
+        assert!(targets.len() <= 64, "a channel keeps its targets in one word");
+        Self {
+            channels: DashMap::new(),
+            targets,
+            incarnation: u64::from_be_bytes(crate::model::random_bytes()),
+            next_number: AtomicU64::new(0),
+            sequence_floor: AtomicU64::new(0),
+            clock,
+        }
+    }
+
+    /// Channels that are live: subscribed to, or in the middle of a publish.
+    pub fn channel_count(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Some target is over its bound: readers wait before they bring in more.
+    pub fn congested(&self) -> bool {
+        self.targets.iter().any(|target| target.congested())
+    }
+
+    /// Numbers `count` messages and hands what `build` makes of it to every target with interest.
+    ///
+    /// `build` runs under the channel's lock, so whatever it queues stands in the order of the numbers.
+    pub fn publish(
+        &self,
+        key: &ChannelKey,
+        count: u64,
+        build: impl FnOnce(Numbering) -> Arc<Published>,
+    ) -> Arc<Published> {
+        self.with_channel(key, |channel, state| {
+            let first_sequence = state.sequence + 1;
+            state.sequence += count;
+            let timestamp_ms = self.clock.now_ms();
+            let published = build(Numbering { incarnation: self.incarnation, first_sequence, timestamp_ms });
+            if state.targets != 0 {
+                let delivery = Arc::new(Delivery::new(channel.number, Arc::clone(&published)));
+                for (bit, target) in self.targets.iter().enumerate() {
+                    if state.targets & (1 << bit) != 0 {
+                        target.deliver(Arc::clone(&delivery));
+                    }
+                }
+            }
+            published
+        })
+    }
+
+    /// Registers the target's interest. The stamp covers all that was numbered before; all after it is delivered.
+    pub fn attach(&self, key: &ChannelKey, target: usize) -> (Arc<Channel>, Stamp) {
+        self.with_channel(key, |channel, state| {
+            state.targets |= 1 << target;
+            (Arc::clone(channel), Stamp { incarnation: self.incarnation, sequence: state.sequence })
+        })
+    }
+
+    /// Where the channel stands, for an attach that asks for no delivery.
+    pub fn position(&self, key: &ChannelKey) -> Stamp {
+        let sequence = self.channels.get(key).map(|channel| Arc::clone(&channel)).map_or_else(
+            || self.sequence_floor.load(Ordering::SeqCst),
+            |channel| channel.state.lock().sequence,
+        );
+        Stamp { incarnation: self.incarnation, sequence }
+    }
+
+    /// The target has no subscriber of the channel any more.
+    pub fn detach(&self, channel: &Arc<Channel>, target: usize) {
+        let mut state = channel.state.lock();
+        state.targets &= !(1 << target);
+        self.remove_if_unused(channel, &mut state);
+    }
+
+    fn with_channel<R>(&self, key: &ChannelKey, act: impl FnOnce(&Arc<Channel>, &mut State) -> R) -> R {
+        loop {
+            let channel = self.lookup(key);
+            let mut state = channel.state.lock();
+            if state.removed {
+                continue;
+            }
+            let result = act(&channel, &mut state);
+            self.remove_if_unused(&channel, &mut state);
+            return result;
+        }
+    }
+
+    fn lookup(&self, key: &ChannelKey) -> Arc<Channel> {
+        if let Some(channel) = self.channels.get(key) {
+            return Arc::clone(&channel);
+        }
+        Arc::clone(&self.channels.entry(key.clone()).or_insert_with(|| {
+            Arc::new(Channel {
+                number: self.next_number.fetch_add(1, Ordering::Relaxed),
+                key: key.clone(),
+                state: Mutex::new(State {
+                    sequence: self.sequence_floor.load(Ordering::SeqCst),
+                    targets: 0,
+                    removed: false,
+                }),
+            })
+        }))
+    }
+
+    fn remove_if_unused(&self, channel: &Arc<Channel>, state: &mut State) {
+        if state.targets == 0 && !state.removed {
+            state.removed = true;
+            self.sequence_floor.fetch_max(state.sequence, Ordering::SeqCst);
+            self.channels.remove(&channel.key);
+        }
+    }
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub").field("channels", &self.channels.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,100 @@
+//! What other threads leave for a shard.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+/// A queue into one thread that sleeps in its poll. The sender wakes it only when it sleeps.
+///
+/// Pushing never blocks and never fails: beyond `bytes_max` the inbox is [congested](Inbox::congested), and every shard
+/// stops reading from its sockets (HTTP publishers wait) until it is not, so what can still come is one turn's reading.
+#[derive(Debug)]
+pub struct Inbox<T> {
+    waiting: Mutex<Vec<T>>,
+    bytes: AtomicUsize,
+    bytes_max: usize,
+    asleep: AtomicBool,
+    waker: Arc<mio::Waker>,
+}
+
+impl<T> Inbox<T> {
+    pub fn new(waker: Arc<mio::Waker>, bytes_max: usize) -> Self {
+        Self {
+            waiting: Mutex::new(Vec::new()),
+            bytes: AtomicUsize::new(0),
+            bytes_max,
+            asleep: AtomicBool::new(false),
+            waker,
+        }
+    }
+
+    /// `bytes` is what the item keeps in memory beyond what is shared.
+    pub fn push(&self, item: T, bytes: usize) {
+        {
+            let mut waiting = self.waiting.lock();
+            waiting.push(item);
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        if self.asleep.swap(false, Ordering::SeqCst)
+            && let Err(error) = self.waker.wake()
+        {
+            tracing::error!(%error, "a shard could not be woken");
+        }
+    }
+
+    pub fn congested(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) > self.bytes_max
+    }
+
+    /// Exchanges all that waits for the empty `items`; called by the owner alone.
+    pub fn take(&self, items: &mut Vec<T>) {
+        debug_assert!(items.is_empty());
+        let mut waiting = self.waiting.lock();
+        std::mem::swap(&mut *waiting, items);
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Declares the owner about to sleep; false when something waits, and then it must not.
+    pub fn may_sleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        if self.waiting.lock().is_empty() {
+            return true;
+        }
+        self.asleep.store(false, Ordering::SeqCst);
+        false
+    }
+
+    pub fn woke(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_sleeping_owner_is_woken_and_a_busy_one_is_not_disturbed() {
+        let mut poll = mio::Poll::new().unwrap();
+        let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
+        let inbox = Inbox::new(waker, 10);
+        let mut events = mio::Events::with_capacity(4);
+
+        inbox.push(1, 4);
+        poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+        assert!(events.is_empty(), "an awake owner gets no event");
+        assert!(!inbox.may_sleep(), "something waits");
+
+        let mut items = Vec::new();
+        inbox.take(&mut items);
+        assert_eq!(items, [1]);
+        assert!(inbox.may_sleep());
+        inbox.push(2, 11);
+        poll.poll(&mut events, Some(Duration::from_secs(5))).unwrap();
+        assert!(!events.is_empty());
+        assert!(inbox.congested());
+    }
+}

@@ -1,0 +1,182 @@
+//! Frames that wait for one connection's socket.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use bytes::Bytes;
+
+/// Frames per vectored write.
+const SLICES_MAX: usize = 64;
+/// Slots kept by an empty outbox.
+const IDLE_SLOTS: usize = 4;
+
+/// A queue of shared frames. Bounded by its owner, which closes the connection as a slow consumer
+/// when [`Outbox::bytes`] passes the limit.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    frames: VecDeque<Bytes>,
+    bytes: usize,
+    /// Of the first frame, what the socket has taken.
+    written: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Flush {
+    Drained,
+    /// The socket is full; `progress` says whether it took anything.
+    Blocked {
+        progress: bool,
+    },
+}
+
+impl Outbox {
+    pub fn push(&mut self, frame: Bytes) {
+        self.bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Drops what has not been begun, so that an ending can still be said.
+    pub fn keep_begun(&mut self) {
+        self.frames.truncate(usize::from(self.written > 0));
+        self.bytes = self.frames.front().map_or(0, |frame| frame.len() - self.written);
+    }
+
+    /// Writes until the queue is empty or the socket is full.
+    pub fn flush(&mut self, socket: &mut impl io::Write) -> io::Result<Flush> {
+        let mut progress = false;
+        while let Some(first) = self.frames.front() {
+            let result = if self.frames.len() == 1 {
+                socket.write(&first[self.written..])
+            } else {
+                let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+                let count = self.fill(&mut slices);
+                socket.write_vectored(&slices[..count])
+            };
+            match result {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(taken) => {
+                    progress = true;
+                    self.advance(taken);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Flush::Blocked { progress });
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.frames.capacity() > IDLE_SLOTS {
+            self.frames = VecDeque::new();
+        }
+        Ok(Flush::Drained)
+    }
+
+    fn fill<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
+        let mut count = 0;
+        for (slice, frame) in slices.iter_mut().zip(&self.frames) {
+            let skip = if count == 0 { self.written } else { 0 };
+            *slice = IoSlice::new(&frame[skip..]);
+            count += 1;
+        }
+        count
+    }
+
+    fn advance(&mut self, mut taken: usize) {
+        self.bytes -= taken;
+        while let Some(first) = self.frames.front() {
+            let left = first.len() - self.written;
+            if taken < left {
+                self.written += taken;
+                return;
+            }
+            taken -= left;
+            self.written = 0;
+            self.frames.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes `room` bytes, then is full.
+    struct Socket {
+        taken: Vec<u8>,
+        room: usize,
+    }
+
+    impl io::Write for Socket {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.room);
+            if count == 0 {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            self.room -= count;
+            self.taken.extend_from_slice(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+            self.write(&slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn outbox(frames: usize) -> (Outbox, Vec<u8>) {
+        let mut outbox = Outbox::default();
+        let mut all = Vec::new();
+        for number in 0..frames {
+            let frame = format!("frame {number};").into_bytes();
+            all.extend_from_slice(&frame);
+            outbox.push(frame.into());
+        }
+        (outbox, all)
+    }
+
+    #[test]
+    fn every_split_of_the_stream_arrives_whole() {
+        for room in 0..120 {
+            let (mut outbox, all) = outbox(10);
+            let mut socket = Socket { taken: Vec::new(), room };
+            let first = outbox.flush(&mut socket).unwrap();
+            assert_eq!(first == Flush::Drained, all.len() <= room);
+            assert_eq!(outbox.bytes(), all.len() - socket.taken.len());
+            socket.room = usize::MAX;
+            assert_eq!(outbox.flush(&mut socket).unwrap(), Flush::Drained);
+            assert_eq!(socket.taken, all);
+        }
+    }
+
+    #[test]
+    fn more_frames_than_one_write_takes() {
+        let (mut outbox, all) = outbox(3 * SLICES_MAX + 1);
+        let mut socket = Socket { taken: Vec::new(), room: usize::MAX };
+        assert_eq!(outbox.flush(&mut socket).unwrap(), Flush::Drained);
+        assert_eq!(socket.taken, all);
+    }
+
+    #[test]
+    fn an_ending_follows_the_frame_that_was_begun() {
+        let (mut outbox, _) = outbox(3);
+        let mut socket = Socket { taken: Vec::new(), room: 4 };
+        outbox.flush(&mut socket).unwrap();
+        outbox.keep_begun();
+        outbox.push(Bytes::from_static(b"end"));
+        socket.room = usize::MAX;
+        outbox.flush(&mut socket).unwrap();
+        assert_eq!(socket.taken, b"frame 0;end");
+        assert_eq!(outbox.bytes(), 0);
+    }
+}

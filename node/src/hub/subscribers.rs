@@ -1,0 +1,68 @@
+//! Who listens to a channel within one shard.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::channels::Channel;
+
+/// One attached connection of the shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subscriber {
+    /// The connection's place in the shard.
+    pub slot: u32,
+    /// What its `attached` frame already covers; only what is numbered above it is delivered.
+    pub after_sequence: u64,
+}
+
+/// Channel number → subscribers, for the shard that owns it.
+#[derive(Debug, Default)]
+pub struct Subscribers {
+    channels: HashMap<u64, Local>,
+}
+
+#[derive(Debug)]
+struct Local {
+    channel: Arc<Channel>,
+    subscribers: Vec<Subscriber>,
+    /// Up to here every delivery has been handed to the subscribers.
+    delivered: u64,
+}
+
+impl Subscribers {
+    pub fn add(&mut self, channel: &Arc<Channel>, subscriber: Subscriber) {
+        self.channels
+            .entry(channel.number())
+            .or_insert_with(|| Local { channel: Arc::clone(channel), subscribers: Vec::new(), delivered: 0 })
+            .subscribers
+            .push(subscriber);
+    }
+
+    /// Removes the slot; the channel comes back when it was the last one here.
+    pub fn remove(&mut self, channel: u64, slot: u32) -> Option<Arc<Channel>> {
+        let local = self.channels.get_mut(&channel)?;
+        let place = local.subscribers.iter().position(|subscriber| subscriber.slot == slot)?;
+        local.subscribers.swap_remove(place);
+        if !local.subscribers.is_empty() {
+            return None;
+        }
+        self.channels.remove(&channel).map(|local| local.channel)
+    }
+
+    /// Those who may get a delivery that ends at `sequence`.
+    pub fn deliver(&mut self, channel: u64, sequence: u64) -> &[Subscriber] {
+        match self.channels.get_mut(&channel) {
+            Some(local) => {
+                local.delivered = local.delivered.max(sequence);
+                &local.subscribers
+            }
+            None => &[],
+        }
+    }
+
+    /// What a subscriber has been handed: the sequence before the first frame that follows.
+    pub fn position(&self, channel: u64, slot: u32) -> Option<u64> {
+        let local = self.channels.get(&channel)?;
+        let own = local.subscribers.iter().find(|subscriber| subscriber.slot == slot)?;
+        Some(own.after_sequence.max(local.delivered))
+    }
+}

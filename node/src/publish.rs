@@ -1,0 +1,257 @@
+//! The only way in for messages: check, claim given ids, number, hand to the hub and to the origin's store.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fanfare_proto::serial::Serial;
+
+use crate::accounts::Account;
+use crate::hub::{Hub, Numbering};
+use crate::model::{
+    ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, Published, Stamp,
+    check_draft,
+};
+use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
+
+/// A store that has not answered by then leaves the outcome unknown to the publisher.
+pub const ANSWER_WAIT: Duration = Duration::from_secs(2);
+
+/// Messages of one publisher for one channel, from a principal whose capability was checked.
+#[derive(Debug)]
+pub struct PublishRequest {
+    pub key: ChannelKey,
+    pub account: Arc<Account>,
+    /// The key of the credential: part of the scope of given ids.
+    pub key_name: KeyName,
+    pub connection_id: ConnectionId,
+    pub client_id: Option<ClientId>,
+    /// In publish order; all or none is accepted.
+    pub messages: Vec<Draft>,
+}
+
+/// The stamp of each message, in the order of the request; a repeated id has the stamp of its first publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishAck {
+    pub stamps: Vec<Stamp>,
+}
+
+impl PublishAck {
+    /// The stamps as clients see them.
+    pub fn serials(&self) -> Vec<String> {
+        self.stamps
+            .iter()
+            .map(|stamp| Serial::single(stamp.incarnation, stamp.sequence).to_string())
+            .collect()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PublishError {
+    /// Nothing was published.
+    Draft(DraftError),
+    /// Nothing is known to be stored: retry with the same id.
+    Unavailable,
+}
+
+impl fmt::Display for PublishError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Draft(error) => error.fmt(f),
+            Self::Unavailable => f.write_str("the store did not answer, retry with the same id"),
+        }
+    }
+}
+
+impl std::error::Error for PublishError {}
+
+pub type PublishDone = Box<dyn FnOnce(Result<PublishAck, PublishError>) + Send>;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Publisher {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    hub: Arc<Hub>,
+    store: Arc<dyn HistoryStore>,
+    limits: Limits,
+    published: metrics::Counter,
+}
+
+impl Publisher {
+    pub fn new(hub: Arc<Hub>, store: Arc<dyn HistoryStore>, limits: Limits) -> Self {
+        let published = metrics::counter!("fanfare_published_messages_total");
+        Self { inner: Arc::new(Inner { hub, store, limits, published }) }
+    }
+
+    /// Publishes; `done` runs exactly once, at once for a refusal, else when the outcome is settled, on any thread.
+    ///
+    /// Without given ids the messages are numbered and on their way when this returns. With `queued` (or an id)
+    /// they pass the store's look-up of ids first, in the order of the calls: a caller that has such a publish
+    /// under way queues what follows, and so keeps its order.
+    pub fn publish(&self, request: PublishRequest, queued: bool, done: PublishDone) {
+        if request.messages.is_empty() {
+            return done(Err(PublishError::Draft(DraftError::Bad("messages must not be empty".into()))));
+        }
+        for draft in &request.messages {
+            if let Err(error) = check_draft(draft, request.client_id.as_ref(), &self.inner.limits) {
+                return done(Err(PublishError::Draft(error)));
+            }
+        }
+        if !queued && request.messages.iter().all(|draft| draft.id.is_none()) {
+            let answer = Answer { stamps: vec![None; request.messages.len()], repeats: Vec::new(), done };
+            return self.inner.commit(request, answer);
+        }
+        self.claim(request, done);
+    }
+
+    /// The same, awaited for at most [`ANSWER_WAIT`].
+    pub async fn publish_and_wait(&self, request: PublishRequest) -> Result<PublishAck, PublishError> {
+        let congested = async {
+            while self.inner.hub.congested() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        if tokio::time::timeout(ANSWER_WAIT, congested).await.is_err() {
+            return Err(PublishError::Unavailable);
+        }
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        self.publish(request, false, Box::new(move |result| drop(answer.send(result))));
+        match tokio::time::timeout(ANSWER_WAIT, answered).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(PublishError::Unavailable),
+        }
+    }
+
+    /// Asks the store which of the given ids were published before; its answers come one after another.
+    fn claim(&self, mut request: PublishRequest, done: PublishDone) {
+        let scope = IdScope {
+            key: request.key.clone(),
+            key_name: request.key_name.clone(),
+            client_id: request.client_id.clone(),
+        };
+        let repeats = drop_repeats(&mut request.messages);
+        let ids = request.messages.iter().filter_map(|draft| draft.id.clone()).collect();
+        let inner = Arc::clone(&self.inner);
+        let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
+            Ok(found) => {
+                let mut found = found.into_iter();
+                let drafts = request.messages.iter();
+                let stamps =
+                    drafts.map(|draft| draft.id.as_ref().and_then(|_| found.next().flatten())).collect();
+                let answer = Answer { stamps, repeats, done };
+                let mut first_time = answer.stamps.iter().map(Option::is_none);
+                request.messages.retain(|_| first_time.next().unwrap_or(true));
+                drop(first_time);
+                inner.commit(request, answer);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "ids could not be looked up");
+                done(Err(PublishError::Unavailable));
+            }
+        };
+        self.inner.store.find_ids(scope, ids, Box::new(found));
+    }
+}
+
+/// Takes out every message whose id stands earlier in the same publish; gives for each its place and the earlier one's.
+fn drop_repeats(messages: &mut Vec<Draft>) -> Vec<(usize, usize)> {
+    let mut first: HashMap<Box<str>, usize> = HashMap::new();
+    let mut repeats = Vec::new();
+    let mut place = 0;
+    messages.retain(|draft| {
+        let earlier = draft.id.as_ref().and_then(|id| match first.entry(id.clone()) {
+            Entry::Occupied(earlier) => Some(*earlier.get()),
+            Entry::Vacant(vacant) => {
+                vacant.insert(place);
+                None
+            }
+        });
+        if let Some(earlier) = earlier {
+            repeats.push((place, earlier));
+        }
+        place += 1;
+        earlier.is_none()
+    });
+    repeats
+}
+
+/// What is owed to the publisher.
+struct Answer {
+    /// Of the messages that are not repeats; known already for what was published before.
+    stamps: Vec<Option<Stamp>>,
+    repeats: Vec<(usize, usize)>,
+    done: PublishDone,
+}
+
+impl Answer {
+    /// `published` fills what was not known.
+    fn give(self, published: Option<&Published>) {
+        let messages = published.iter().flat_map(|published| {
+            let stamp = |sequence| Stamp { incarnation: published.incarnation, sequence };
+            published.messages.iter().map(move |message| stamp(message.sequence))
+        });
+        let mut own = messages.fuse();
+        let mut stamps: Vec<Stamp> =
+            self.stamps.into_iter().filter_map(|known| known.or_else(|| own.next())).collect();
+        for (place, earlier) in self.repeats {
+            stamps.insert(place, stamps[earlier]);
+        }
+        (self.done)(Ok(PublishAck { stamps }));
+    }
+}
+
+impl Inner {
+    /// Numbers, delivers and stores what is left of the request.
+    fn commit(self: &Arc<Self>, request: PublishRequest, answer: Answer) {
+        if request.messages.is_empty() {
+            return answer.give(None);
+        }
+        let policy = request.account.policy(request.key.channel());
+        let retention_hours = policy.history.then_some(policy.retention_hours);
+        let count = request.messages.len() as u64;
+        let key = request.key.clone();
+        self.hub.publish(&key, count, |numbering| {
+            let published = number(request, numbering);
+            let (inner, stored) = (Arc::clone(self), Arc::clone(&published));
+            let done: Done = Box::new(move |result| match result {
+                Ok(()) => {
+                    inner.published.increment(stored.messages.len() as u64);
+                    answer.give(Some(&stored));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a publish was not stored");
+                    (answer.done)(Err(PublishError::Unavailable));
+                }
+            });
+            self.store.append(Arc::clone(&published), retention_hours, done);
+            published
+        });
+    }
+}
+
+/// Gives each message its number, and an id where the client gave none.
+fn number(request: PublishRequest, numbering: Numbering) -> Arc<Published> {
+    let mut sequence = numbering.first_sequence;
+    let messages = request.messages.into_iter().map(|draft| {
+        let own = sequence;
+        sequence += 1;
+        let id_given = draft.id.is_some();
+        let id = draft.id.unwrap_or_else(|| Serial::single(numbering.incarnation, own).to_string().into());
+        Message { id, id_given, sequence: own, name: draft.name, data: draft.data, extras: draft.extras }
+    });
+    let messages = messages.collect();
+    Published::new(
+        request.key,
+        numbering.incarnation,
+        numbering.timestamp_ms,
+        request.connection_id,
+        request.client_id,
+        request.key_name,
+        messages,
+    )
+}

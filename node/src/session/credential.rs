@@ -1,0 +1,75 @@
+//! The connection's credential over time: what `connected` says, refresh by op 15, and expiry.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use fanfare_proto::frame::{Connected, ServerFrame, close, code};
+
+use super::{Context, Output, Session};
+
+/// A client is asked for a new token this long before the old one expires.
+const REFRESH_AHEAD_MS: u64 = 30_000;
+/// After op 4 the client closes; the server does so when it has not.
+const CLOSE_AFTER_MS: u64 = 1_000;
+
+impl Session {
+    /// Asks for a new token in time, and ends the connection when the token has expired.
+    pub fn tick(&mut self, cx: Context<'_>, out: &mut Vec<Output>) {
+        let Some(expires) = self.principal.expires_ms else { return };
+        if cx.now_ms >= expires {
+            let error = "the token has expired";
+            self.disconnect(error, code::TOKEN_EXPIRED, close::CREDENTIAL, 0, CLOSE_AFTER_MS, out);
+        } else if !self.refresh_asked && cx.now_ms + REFRESH_AHEAD_MS >= expires {
+            self.refresh_asked = true;
+            self.send(&ServerFrame::AuthRequired { code: code::TOKEN_EXPIRED, expires }, out);
+        }
+    }
+
+    /// When [`Session::tick`] has something to do, in epoch milliseconds.
+    pub fn due_ms(&self) -> Option<u64> {
+        let expires = self.principal.expires_ms?;
+        Some(if self.refresh_asked { expires } else { expires.saturating_sub(REFRESH_AHEAD_MS) })
+    }
+
+    pub(super) fn say_connected(&self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
+        let connected = Connected {
+            connection_id: &self.connection_id.to_string(),
+            connection_key: &URL_SAFE_NO_PAD.encode(crate::model::random_bytes::<24>()),
+            client_id: self.client_id.as_ref().map(crate::model::ClientId::as_str),
+            node_id: cx.node_id,
+            resumed,
+            heartbeat_ms: cx.limits.heartbeat_ms,
+            resume_window_ms: cx.limits.resume_window_ms,
+            max_message_bytes: cx.limits.message_bytes,
+            expires: self.principal.expires_ms,
+            server_time: cx.now_ms,
+        };
+        self.send(&ServerFrame::Connected(connected), out);
+    }
+
+    /// Op 15: the new token takes over if it keeps the account and the clientId, else the old credential stands.
+    pub(super) fn refresh(&mut self, cx: Context<'_>, id: Option<&str>, token: &str, out: &mut Vec<Output>) {
+        let Ok(principal) = cx.auth.authenticate_token(token) else {
+            return self.nack(id, code::TOKEN, "the token is not valid", None, out);
+        };
+        if principal.account.id != self.principal.account.id {
+            return self.nack(id, code::TOKEN, "the token is of another account", None, out);
+        }
+        let keeps_client_id = match &principal.client_id {
+            Some(client_id) => self.client_id.as_ref() == Some(client_id),
+            None => self.principal.client_id.is_none(),
+        };
+        if !keeps_client_id {
+            return self.nack(id, code::TOKEN, "the token is of another clientId", None, out);
+        }
+        self.principal = Arc::new(principal);
+        self.refresh_asked = false;
+        if let Some(id) = id {
+            self.send(&ServerFrame::Ack { id, serials: None }, out);
+        }
+        self.say_connected(cx, true, out);
+        self.narrow(out);
+        self.tick(cx, out);
+    }
+}

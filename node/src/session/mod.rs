@@ -1,0 +1,276 @@
+//! The socket protocol of one connection as a state machine: frames and answers in, outputs out, time passed in.
+
+mod attach;
+mod credential;
+mod lane;
+mod publish;
+mod rate;
+
+use std::sync::Arc;
+
+use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame, close, code};
+
+use crate::auth::{Authenticator, Principal};
+use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp};
+use crate::publish::PublishRequest;
+pub use attach::AttachReply;
+use attach::Attachment;
+use lane::Lane;
+pub use publish::PublishResult;
+use rate::RateLimit;
+
+/// Requests of one connection that wait for an answer; at the bound its socket is not read.
+const IN_FLIGHT_MAX: usize = 1024;
+
+/// What a session needs to decide, lent for one call.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    pub limits: &'a Limits,
+    pub auth: &'a Authenticator,
+    pub node_id: &'a str,
+    pub now_ms: u64,
+}
+
+/// What the connection's owner does, in this order.
+#[derive(Debug)]
+pub enum Output {
+    /// An encoded payload to send.
+    Frame(Vec<u8>),
+    /// Publish, and give the result back by [`Session::answered`].
+    Publish { ticket: u64, request: Box<PublishRequest>, queued: bool },
+    /// Begin delivery if `delivers` (else end it), and give the position back by [`Session::attached`] at once.
+    Attach { delivers: bool, reply: AttachReply },
+    /// End delivery.
+    Detach { channel: ChannelName },
+    /// The frames before this one say why; close with this code after `after_ms`.
+    End { code: u16, after_ms: u64 },
+}
+
+#[derive(Debug)]
+pub struct Session {
+    principal: Arc<Principal>,
+    connection_id: ConnectionId,
+    /// Forced by the credential, or chosen by the client.
+    client_id: Option<ClientId>,
+    format: Format,
+    /// Sorted by name.
+    attached: Vec<Attachment>,
+    lanes: Vec<(ChannelName, Lane<Request>)>,
+    publishes: RateLimit,
+    controls: RateLimit,
+    next_ticket: u64,
+    in_flight: usize,
+    refresh_asked: bool,
+    ended: bool,
+}
+
+impl Session {
+    pub fn new(
+        principal: Arc<Principal>,
+        client_id: Option<ClientId>,
+        format: Format,
+        limits: &Limits,
+        now_ms: u64,
+    ) -> Self {
+        Self {
+            principal,
+            connection_id: ConnectionId::random(),
+            client_id,
+            format,
+            attached: Vec::new(),
+            lanes: Vec::new(),
+            publishes: RateLimit::full(limits.publish_burst, now_ms),
+            controls: RateLimit::full(limits.control_burst, now_ms),
+            next_ticket: 0,
+            in_flight: 0,
+            refresh_asked: false,
+            ended: false,
+        }
+    }
+
+    pub fn connection_id(&self) -> ConnectionId {
+        self.connection_id
+    }
+
+    pub fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The client is owed so many answers that nothing more is read from it.
+    pub fn is_full(&self) -> bool {
+        self.in_flight >= IN_FLIGHT_MAX
+    }
+
+    /// The first output of every connection: op 3.
+    pub fn opened(&mut self, cx: Context<'_>, out: &mut Vec<Output>) {
+        self.say_connected(cx, false, out);
+        self.tick(cx, out);
+    }
+
+    /// One whole message from the client; `text` says which kind of frame brought it.
+    pub fn message(&mut self, cx: Context<'_>, text: bool, payload: &[u8], out: &mut Vec<Output>) {
+        if self.ended {
+            return;
+        }
+        if text != matches!(self.format, Format::Json) {
+            return self.protocol_error("a frame of the other format", out);
+        }
+        match frame::parse_within(self.format, payload, cx.limits.nesting, cx.limits.socket_message_bytes) {
+            Ok(request) => self.request(cx, request, out),
+            Err(FrameError::Fatal(error)) => self.protocol_error(&error, out),
+            Err(error @ FrameError::BadUtf8) => {
+                self.fail(&error.to_string(), code::BAD_REQUEST, close::BAD_UTF8, out);
+            }
+            Err(error @ FrameError::TooBig { .. }) => {
+                self.fail(&error.to_string(), code::BAD_REQUEST, close::TOO_BIG, out);
+            }
+            Err(FrameError::Refused { id, error }) => {
+                self.nack(id.as_deref(), code::BAD_REQUEST, &error, None, out)
+            }
+        }
+    }
+
+    /// Says op 7 and ends the connection for a broken frame.
+    pub fn protocol_error(&mut self, error: &str, out: &mut Vec<Output>) {
+        self.fail(error, code::BAD_REQUEST, close::PROTOCOL, out);
+    }
+
+    /// Says op 7 without a channel, which means do not come back unchanged, and ends the connection.
+    pub fn fail(&mut self, error: &str, code: u32, close_code: u16, out: &mut Vec<Output>) {
+        self.send(&ServerFrame::Error { error, code, channel: None }, out);
+        self.end(close_code, 0, out);
+    }
+
+    /// Says op 4, which means come back after `reconnect_after_ms`, and ends the connection.
+    pub fn disconnect(
+        &mut self,
+        error: &str,
+        code: u32,
+        close_code: u16,
+        reconnect_after_ms: u64,
+        close_after_ms: u64,
+        out: &mut Vec<Output>,
+    ) {
+        self.send(&ServerFrame::Disconnected { error: Some(error), code, reconnect_after_ms }, out);
+        self.end(close_code, close_after_ms, out);
+    }
+
+    fn request(&mut self, cx: Context<'_>, request: Request, out: &mut Vec<Output>) {
+        let id = request.id.as_deref();
+        match &request.body {
+            Body::Heartbeat if id.is_some() => self.send(&ServerFrame::Heartbeat { id }, out),
+            Body::Heartbeat => {}
+            Body::Close => {
+                self.send(&ServerFrame::Closed, out);
+                self.end(close::NORMAL, 0, out);
+            }
+            Body::Auth { access_token } => {
+                if self.control_allowed(cx, id, out) {
+                    self.refresh(cx, id, access_token, out);
+                }
+            }
+            Body::Unknown { op } => {
+                self.nack(id, code::BAD_REQUEST, &format!("op {op} is unknown"), None, out)
+            }
+            Body::Attach(_) | Body::Detach { .. } | Body::Presence(_) => {
+                if self.control_allowed(cx, id, out) {
+                    self.channel_request(cx, request, out);
+                }
+            }
+            Body::Message { .. } => self.channel_request(cx, request, out),
+        }
+    }
+
+    /// Everything that names a channel goes through the channel's lane, if there is one.
+    fn channel_request(&mut self, cx: Context<'_>, request: Request, out: &mut Vec<Output>) {
+        let channel = match ChannelName::new(channel_of(&request.body)) {
+            Ok(channel) => channel,
+            Err(error) => {
+                let error = format!("channel {error}");
+                return self.nack(request.id.as_deref(), code::BAD_NAME, &error, None, out);
+            }
+        };
+        if matches!(request.body, Body::Message { .. }) {
+            self.in_flight += 1;
+            return match self.lane(&channel) {
+                Some(lane) if lane.has_waiting() => lane.wait(request),
+                _ => self.publish(cx, channel, request, publish::Turn::Last, out),
+            };
+        }
+        match self.lane(&channel) {
+            Some(lane) => {
+                lane.wait(request);
+                self.in_flight += 1;
+            }
+            None => self.run_control(cx, channel, request, out),
+        }
+    }
+
+    fn run_control(
+        &mut self,
+        cx: Context<'_>,
+        channel: ChannelName,
+        request: Request,
+        out: &mut Vec<Output>,
+    ) {
+        match request.body {
+            Body::Attach(attach) => self.attach(cx, channel, request.id, &attach, out),
+            Body::Detach { .. } => self.detach(channel, request.id.as_deref(), out),
+            _ => {
+                let error = "presence is not available on this node";
+                self.nack(request.id.as_deref(), code::UNAVAILABLE, error, None, out);
+            }
+        }
+    }
+
+    fn control_allowed(&mut self, cx: Context<'_>, id: Option<&str>, out: &mut Vec<Output>) -> bool {
+        let allowed =
+            self.controls.take(1, cx.limits.controls_per_second, cx.limits.control_burst, cx.now_ms);
+        if !allowed {
+            let error = "more attach, detach, presence and auth frames than the connection may send";
+            self.nack(id, code::LIMIT, error, Some("rate_limit"), out);
+        }
+        allowed
+    }
+
+    fn lane(&mut self, channel: &ChannelName) -> Option<&mut Lane<Request>> {
+        self.lanes.iter_mut().find(|(name, _)| name == channel).map(|(_, lane)| lane)
+    }
+
+    /// A request without an id is done and not answered.
+    fn nack(&self, id: Option<&str>, code: u32, error: &str, reason: Option<&str>, out: &mut Vec<Output>) {
+        if let Some(id) = id {
+            self.send(&ServerFrame::Nack { id, error, code, reason }, out);
+        }
+    }
+
+    fn send(&self, server_frame: &ServerFrame<'_>, out: &mut Vec<Output>) {
+        if !self.ended {
+            out.push(Output::Frame(frame::encode(server_frame, self.format)));
+        }
+    }
+
+    fn end(&mut self, code: u16, after_ms: u64, out: &mut Vec<Output>) {
+        if !self.ended {
+            self.ended = true;
+            out.push(Output::End { code, after_ms });
+        }
+    }
+
+    fn serial_text(stamp: Stamp) -> String {
+        fanfare_proto::serial::Serial::single(stamp.incarnation, stamp.sequence).to_string()
+    }
+}
+
+fn channel_of(body: &Body) -> &str {
+    match body {
+        Body::Attach(attach) => &attach.channel,
+        Body::Presence(presence) => &presence.channel,
+        Body::Detach { channel } | Body::Message { channel, .. } => channel,
+        Body::Heartbeat | Body::Close | Body::Auth { .. } | Body::Unknown { .. } => "",
+    }
+}

@@ -1,0 +1,157 @@
+//! Publishing on a socket: checks, the rate, and answers in the order of the requests.
+
+use fanfare_proto::frame::{Body, Request, ServerFrame, code};
+
+use super::lane::{Lane, Step};
+use super::{Context, Output, Session};
+use crate::model::{ChannelName, DraftError, Operation, Stamp};
+use crate::publish::{PublishAck, PublishError, PublishRequest};
+
+/// How a publish ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PublishResult {
+    /// Stored as far as the channel's history asks for; one stamp per message.
+    Acked(Vec<Stamp>),
+    Refused {
+        code: u32,
+        error: String,
+        reason: Option<&'static str>,
+    },
+    /// The outcome is unknown.
+    Unavailable,
+}
+
+impl From<Result<PublishAck, PublishError>> for PublishResult {
+    fn from(result: Result<PublishAck, PublishError>) -> Self {
+        let refused = |code, error| Self::Refused { code, error, reason: None };
+        match result {
+            Ok(ack) => Self::Acked(ack.stamps),
+            Err(PublishError::Unavailable) => Self::Unavailable,
+            Err(PublishError::Draft(error @ DraftError::TooLarge { .. })) => {
+                refused(code::TOO_LARGE, error.to_string())
+            }
+            Err(PublishError::Draft(error)) => refused(code::BAD_REQUEST, error.to_string()),
+        }
+    }
+}
+
+/// Where a publish stands in its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    Last,
+    /// It has waited, and those before it are answered.
+    First,
+}
+
+impl Session {
+    /// The outcome of an [`Output::Publish`]. A ticket that was answered before is ignored.
+    pub fn answered(&mut self, cx: Context<'_>, ticket: u64, result: PublishResult, out: &mut Vec<Output>) {
+        let answered = self.lanes.iter_mut().position(|(_, lane)| lane.answer(ticket, result.clone()));
+        let Some(place) = answered else { return };
+        let channel = self.lanes[place].0.clone();
+        self.advance(cx, &channel, out);
+    }
+
+    pub(super) fn publish(
+        &mut self,
+        cx: Context<'_>,
+        channel: ChannelName,
+        request: Request,
+        turn: Turn,
+        out: &mut Vec<Output>,
+    ) {
+        let Body::Message { messages, .. } = request.body else { return };
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
+        let refusal = self.refusal(cx, &channel, messages.len());
+        let lane = match self.lanes.iter().position(|(name, _)| *name == channel) {
+            Some(place) => &mut self.lanes[place].1,
+            None => {
+                self.lanes.push((channel.clone(), Lane::default()));
+                &mut self.lanes.last_mut().expect("one was just pushed").1
+            }
+        };
+        match turn {
+            Turn::Last => lane.begin(ticket, request.id),
+            Turn::First => lane.begin_first(ticket, request.id),
+        }
+        if let Some(refused) = refusal {
+            lane.answer(ticket, refused);
+            if turn == Turn::Last {
+                self.advance(cx, &channel, out);
+            }
+            return;
+        }
+        lane.queued |= messages.iter().any(|draft| draft.id.is_some());
+        let queued = lane.queued;
+        let request = Box::new(PublishRequest {
+            key: self.principal.channel(channel),
+            account: self.principal.account.clone(),
+            key_name: self.principal.key_name.clone(),
+            connection_id: self.connection_id,
+            client_id: self.client_id.clone(),
+            messages,
+        });
+        out.push(Output::Publish { ticket, request, queued });
+    }
+
+    fn refusal(&mut self, cx: Context<'_>, channel: &ChannelName, messages: usize) -> Option<PublishResult> {
+        let refused =
+            |code, error: &str, reason| PublishResult::Refused { code, error: error.to_owned(), reason };
+        if !self.principal.allows(channel.as_str(), Operation::Publish) {
+            return Some(refused(
+                code::CAPABILITY,
+                "the capability does not cover publish on this channel",
+                None,
+            ));
+        }
+        if messages == 0 {
+            return Some(refused(code::BAD_REQUEST, "messages must not be empty", None));
+        }
+        let limits = cx.limits;
+        if !self.publishes.take(messages, limits.publishes_per_second, limits.publish_burst, cx.now_ms) {
+            let error = "more messages than the connection may publish";
+            return Some(refused(code::LIMIT, error, Some("rate_limit")));
+        }
+        None
+    }
+
+    /// Gives every answer whose turn has come, and runs what waited for it.
+    fn advance(&mut self, cx: Context<'_>, channel: &ChannelName, out: &mut Vec<Output>) {
+        while let Some(place) = self.lanes.iter().position(|(name, _)| name == channel) {
+            let lane = &mut self.lanes[place].1;
+            match lane.step() {
+                Step::Answer { id, result } => {
+                    self.in_flight -= 1;
+                    self.answer(id.as_deref(), result, out);
+                }
+                Step::Run(request) if matches!(request.body, Body::Message { .. }) => {
+                    self.publish(cx, channel.clone(), request, Turn::First, out);
+                }
+                Step::Run(request) => {
+                    self.in_flight -= 1;
+                    self.run_control(cx, channel.clone(), request, out);
+                }
+                Step::Idle if lane.is_empty() => {
+                    self.lanes.swap_remove(place);
+                }
+                Step::Idle => return,
+            }
+        }
+    }
+
+    fn answer(&self, id: Option<&str>, result: PublishResult, out: &mut Vec<Output>) {
+        let Some(id) = id else { return };
+        match result {
+            PublishResult::Acked(stamps) => {
+                let serials: Vec<String> = stamps.into_iter().map(Self::serial_text).collect();
+                self.send(&ServerFrame::Ack { id, serials: Some(&serials) }, out);
+            }
+            PublishResult::Refused { code, error, reason } => self.nack(Some(id), code, &error, reason, out),
+            PublishResult::Unavailable => {
+                let error = "the store did not answer, retry with the same id";
+                self.nack(Some(id), code::UNAVAILABLE, error, None, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The only place that starts tasks and threads: each has a name, an owner, and a stated end.
+
+use std::future::Future;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// What happens to a task when the node stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnStop {
+    /// Dropped at its next await.
+    Cancel,
+    /// Told by [`Tasks::stopping`] and waited for until the deadline of [`Tasks::stop`].
+    Finish,
+}
+
+/// Owner of every task and thread of one node. A panic in a task ends that task alone and is logged.
+#[derive(Debug)]
+pub struct Tasks {
+    runtime: Handle,
+    tracker: TaskTracker,
+    stopping: CancellationToken,
+    threads: Mutex<Vec<(&'static str, std::thread::JoinHandle<()>)>>,
+}
+
+impl Tasks {
+    pub fn new(runtime: Handle) -> Self {
+        Self {
+            runtime,
+            tracker: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            threads: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Resolves when the node begins to stop.
+    pub fn stopping(&self) -> CancellationToken {
+        self.stopping.clone()
+    }
+
+    pub fn spawn<F>(&self, name: &'static str, on_stop: OnStop, task: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let stopping = self.stopping.clone();
+        let guarded = async move {
+            let _report = PanicReport { name };
+            match on_stop {
+                OnStop::Finish => task.await,
+                OnStop::Cancel => {
+                    stopping.run_until_cancelled(task).await;
+                }
+            }
+        };
+        self.tracker.spawn_on(guarded, &self.runtime);
+    }
+
+    /// Starts a thread that ends by itself once its owner tells it to; [`Tasks::stop`] joins it.
+    pub fn spawn_thread(
+        &self,
+        name: &'static str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let _report = PanicReport { name };
+            body();
+        })?;
+        self.threads.lock().push((name, thread));
+        Ok(())
+    }
+
+    /// Tells every task, waits at most `deadline` for those that finish their work, then joins the threads.
+    pub async fn stop(&self, deadline: Duration) {
+        self.stopping.cancel();
+        self.tracker.close();
+        if tokio::time::timeout(deadline, self.tracker.wait()).await.is_err() {
+            tracing::warn!(left = self.tracker.len(), "tasks did not end in time");
+        }
+        let threads = std::mem::take(&mut *self.threads.lock());
+        let joined = tokio::task::spawn_blocking(move || {
+            for (name, thread) in threads {
+                if thread.join().is_err() {
+                    tracing::error!(thread = name, "thread had panicked");
+                }
+            }
+        });
+        if tokio::time::timeout(deadline, joined).await.is_err() {
+            tracing::warn!("threads did not end in time");
+        }
+    }
+}
+
+struct PanicReport {
+    name: &'static str,
+}
+
+impl Drop for PanicReport {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(task = self.name, "task panicked");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Logs and metrics of the process.
+
+use std::io::IsTerminal as _;
+use std::sync::OnceLock;
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Text when stderr is a terminal, else JSON.
+    Auto,
+    Text,
+    Json,
+}
+
+/// Bounds of every histogram of seconds, from a delivery (0.1 ms) to a drain.
+const SECONDS: [f64; 14] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 25.0];
+
+/// Sends logs to stderr. `filter` is one that the configuration has accepted.
+///
+/// # Errors
+/// The process has a log subscriber already.
+pub fn start_logs(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
+    let text = match format {
+        LogFormat::Auto => std::io::stderr().is_terminal(),
+        LogFormat::Text => true,
+        LogFormat::Json => false,
+    };
+    let lines = fmt::layer().with_writer(std::io::stderr);
+    let registry = tracing_subscriber::registry().with(EnvFilter::new(filter));
+    if text {
+        registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()
+    } else {
+        registry.with(lines.json().flatten_event(true).with_current_span(false)).try_init()
+    }
+}
+
+/// What renders the metrics; the first call makes it the recorder of the process, all nodes of which share it.
+///
+/// Somebody must call `run_upkeep` every few seconds, else histograms grow until the next rendering.
+pub fn metrics() -> PrometheusHandle {
+    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+    HANDLE.get_or_init(install_recorder).clone()
+}
+
+fn install_recorder() -> PrometheusHandle {
+    let recorder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)
+        .expect("there are bounds")
+        .build_recorder();
+    let handle = recorder.handle();
+    if metrics::set_global_recorder(recorder).is_err() {
+        tracing::warn!("the process has another metrics recorder, /metrics stays empty");
+    }
+    handle
+}

@@ -1,0 +1,119 @@
+//! The binary as a user meets it: exit codes, and what goes to stdout and to stderr.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn fanfare(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fanfare"));
+    command.env_clear().current_dir(folder).args(arguments);
+    command
+}
+
+fn run(folder: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = fanfare(folder, arguments).output().expect("the binary starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (status.code().expect("no signal ended it"), text(stdout), text(stderr))
+}
+
+#[test]
+fn wrong_use_and_wrong_configuration_are_2() {
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["--lisen", "x"][..],
+        &["--listen", "x"],
+        &["serve", "--config", "absent.toml"],
+        &["check-config", "--auth", "maybe"],
+        &["nothing"],
+        &["sub"],
+        &["key"],
+        &["pub", "demo", "-", "--id", "x"],
+        &["token", "--key", "no-dot"],
+        &["token", "--key", "a.b", "--ttl", "60"],
+    ] {
+        let (code, stdout, stderr) = run(folder.path(), arguments);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}");
+        assert!(!stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_1_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, reason) in [
+        (&["sub", "demo"][..], "./data/node.json"),
+        (&["pub", "demo", "1", "--url", "http://127.0.0.1:1"], "./data/dev-key"),
+        (&["token", "--data-dir", "elsewhere"], "elsewhere/dev-key"),
+        (&["sub", "demo", "--url", "http://127.0.0.1:1", "--key", "a.b"], "cannot follow: "),
+    ] {
+        let (code, stdout, stderr) = run(folder.path(), arguments);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?} {stderr}");
+        assert!(stderr.contains(reason), "{arguments:?} {stderr}");
+    }
+}
+
+#[test]
+fn a_configuration_is_checked_with_all_its_mistakes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, reference, _) = run(folder.path(), &["config-reference"]);
+    assert_eq!(code, 0);
+    std::fs::write(folder.path().join("good.toml"), reference).unwrap();
+    let (code, stdout, stderr) = run(folder.path(), &["check-config", "--config", "good.toml"]);
+    assert_eq!((code, stdout.as_str()), (0, "the configuration of good.toml is good\n"), "{stderr}");
+    assert!(!folder.path().join("data").exists(), "checking makes nothing");
+
+    std::fs::write(folder.path().join("bad.toml"), "lisen = ''\n[limits]\nnesting = 0\n").unwrap();
+    let mut command = fanfare(folder.path(), &["check-config", "--config", "bad.toml", "--threads", "x"]);
+    let output = command.env("FANFARE_STOR", "none").output().unwrap();
+    let lines = "fanfare: FANFARE_STOR: is not known, did you mean FANFARE_STORE?\n\
+                 fanfare: bad.toml:1: lisen: is not known, did you mean listen?\n\
+                 fanfare: bad.toml:3: limits.nesting: must be between 1 and 120, got `0`\n\
+                 fanfare: --threads: expected a whole number, got `x`\n";
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), lines);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_directory_is_checked_with_all_its_mistakes() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("d.toml"), "[[tenants]]\nid = 'Not An Id'\n[[tenents]]\n").unwrap();
+    for command in ["check-config", "serve"] {
+        let (code, stdout, stderr) = run(folder.path(), &[command, "--directory", "d.toml"]);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+        for place in ["fanfare: d.toml:2: ", "fanfare: d.toml:3: "] {
+            assert!(stderr.contains(place), "{stderr}");
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_command_is_130() {
+    let folder = tempfile::tempdir().unwrap();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    for arguments in [&["sub", "demo"][..], &["pub", "demo", "-"]] {
+        let mut command = fanfare(folder.path(), arguments);
+        command.args(["--url", &url, "--key", "a.b"]).stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let connection = silent.accept().unwrap();
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{arguments:?}");
+        drop(connection);
+    }
+}
+
+#[test]
+fn a_key_signs_without_a_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, stdout, _) = run(folder.path(), &["key", "new"]);
+    assert_eq!(code, 0);
+    let key = stdout.lines().next().unwrap();
+    let (code, request, _) = run(folder.path(), &["token", "--key", key]);
+    assert_eq!(code, 0);
+    let request: serde_json::Value = serde_json::from_str(&request).unwrap();
+    assert_eq!(request["keyName"].as_str(), key.rsplit_once('.').map(|(_, name)| name));
+    assert!(!request.to_string().contains(key.rsplit_once('.').unwrap().0));
+    let (code, jwt, _) = run(folder.path(), &["token", "--jwt", "--key", key]);
+    assert_eq!((code, jwt.trim().split('.').count()), (0, 3));
+}

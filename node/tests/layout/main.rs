@@ -1,0 +1,52 @@
+//! The shape of the tree: who may use whom, how long a file may grow, and what must not be there at all.
+//!
+//! Every rule is a function from text to findings, tried on a bad sample in its own file and on the tree here.
+
+mod imports;
+mod places;
+mod residue;
+mod sizes;
+mod source;
+mod walk;
+mod workspace;
+
+use source::Tree;
+
+fn assert_none(findings: &[String]) {
+    assert!(findings.is_empty(), "\n{}\n", findings.join("\n"));
+}
+
+#[test]
+fn modules_use_only_what_the_architecture_page_allows() {
+    let tree = Tree::of_workspace();
+    let rules = imports::Rules::parse(&tree.text("docs/architecture.md"));
+    assert_none(&imports::check(&tree, &rules));
+}
+
+#[test]
+fn files_and_functions_keep_their_size() {
+    let tree = Tree::of_workspace();
+    assert_none(&sizes::check(&sizes::measure(&tree), &tree.text("node/tests/layout.ratchet")));
+}
+
+#[test]
+fn what_has_one_place_stays_there() {
+    assert_none(&places::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn nothing_is_left_lying_about() {
+    assert_none(&residue::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    assert_none(&workspace::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn the_pages_name_what_exists() {
+    let tree = Tree::of_workspace();
+    let findings: Vec<String> = walk::PAGES.iter().flat_map(|page| walk::check(&tree, page)).collect();
+    assert_none(&findings);
+}
