@@ -1,0 +1,25 @@
+//! A harness that runs the real `fanfare` binary, and what the tests say to it.
+//!
+//! Every wait is on a state, with a deadline; every port is 0; every node has a data folder of its own.
+
+mod binary;
+pub mod clock;
+pub mod directory;
+pub mod forge;
+pub mod history;
+pub mod http;
+pub mod node;
+pub mod raw;
+pub mod socket;
+mod system;
+pub mod wait;
+
+pub use directory::Directory;
+pub use http::Response;
+pub use node::{Node, NodeOptions};
+pub use raw::Raw;
+pub use socket::Socket;
+pub use wait::{wait_for, wait_until};
+
+/// How long anything may take that should happen at once, on a machine that is busy with other tests.
+pub const SOON: std::time::Duration = std::time::Duration::from_secs(20);

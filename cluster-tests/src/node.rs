@@ -1,0 +1,250 @@
+//! One running node: started, killed, stopped, started again on the same data.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use crate::{Directory, binary, http, system, wait_for, wait_until};
+
+const START_MAX: Duration = Duration::from_secs(60);
+const STOP_MAX: Duration = Duration::from_secs(40);
+const OPEN_FILES: u64 = 8192;
+/// Lines of a node's log that are kept; the last ones.
+const LOG_LINES_MAX: usize = 2000;
+
+/// How to start a node. Without a directory it makes its own development account and key.
+#[derive(Debug, Clone, Default)]
+pub struct NodeOptions {
+    directory: Option<Directory>,
+    key: Option<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl NodeOptions {
+    /// Uses a directory file; `key` is what [`Node::key`] gives.
+    pub fn directory(mut self, directory: Directory, key: &str) -> Self {
+        self.directory = Some(directory);
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Sets a limit by its name in the configuration, `heartbeat_ms` for example.
+    pub fn limit(self, name: &str, value: u64) -> Self {
+        let name = format!("FANFARE_LIMITS_{}", name.to_uppercase());
+        self.environment(&name, &value.to_string())
+    }
+
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+}
+
+/// A node in a process of its own. Dropping it kills it and removes its data.
+pub struct Node {
+    options: NodeOptions,
+    data: TempDir,
+    process: Child,
+    addresses: Addresses,
+    log: Log,
+}
+
+/// What a running node writes to `node.json`.
+#[derive(Deserialize)]
+struct Addresses {
+    pid: u32,
+    listen: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Node {
+    /// Starts a node on fresh data and waits until it is ready.
+    pub async fn start(options: NodeOptions) -> Self {
+        system::raise_open_files(OPEN_FILES);
+        let data = tempfile::tempdir().expect("a temporary folder");
+        if let Some(directory) = &options.directory {
+            std::fs::write(data.path().join("directory.toml"), directory.toml())
+                .expect("the data folder is writable");
+        }
+        let log = Log::default();
+        let mut process = spawn(&options, data.path(), &log);
+        let addresses = ready(&mut process, data.path(), &log).await;
+        Self { options, data, process, addresses, log }
+    }
+
+    /// Where clients go.
+    pub fn addr(&self) -> SocketAddr {
+        self.addresses.listen
+    }
+
+    /// Where operators go.
+    pub fn admin(&self) -> SocketAddr {
+        self.addresses.admin
+    }
+
+    pub fn url(&self) -> String {
+        format!("ws://{}", self.addr())
+    }
+
+    pub fn data_dir(&self) -> &Path {
+        self.data.path()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The key of the directory that was given, or of the development account.
+    pub fn key(&self) -> String {
+        if let Some(key) = &self.options.key {
+            return key.clone();
+        }
+        let text = std::fs::read_to_string(self.data.path().join("dev-key"))
+            .expect("a development node has a dev-key");
+        text.trim().into()
+    }
+
+    /// Bytes of memory that the node holds resident.
+    pub fn resident_bytes(&self) -> u64 {
+        system::resident_bytes(self.pid())
+    }
+
+    /// The last lines that the node wrote to its standard error and output.
+    pub fn log(&self) -> String {
+        self.log.text()
+    }
+
+    /// Fails the test if any thread of the node has panicked.
+    pub fn assert_no_panic(&self) {
+        assert!(!self.log.panicked(), "the node panicked:\n{}", self.log());
+    }
+
+    /// Fails the test if the node does not run, does not answer or has panicked.
+    pub async fn assert_well(&self) {
+        let health = http::request(self.addr(), "GET", "/health", &[], "").await;
+        assert_eq!((health.status, &health.body[..]), (200, &b"ok"[..]), "{}", self.log());
+        self.assert_no_panic();
+    }
+
+    /// Ends the node with SIGKILL, and waits until it is gone.
+    pub fn kill(&mut self) {
+        // It may be gone already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    /// Asks the node to stop with SIGTERM, and waits until it has.
+    pub async fn stop(&mut self) -> ExitStatus {
+        system::terminate(self.pid());
+        wait_for(STOP_MAX, "the node to stop", async || self.process.try_wait().expect("a child process"))
+            .await
+    }
+
+    /// Starts again on the same data, after [`Node::kill`] or [`Node::stop`]. The addresses are new ones.
+    pub async fn restart(&mut self) {
+        self.kill();
+        self.process = spawn(&self.options, self.data.path(), &self.log);
+        self.addresses = ready(&mut self.process, self.data.path(), &self.log).await;
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill();
+        if thread::panicking() {
+            eprintln!("--- log of the node ---\n{}", self.log());
+        }
+    }
+}
+
+fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
+    let mut command = Command::new(binary::path());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("FANFARE_") {
+            command.env_remove(name);
+        }
+    }
+    let mut process = command
+        .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--data-dir"])
+        .arg(data)
+        .envs(options.environment.iter().map(|(name, value)| (name, value)))
+        .current_dir(data)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the node can be started");
+    log.follow(process.stderr.take().expect("piped"));
+    process
+}
+
+async fn ready(process: &mut Child, data: &Path, log: &Log) -> Addresses {
+    let file = data.join("node.json");
+    wait_for(START_MAX, "the node to be ready", async || {
+        let ended = process.try_wait().expect("a child process");
+        assert!(ended.is_none(), "the node ended with {ended:?}:\n{}", log.text());
+        let text = std::fs::read_to_string(&file).ok()?;
+        let addresses: Addresses = serde_json::from_str(&text).ok()?;
+        if addresses.pid != process.id() {
+            return None;
+        }
+        let ready = http::try_request(addresses.admin, "GET", "/ready", &[], "").await.ok()?;
+        (ready.status == 200).then_some(addresses)
+    })
+    .await
+}
+
+/// What the node wrote, over all its starts.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Lines>>);
+
+#[derive(Default)]
+struct Lines {
+    last: std::collections::VecDeque<String>,
+    panicked: bool,
+}
+
+impl Log {
+    fn follow(&self, stderr: ChildStderr) {
+        let log = self.clone();
+        thread::spawn(move || {
+            let mut reader = BufReader::new(stderr);
+            let mut line = Vec::new();
+            while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+                log.push(String::from_utf8_lossy(&line).trim_end().into());
+                line.clear();
+            }
+        });
+    }
+
+    fn push(&self, line: String) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.panicked |= line.contains("panicked");
+        if lines.last.len() == LOG_LINES_MAX {
+            lines.last.pop_front();
+        }
+        lines.last.push_back(line);
+    }
+
+    fn text(&self) -> String {
+        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.last.iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    fn panicked(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).panicked
+    }
+}
+
+/// Waits until a node that was asked something hostile is what it was before.
+pub async fn wait_until_small(node: &Node, resident_bytes_max: u64) {
+    let what = format!("the node to hold less than {resident_bytes_max} bytes");
+    wait_until(crate::SOON, &what, async || node.resident_bytes() < resident_bytes_max).await;
+}

@@ -1,0 +1,28 @@
+//! What only the operating system can do.
+
+/// Lets this process, and the nodes it starts, hold `files` open files, as far as the hard limit goes.
+#[expect(unsafe_code, reason = "setrlimit has no safe form in std; both pointers are to a live local")]
+pub(crate) fn raise_open_files(files: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if known && limit.rlim_cur < files {
+        limit.rlim_cur = files.min(limit.rlim_max);
+        // A refusal shows where the files are opened.
+        let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
+/// Asks a process to stop (SIGTERM).
+#[expect(unsafe_code, reason = "kill has no safe form in std; it touches no memory of this process")]
+pub(crate) fn terminate(pid: u32) {
+    let pid = libc::pid_t::try_from(pid).expect("a process id");
+    assert!(unsafe { libc::kill(pid, libc::SIGTERM) } == 0, "process {pid} is not there to be stopped");
+}
+
+/// Bytes of memory that a process holds resident.
+pub(crate) fn resident_bytes(pid: u32) -> u64 {
+    const PAGE_BYTES: u64 = 4096;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("the process runs");
+    let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a page count");
+    pages * PAGE_BYTES
+}

@@ -1,0 +1,193 @@
+//! Service JWTs that were not issued by the node.
+
+use fanfare_cluster_tests::forge::{self, Signature};
+use fanfare_cluster_tests::{Response, clock, http};
+use serde_json::{Value, json};
+
+use crate::{EVERYTHING, KEY, SECRET, node};
+
+/// A JWT in the making; a good one unless it is changed.
+struct Jwt {
+    header: Value,
+    claims: Value,
+    secret: &'static str,
+    signature: Signature,
+}
+
+impl Jwt {
+    fn new() -> Self {
+        let now_s = clock::now_s();
+        Self {
+            header: json!({"alg": "HS256", "typ": "JWT", "kid": "k1"}),
+            claims: json!({"iat": now_s, "exp": now_s + 600, "x-service-capability": EVERYTHING}),
+            secret: SECRET,
+            signature: Signature::Hs256,
+        }
+    }
+
+    fn header(mut self, header: Value) -> Self {
+        self.header = header;
+        self
+    }
+
+    fn alg(self, alg: &str, signature: Signature) -> Self {
+        Self { signature, ..self.header(json!({"alg": alg, "kid": "k1"})) }
+    }
+
+    fn kid(mut self, kid: Value) -> Self {
+        self.header["kid"] = kid;
+        self
+    }
+
+    fn secret(self, secret: &'static str) -> Self {
+        Self { secret, ..self }
+    }
+
+    fn claim(mut self, name: &str, value: Value) -> Self {
+        self.claims[name] = value;
+        self
+    }
+
+    fn without(mut self, name: &str) -> Self {
+        self.claims.as_object_mut().expect("an object").remove(name);
+        self
+    }
+
+    /// Seconds from now.
+    fn times(self, iat: i64, exp: i64) -> Self {
+        let now_s = i64::try_from(clock::now_s()).expect("this century");
+        self.claim("iat", json!(now_s + iat)).claim("exp", json!(now_s + exp))
+    }
+
+    fn may(self, capability: Value) -> Self {
+        self.claim("x-service-capability", capability)
+    }
+
+    fn who(self, client_id: Value) -> Self {
+        self.claim("x-service-client-id", client_id)
+    }
+
+    fn narrow(self, capability: &str) -> Self {
+        self.kid(json!("narrow")).secret("narrow").may(json!(capability))
+    }
+
+    /// As the console signs for a human.
+    fn console() -> Self {
+        let claims = json!({"iss": "console", "sub": "u1", "email": "a@b.c", "session_id": "s"});
+        Self { claims, ..Self::new().header(json!({"alg": "HS256"})) }.times(0, 600)
+    }
+
+    fn sign(&self) -> String {
+        forge::jwt(&self.header, &self.claims, self.secret, self.signature)
+    }
+}
+
+/// What it is, the token, and whether it is accepted.
+type Case = (&'static str, String, bool);
+
+fn signatures() -> Vec<Case> {
+    let jwt = Jwt::new;
+    let good = jwt().sign();
+    let other = jwt().claim("more", json!(1)).sign();
+    let parts: Vec<_> = good.split('.').collect();
+    let exchanged = format!("{}.{}.{}", parts[0], other.split('.').nth(1).expect("three parts"), parts[2]);
+    let console_by_key = Jwt { secret: SECRET, ..Jwt::console() }.sign();
+    vec![
+        ("a good one", good.clone(), true),
+        ("without typ", jwt().header(json!({"alg": "HS256", "kid": "k1"})).sign(), true),
+        ("alg none without a signature", jwt().alg("none", Signature::Empty).sign(), false),
+        ("alg None", jwt().alg("None", Signature::Empty).sign(), false),
+        ("alg none with a signature", jwt().alg("none", Signature::Hs256).sign(), false),
+        ("HS256 without a signature", jwt().alg("HS256", Signature::Empty).sign(), false),
+        ("HS384", jwt().alg("HS384", Signature::Hs384).sign(), false),
+        ("HS512", jwt().alg("HS512", Signature::Hs512).sign(), false),
+        ("HS256 signed as HS512", jwt().alg("HS256", Signature::Hs512).sign(), false),
+        ("RS256 signed with the secret", jwt().alg("RS256", Signature::Hs256).sign(), false),
+        ("another secret", jwt().secret("wrong").sign(), false),
+        ("claims exchanged", exchanged, false),
+        ("an unknown kid", jwt().kid(json!("nobody")).sign(), false),
+        ("another key's kid", jwt().kid(json!("k2")).sign(), false),
+        ("a kid that is a number", jwt().kid(json!(1)).sign(), false),
+        ("no kid", jwt().header(json!({"alg": "HS256"})).sign(), false),
+        ("a revoked key", jwt().kid(json!("gone")).secret("gone").sign(), false),
+        ("a console token", Jwt::console().secret("console").sign(), false),
+        ("a console token signed with a key", console_by_key, false),
+        ("two parts", good.rsplit_once('.').expect("three parts").0.into(), false),
+        ("four parts", format!("{good}.x"), false),
+        ("over 8 KiB", jwt().claim("more", json!("x".repeat(9_000))).sign(), false),
+        ("nonsense", "nonsense".into(), false),
+        ("the key itself", KEY.into(), false),
+    ]
+}
+
+fn times() -> Vec<Case> {
+    let jwt = Jwt::new;
+    let now_s = clock::now_s();
+    let (now_ms, later_ms) = (json!(now_s * 1000), json!((now_s + 600) * 1000));
+    vec![
+        ("iat 110 s ahead", jwt().times(110, 600).sign(), true),
+        ("iat 130 s ahead", jwt().times(130, 600).sign(), false),
+        ("exactly 48 hours", jwt().times(0, 172_800).sign(), true),
+        ("over 48 hours", jwt().times(0, 172_801).sign(), false),
+        ("expired", jwt().times(-60, -1).sign(), false),
+        ("expires now", jwt().times(-60, 0).sign(), false),
+        ("exp not after iat", jwt().times(60, 60).sign(), false),
+        ("no iat", jwt().without("iat").sign(), false),
+        ("no exp", jwt().without("exp").sign(), false),
+        ("exp in milliseconds", jwt().claim("exp", later_ms.clone()).sign(), false),
+        ("both in milliseconds", jwt().claim("iat", now_ms).claim("exp", later_ms).sign(), false),
+        ("iat as a string", jwt().claim("iat", json!(now_s.to_string())).sign(), false),
+        ("exp as a string", jwt().claim("exp", json!((now_s + 600).to_string())).sign(), false),
+        ("iat negative", jwt().claim("iat", json!(-1)).sign(), false),
+        ("exp beyond every integer", jwt().claim("exp", json!(1e300)).sign(), false),
+    ]
+}
+
+fn contents() -> Vec<Case> {
+    let jwt = Jwt::new;
+    vec![
+        ("with a clientId", jwt().who(json!("ann")).sign(), true),
+        ("with an unknown claim", jwt().claim("more", json!(1)).sign(), true),
+        ("no capability", jwt().without("x-service-capability").sign(), false),
+        ("capability as an object", jwt().may(json!({"*": ["subscribe"]})).sign(), false),
+        ("capability that is no JSON", jwt().may(json!("all")).sign(), false),
+        ("an empty capability", jwt().may(json!("")).sign(), false),
+        ("an empty map", jwt().may(json!("{}")).sign(), false),
+        ("an empty pattern", jwt().may(json!(r#"{"":["subscribe"]}"#)).sign(), false),
+        ("an unknown operation", jwt().may(json!(r#"{"*":["fly"]}"#)).sign(), false),
+        ("no operations", jwt().may(json!(r#"{"*":[]}"#)).sign(), false),
+        ("a pattern twice", jwt().may(json!(r#"{"a":["publish"],"a":["publish"]}"#)).sign(), false),
+        ("within its key", jwt().narrow(r#"{"chat:a":["subscribe"]}"#).sign(), true),
+        ("beyond its key", jwt().narrow(r#"{"*":["subscribe"]}"#).sign(), false),
+        ("an operation beyond its key", jwt().narrow(r#"{"chat:a":["publish"]}"#).sign(), false),
+        ("an empty clientId", jwt().who(json!("")).sign(), false),
+        ("a clientId *", jwt().who(json!("*")).sign(), false),
+        ("a newline in the clientId", jwt().who(json!("ann\n")).sign(), false),
+        ("a long clientId", jwt().who(json!("c".repeat(257))).sign(), false),
+        ("a clientId that is a number", jwt().who(json!(5)).sign(), false),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_signed_elsewhere_are_judged_by_rule() {
+    let node = node().await;
+    let mut refusal: Option<Response> = None;
+    for (what, token, accepted) in [signatures(), times(), contents()].concat() {
+        let headers = [("authorization", http::bearer(&token))];
+        let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let answer = http::request(node.addr(), "GET", "/time", &headers, "").await;
+        assert_eq!(answer.status, if accepted { 200 } else { 401 }, "{what}: {:?}", answer.body);
+        if accepted {
+            continue;
+        }
+        assert_eq!(answer.json(), json!({"error": "unauthorized"}), "{what}");
+        let first = refusal.get_or_insert(answer.clone());
+        let names = |response: &Response| response.headers.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(
+            (names(first), &first.body),
+            (names(&answer), &answer.body),
+            "{what}: every 401 is the same"
+        );
+    }
+    node.assert_no_panic();
+}
