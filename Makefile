@@ -1,0 +1,44 @@
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench format-and-clippy components cargo-deny
+
+# Tools that are not part of a Rust toolchain go here and not into the user's own folders.
+TOOLS := $(CURDIR)/target/tools
+CARGO_DENY = $(shell PATH="$(TOOLS)/bin:$$PATH" command -v cargo-deny || echo "$(TOOLS)/bin/cargo-deny")
+
+help:
+	@echo "make run    build for release and start a node on 127.0.0.1:8080"
+	@echo "make test   format check, clippy, all tests; all that a change must pass"
+	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
+	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
+
+run:
+	cargo run --release --locked
+
+# The tests of the cluster run the real binary, so it is built before them.
+test: format-and-clippy
+	cargo build --locked -p fanfare
+	cargo test --locked --workspace
+
+lint: format-and-clippy cargo-deny
+	$(CARGO_DENY) --locked check bans licenses sources
+	@if $(CARGO_DENY) --locked fetch db; then \
+	  $(CARGO_DENY) --locked check --disable-fetch advisories; \
+	else \
+	  echo "advisories: NOT CHECKED, the database of advisories cannot be reached from here"; \
+	fi
+
+bench:
+	cargo build --release --locked -p fanfare
+	cargo run --release --locked -p fanfare-benches --bin bench -- run
+
+format-and-clippy: components
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+components:
+	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
+	@cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
+	@cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
+
+cargo-deny:
+	@"$(CARGO_DENY)" --version || cargo install cargo-deny --locked --version '^0.20' --root "$(TOOLS)"

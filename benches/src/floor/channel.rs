@@ -1,0 +1,60 @@
+use crate::os;
+use crate::wire::frames;
+use crate::wire::websocket::{opcode, write_server};
+
+/// A channel's subscribers, and its frames, which are as long as the node's.
+#[derive(Default)]
+pub(super) struct Channel {
+    pub(super) subscribers: Vec<usize>,
+    sequence: u64,
+}
+
+const INCARNATION: &str = "AAAAAAAAAAA";
+const CONNECTION_ID: &str = "AAAAAAAAAAAAAAAA";
+
+pub(super) fn connected() -> Vec<u8> {
+    encode(&format!(
+        r#"{{"op":3,"connectionId":"{CONNECTION_ID}","connectionKey":"{CONNECTION_ID}","nodeId":"floor","resumed":false,"heartbeatMs":15000,"resumeWindowMs":120000,"maxMessageBytes":65536,"serverTime":{}}}"#,
+        time_ms()
+    ))
+}
+
+impl Channel {
+    pub(super) fn attached(&self, id: &str, name: &str) -> Vec<u8> {
+        let serial = self.serial();
+        encode(&format!(
+            r#"{{"op":9,"id":"{id}","channel":"{name}","serial":"{serial}","resumed":false,"presence":false,"modes":["subscribe","publish","presence"]}}"#
+        ))
+    }
+
+    /// Numbers a publish and encodes what its subscribers get; None without `data`, which must be the last field.
+    pub(super) fn message(&mut self, name: &str, publish: &str) -> Option<Vec<u8>> {
+        let data = publish.split_once(r#""data":"#)?.1.strip_suffix('}')?;
+        self.sequence += 1;
+        let serial = self.serial();
+        let time_ms = time_ms();
+        Some(encode(&format!(
+            r#"{{"op":13,"channel":"{name}","serial":"{serial}","messages":[{{"id":"{serial}","data":{data},"connectionId":"{CONNECTION_ID}","timestamp":{time_ms}}}]}}"#
+        )))
+    }
+
+    pub(super) fn ack(&self, publish: &str) -> Vec<u8> {
+        let id = frames::text_field(publish, "id").unwrap_or_default();
+        encode(&format!(r#"{{"op":1,"id":"{id}","serials":["{}"]}}"#, self.serial()))
+    }
+
+    fn serial(&self) -> String {
+        format!("{INCARNATION}.{:x}", self.sequence)
+    }
+}
+
+fn encode(text: &str) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(text.len() + 10);
+    write_server(opcode::TEXT, text.as_bytes(), &mut frame);
+    frame
+}
+
+/// Thirteen digits, like an epoch time of today.
+fn time_ms() -> u64 {
+    1_700_000_000_000 + os::monotonic_ns() / 1_000_000
+}

@@ -1,0 +1,136 @@
+//! The transport floor: what the same fan-out costs when there is nothing but the sockets.
+//!
+//! One thread, one epoll loop. A published message is encoded once and written straight into the socket of each
+//! subscriber. It speaks as much of the protocol as the generator hears: connected, attached, message, ack.
+//! There are no credentials, no queues and no names checked; a subscriber whose socket is full is closed.
+
+mod channel;
+mod peer;
+
+use std::collections::HashMap;
+use std::io::{self, Read as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+
+use mio::net::TcpListener;
+use mio::{Events, Interest, Poll, Token};
+
+use crate::Result;
+use crate::wire::frames::{self, op};
+use crate::wire::reader::SHARED_BYTES;
+use channel::Channel;
+use peer::Peer;
+
+const LISTENER: Token = Token(usize::MAX);
+
+/// Serves on a free port, which is the one line on stdout, until stdin ends.
+pub fn serve() -> Result<()> {
+    let mut floor = Floor::bind()?;
+    println!("{}", floor.listener.local_addr()?);
+    thread::spawn(exit_with_stdin);
+    let mut events = Events::with_capacity(1024);
+    let mut shared = vec![0; SHARED_BYTES];
+    loop {
+        match floor.poll.poll(&mut events, None) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            polled => polled?,
+        }
+        for event in &events {
+            match event.token() {
+                LISTENER => floor.accept()?,
+                Token(peer) => floor.serve_peer(peer, &mut shared),
+            }
+        }
+    }
+}
+
+fn exit_with_stdin() {
+    let mut ignored = [0; 256];
+    while matches!(io::stdin().read(&mut ignored), Ok(read) if read > 0) {}
+    std::process::exit(0);
+}
+
+struct Floor {
+    poll: Poll,
+    listener: TcpListener,
+    /// By token; a token is not used again.
+    peers: Vec<Option<Peer>>,
+    channels: HashMap<String, Channel>,
+}
+
+impl Floor {
+    fn bind() -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let mut listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        Ok(Self { poll, listener, peers: Vec::new(), channels: HashMap::new() })
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        loop {
+            let mut stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            stream.set_nodelay(true)?;
+            self.poll.registry().register(&mut stream, Token(self.peers.len()), Interest::READABLE)?;
+            self.peers.push(Some(Peer::new(stream)));
+        }
+    }
+
+    fn serve_peer(&mut self, at: usize, shared: &mut [u8]) {
+        let Some(peer) = &mut self.peers[at] else { return };
+        let mut texts = Vec::new();
+        let read = peer.read(shared, &mut texts);
+        let answered = texts.iter().try_for_each(|text| self.answer(at, text));
+        if read.and(answered).is_err() {
+            self.close(at);
+        }
+    }
+
+    fn answer(&mut self, at: usize, text: &str) -> io::Result<()> {
+        match frames::op(text.as_bytes()) {
+            Some(op::ATTACH) => self.attach(at, text),
+            Some(op::MESSAGE) => self.publish(at, text),
+            _ => Ok(()),
+        }
+    }
+
+    fn attach(&mut self, at: usize, text: &str) -> io::Result<()> {
+        let (Some(name), Some(id)) = (frames::text_field(text, "channel"), frames::text_field(text, "id"))
+        else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let channel = self.channels.entry(name.to_owned()).or_default();
+        channel.subscribers.push(at);
+        let attached = channel.attached(id, name);
+        self.send(at, &attached)
+    }
+
+    fn publish(&mut self, at: usize, text: &str) -> io::Result<()> {
+        let name = frames::text_field(text, "channel").ok_or(io::ErrorKind::InvalidData)?;
+        let channel = self.channels.entry(name.to_owned()).or_default();
+        let encoded = channel.message(name, text).ok_or(io::ErrorKind::InvalidData)?;
+        let ack = channel.ack(text);
+        let mut full = Vec::new();
+        for &subscriber in &channel.subscribers {
+            if let Some(peer) = &mut self.peers[subscriber]
+                && peer.write(&encoded).is_err()
+            {
+                full.push(subscriber);
+            }
+        }
+        full.into_iter().for_each(|subscriber| self.close(subscriber));
+        self.send(at, &ack)
+    }
+
+    fn send(&mut self, at: usize, frame: &[u8]) -> io::Result<()> {
+        self.peers[at].as_mut().map_or(Ok(()), |peer| peer.write(frame))
+    }
+
+    /// Dropping the stream also takes it out of the poll. Its place among the subscribers stays and is passed over.
+    fn close(&mut self, at: usize) {
+        self.peers[at] = None;
+    }
+}

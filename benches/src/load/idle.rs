@@ -1,0 +1,87 @@
+//! Connections that are attached to a channel each and hear nothing.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use mio::{Events, Poll};
+use serde::{Deserialize, Serialize};
+
+use super::link::Link;
+use super::opening::open;
+use super::{Cost, Meter, Target};
+use crate::wire::reader::SHARED_BYTES;
+use crate::{Result, os, procfs};
+
+#[derive(Args, Clone)]
+pub struct Idle {
+    #[command(flatten)]
+    pub target: Target,
+    #[arg(long)]
+    pub connections: usize,
+    /// How long the connections are held before the memory is read.
+    #[arg(long, default_value_t = 5)]
+    pub settle_seconds: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+pub struct Outcome {
+    pub connections: usize,
+    /// Growth of the server's resident memory, per connection.
+    pub resident_bytes: f64,
+    /// Growth of what all TCP buffers of the machine hold, both ends together, per connection.
+    pub socket_bytes: f64,
+    /// Opening and attaching all of them.
+    pub opening: Cost,
+    /// Holding them.
+    pub holding: Cost,
+}
+
+impl Idle {
+    pub fn run(&self) -> Result<Outcome> {
+        let server = self.target.server_pid;
+        let (resident_before, socket_before) = (procfs::resident_bytes(server)?, procfs::socket_bytes()?);
+        let meter = Meter::start(server)?;
+        let links = open(&self.target, self.connections, |number| Some(format!("bench:idle:{number}")))?;
+        let opening = meter.stop()?;
+        let meter = Meter::start(server)?;
+        let links = hold(links, Duration::from_secs(self.settle_seconds))?;
+        let holding = meter.stop()?;
+        let (resident, socket) = (procfs::resident_bytes(server)?, procfs::socket_bytes()?);
+        let connections = links.len();
+        let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / connections as f64;
+        Ok(Outcome {
+            connections,
+            resident_bytes: each(resident_before, resident),
+            socket_bytes: each(socket_before, socket),
+            opening,
+            holding,
+        })
+    }
+}
+
+/// Answers heartbeats until the time is over; a connection that ends meanwhile is an error.
+fn hold(mut links: Vec<Link>, time: Duration) -> Result<Vec<Link>> {
+    let mut poll = Poll::new()?;
+    for (at, link) in links.iter_mut().enumerate() {
+        link.register(poll.registry(), at)?;
+    }
+    let until = Instant::now() + time;
+    let mut events = Events::with_capacity(1024);
+    let mut shared = vec![0; SHARED_BYTES];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(links);
+        }
+        match poll.poll(&mut events, Some(left)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            polled => polled?,
+        }
+        for event in events.iter().filter(|event| event.is_readable()) {
+            let at = event.token().0;
+            let read = links[at].read(os::monotonic_ns(), &mut shared, |_| {});
+            read.map_err(|error| format!("idle connection {at} was lost: {error}"))?;
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The load generator: its own process, so that its work is never counted as the server's.
+
+mod fanout;
+mod idle;
+mod link;
+mod opening;
+mod publish;
+mod tally;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use crate::{Result, os};
+
+pub use fanout::{Fanout, Outcome as FanoutOutcome};
+pub use idle::{Idle, Outcome as IdleOutcome};
+pub use publish::{Outcome as PublishOutcome, Publish};
+pub use tally::Faults;
+
+#[derive(Subcommand)]
+pub enum Workload {
+    /// One publisher at a constant rate, many subscribers of one channel.
+    Fanout(Fanout),
+    /// Connections that are attached and hear nothing.
+    Idle(Idle),
+    /// Publishes with a fixed number under way on each connection.
+    Publish(Publish),
+}
+
+/// What is measured: an address, and the process behind it.
+#[derive(Args, Clone)]
+pub struct Target {
+    /// Where the server listens.
+    #[arg(long)]
+    pub address: SocketAddr,
+    /// The server's process, for its CPU time and memory.
+    #[arg(long)]
+    pub server_pid: u32,
+    /// A file with an API key, sent as Basic.
+    #[arg(long, conflicts_with = "token_file")]
+    pub key_file: Option<PathBuf>,
+    /// A file with an access token, sent as Bearer.
+    #[arg(long)]
+    pub token_file: Option<PathBuf>,
+}
+
+/// What the measured window cost, on both sides.
+#[derive(Serialize, Deserialize)]
+pub struct Cost {
+    pub wall_s: f64,
+    pub server_cpu_s: f64,
+    pub generator_cpu_s: f64,
+}
+
+/// Runs the workload and prints its result as one JSON line.
+pub fn print(workload: &Workload) -> Result<()> {
+    let line = match workload {
+        Workload::Fanout(fanout) => serde_json::to_string(&fanout.run()?),
+        Workload::Idle(idle) => serde_json::to_string(&idle.run()?),
+        Workload::Publish(publish) => serde_json::to_string(&publish.run()?),
+    };
+    println!("{}", line?);
+    Ok(())
+}
+
+/// The clocks of server and generator at the beginning of a measured window.
+struct Meter {
+    server_pid: u32,
+    began: Instant,
+    server_cpu: Duration,
+    generator_cpu: Duration,
+}
+
+impl Meter {
+    fn start(server_pid: u32) -> Result<Self> {
+        let [server_cpu, generator_cpu] = cpu_times(server_pid)?;
+        Ok(Self { server_pid, began: Instant::now(), server_cpu, generator_cpu })
+    }
+
+    fn stop(&self) -> Result<Cost> {
+        let [server_cpu, generator_cpu] = cpu_times(self.server_pid)?;
+        Ok(Cost {
+            wall_s: self.began.elapsed().as_secs_f64(),
+            server_cpu_s: server_cpu.saturating_sub(self.server_cpu).as_secs_f64(),
+            generator_cpu_s: generator_cpu.saturating_sub(self.generator_cpu).as_secs_f64(),
+        })
+    }
+}
+
+fn cpu_times(server_pid: u32) -> Result<[Duration; 2]> {
+    let server = os::cpu_time(server_pid).map_err(|error| format!("the server's CPU time: {error}"))?;
+    Ok([server, os::cpu_time(std::process::id())?])
+}

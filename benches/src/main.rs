@@ -1,0 +1,45 @@
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use fanfare_benches::{Result, floor, load, os, run, store_loop};
+
+/// Measures Fanfare beside the transport floor and the bare store loop.
+#[derive(Parser)]
+#[command(name = "bench")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything, in one go: a table on stdout, and with --out the same as JSON.
+    Run(run::Options),
+    /// The load generator alone: one workload, its result as one JSON line on stdout.
+    #[command(subcommand)]
+    Load(load::Workload),
+    /// The transport floor: one thread that writes a pre-encoded frame into every subscriber's socket.
+    FloorServer,
+    /// The bare store loop: batches with one fsync each, its result as one JSON line on stdout.
+    StoreLoop(store_loop::Options),
+}
+
+fn main() -> ExitCode {
+    match dispatch(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<()> {
+    os::raise_open_files()?;
+    match command {
+        Command::Run(options) => run::run(&options),
+        Command::Load(workload) => load::print(&workload),
+        Command::FloorServer => floor::serve(),
+        Command::StoreLoop(options) => store_loop::print(&options),
+    }
+}

@@ -1,0 +1,62 @@
+//! The few things that only the C library offers.
+#![expect(unsafe_code, reason = "system calls that the standard library does not wrap")]
+
+use std::io;
+use std::time::Duration;
+
+/// Lifts the soft limit on open files to the hard one, for this process and what it starts.
+///
+/// Returns the limit in force.
+pub fn raise_open_files() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid rlimit that outlives both calls.
+    let done = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 && {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0
+        }
+    };
+    if done { Ok(limit.rlim_cur) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Nanoseconds on CLOCK_MONOTONIC, which all processes of the machine share.
+pub fn monotonic_ns() -> u64 {
+    let now = clock(libc::CLOCK_MONOTONIC).expect("CLOCK_MONOTONIC exists");
+    u64::try_from(now.as_nanos()).expect("an uptime below five centuries")
+}
+
+/// User and system time that the process has used, threads that have ended included.
+///
+/// The same sum as in `/proc/<pid>/stat`, in nanoseconds rather than in ticks of 10 ms.
+pub fn cpu_time(pid: u32) -> io::Result<Duration> {
+    let mut id: libc::clockid_t = 0;
+    // SAFETY: `id` is valid for the call to write to.
+    match unsafe { libc::clock_getcpuclockid(pid_t(pid)?, &raw mut id) } {
+        0 => clock(id),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// Asks the process to stop (SIGTERM).
+pub fn terminate(pid: u32) -> io::Result<()> {
+    // SAFETY: kill takes plain values.
+    match unsafe { libc::kill(pid_t(pid)?, libc::SIGTERM) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn clock(id: libc::clockid_t) -> io::Result<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for the call to write to.
+    if unsafe { libc::clock_gettime(id, &raw mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let seconds = u64::try_from(time.tv_sec).map_err(io::Error::other)?;
+    let nanoseconds = u32::try_from(time.tv_nsec).map_err(io::Error::other)?;
+    Ok(Duration::new(seconds, nanoseconds))
+}
+
+fn pid_t(pid: u32) -> io::Result<libc::pid_t> {
+    libc::pid_t::try_from(pid).map_err(io::Error::other)
+}

@@ -1,0 +1,37 @@
+//! Memory, machine and kernel as `/proc` tells them.
+
+use std::{fs, io};
+
+/// Resident memory of a process, in bytes.
+pub fn resident_bytes(pid: u32) -> io::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).and_then(first_number);
+    kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS in /proc/<pid>/status"))
+}
+
+/// What the buffers of all TCP sockets of the machine hold, in bytes.
+pub fn socket_bytes() -> io::Result<u64> {
+    let sockstat = fs::read_to_string("/proc/net/sockstat")?;
+    let tcp = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"));
+    let pages = tcp.and_then(|line| line.split_once(" mem ")).and_then(|(_, after)| first_number(after));
+    pages.map(|pages| pages * PAGE_BYTES).ok_or_else(|| io::Error::other("no TCP mem in /proc/net/sockstat"))
+}
+
+/// The unit of `mem` in sockstat on every machine this is run on.
+const PAGE_BYTES: u64 = 4096;
+
+pub fn cpu_model() -> String {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        cpuinfo.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
+    model.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+pub fn kernel() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+}
+
+fn first_number(text: &str) -> Option<u64> {
+    text.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,57 @@
+use std::env;
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+
+use serde::Serialize;
+
+use crate::procfs;
+
+/// What a figure is worth nothing without.
+#[derive(Serialize)]
+pub(super) struct Machine {
+    cpu: String,
+    cores: usize,
+    kernel: String,
+    node: String,
+    bench: String,
+    rustc: String,
+    commit: String,
+    command: String,
+}
+
+impl Machine {
+    pub(super) fn look(node: &Path) -> Self {
+        let changed = !first_line("git", &["status", "--porcelain"]).is_empty();
+        let commit = first_line("git", &["rev-parse", "--short=12", "HEAD"]);
+        Self {
+            cpu: procfs::cpu_model(),
+            cores: thread::available_parallelism().map_or(0, usize::from),
+            kernel: procfs::kernel(),
+            node: first_line(&node.to_string_lossy(), &["--version"]),
+            bench: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
+            rustc: first_line("rustc", &["--version"]),
+            commit: if changed { commit + " with changes" } else { commit },
+            command: env::args()
+                .skip(1)
+                .fold("bench".to_owned(), |command, argument| command + " " + &argument),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "machine  {} × {}, Linux {}", self.cores, self.cpu, self.kernel)?;
+        writeln!(f, "versions {}, {}, {}", self.node, self.bench, self.rustc)?;
+        writeln!(f, "commit   {}", self.commit)?;
+        writeln!(f, "command  {}", self.command)
+    }
+}
+
+/// Empty when the program is missing or says nothing.
+fn first_line(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    text.lines().next().unwrap_or_default().to_owned()
+}

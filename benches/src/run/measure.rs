@@ -1,0 +1,133 @@
+//! What is measured, and in which order: the repetitions take turns, so that a drift of the machine hits all alike.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::de::DeserializeOwned;
+
+use super::Options;
+use super::report::{Fanout, Idle, Measured, Publish};
+use super::server::Server;
+use crate::load::{FanoutOutcome, IdleOutcome, PublishOutcome};
+use crate::{Result, store_loop};
+
+const MESSAGE_BYTES: usize = 128;
+/// Subscribers, and messages per second: about as many deliveries per second each.
+const FANOUTS: [(usize, u32); 2] = [(1_000, 20), (10_000, 2)];
+const IDLE_CONNECTIONS: usize = 10_000;
+const PUBLISHERS: usize = 16;
+/// Publishes under way per publisher; all of them together are the bare loop's group.
+const WINDOW: usize = 64;
+
+pub(super) struct Bench<'a> {
+    pub(super) this: PathBuf,
+    pub(super) node: PathBuf,
+    pub(super) data: PathBuf,
+    pub(super) options: &'a Options,
+}
+
+impl Bench<'_> {
+    /// Measures all that can be; what failed is told in words beside it.
+    pub(super) fn measure(&self) -> (Measured, Vec<String>) {
+        let mut measured = Measured::default();
+        let mut failures = Vec::new();
+        for (subscribers, rate) in FANOUTS {
+            match self.fanout(subscribers, rate) {
+                Ok(fanout) => {
+                    failures.extend(fanout.faults());
+                    measured.fanouts.push(fanout);
+                }
+                Err(error) => failures.push(format!("fan-out × {subscribers}: {error}")),
+            }
+        }
+        match self.idle() {
+            Ok(idle) => measured.idle = Some(idle),
+            Err(error) => failures.push(format!("idle connections: {error}")),
+        }
+        match self.publish() {
+            Ok(publish) => measured.publish = Some(publish),
+            Err(error) => failures.push(format!("durable publishes: {error}")),
+        }
+        (measured, failures)
+    }
+
+    fn fanout(&self, subscribers: usize, rate: u32) -> Result<Fanout> {
+        let mut fanout = Fanout::new(subscribers, rate, MESSAGE_BYTES);
+        for repetition in 1..=self.options.repetitions {
+            self.say(&format!("fan-out × {subscribers}"), repetition);
+            fanout.floor.push(self.fan_out_over(&Server::floor(&self.this)?, subscribers, rate)?);
+            let node = Server::node(&self.node, &self.data, "none")?;
+            fanout.node.push(self.fan_out_over(&node, subscribers, rate)?);
+        }
+        Ok(fanout)
+    }
+
+    fn fan_out_over(&self, server: &Server, subscribers: usize, rate: u32) -> Result<FanoutOutcome> {
+        let mut load = self.load("fanout", server);
+        load.args(["--subscribers", &subscribers.to_string(), "--rate", &rate.to_string()]);
+        load.args(["--seconds", &self.options.seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
+        result_of(load)
+    }
+
+    fn idle(&self) -> Result<Idle> {
+        let mut runs: Vec<IdleOutcome> = Vec::new();
+        for repetition in 1..=self.options.repetitions {
+            self.say("idle connections", repetition);
+            let node = Server::node(&self.node, &self.data, "none")?;
+            let mut load = self.load("idle", &node);
+            load.args(["--connections", &IDLE_CONNECTIONS.to_string()]);
+            runs.push(result_of(load)?);
+        }
+        Ok(Idle { runs })
+    }
+
+    fn publish(&self) -> Result<Publish> {
+        let mut publish = Publish::new(PUBLISHERS, WINDOW, MESSAGE_BYTES);
+        for repetition in 1..=self.options.repetitions {
+            self.say("durable publishes", repetition);
+            publish.bare_loop.push(self.bare_loop(PUBLISHERS * WINDOW)?);
+            let node = Server::node(&self.node, &self.data, "embedded")?;
+            let mut load = self.load("publish", &node);
+            load.args(["--connections", &PUBLISHERS.to_string(), "--window", &WINDOW.to_string()]);
+            load.args([
+                "--seconds",
+                &self.options.seconds.to_string(),
+                "--bytes",
+                &MESSAGE_BYTES.to_string(),
+            ]);
+            publish.node.push(result_of::<PublishOutcome>(load)?);
+        }
+        Ok(publish)
+    }
+
+    fn bare_loop(&self, group: usize) -> Result<store_loop::Outcome> {
+        let folder = tempfile::Builder::new().prefix("loop-").tempdir_in(&self.data)?;
+        let mut command = Command::new(&self.this);
+        command.arg("store-loop").arg("--folder").arg(folder.path()).args(["--group", &group.to_string()]);
+        command.args(["--seconds", &self.options.seconds.to_string()]);
+        result_of(command)
+    }
+
+    fn load(&self, workload: &str, server: &Server) -> Command {
+        let mut command = Command::new(&self.this);
+        command.args(["load", workload, "--address", &server.address.to_string()]);
+        command.args(["--server-pid", &server.pid().to_string()]);
+        if let Some(key_file) = &server.key_file {
+            command.arg("--key-file").arg(key_file);
+        }
+        command
+    }
+
+    fn say(&self, what: &str, repetition: u32) {
+        eprintln!("bench: {what}, {repetition} of {}", self.options.repetitions);
+    }
+}
+
+/// Runs to the end and reads the one line of the result.
+fn result_of<Outcome: DeserializeOwned>(mut command: Command) -> Result<Outcome> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(format!("the generator failed: {}", output.status).into());
+    }
+    Ok(serde_json::from_slice(&output.stdout)?)
+}

@@ -1,0 +1,73 @@
+//! The whole comparison in one run: the node, the floor and the bare loop, one after another on the same machine.
+
+mod bars;
+mod machine;
+mod measure;
+mod report;
+mod server;
+mod table;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+
+use crate::Result;
+use machine::Machine;
+use measure::Bench;
+use report::Report;
+
+#[derive(Args)]
+pub struct Options {
+    /// Also writes everything that was measured to this file, as JSON.
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
+    #[arg(long)]
+    pub node: Option<PathBuf>,
+    /// How often everything is measured; the table has the medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repetitions: u32,
+    /// Length of each measured part.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+}
+
+/// Measures everything and prints the table. A missed bar is told; a measurement that failed, or lost or doubled
+/// anything, is an error.
+pub fn run(options: &Options) -> Result<()> {
+    let this = env::current_exe()?;
+    let node = match &options.node {
+        Some(node) => node.clone(),
+        None => build_node(&this)?,
+    };
+    let machine = Machine::look(&node);
+    print!("{machine}");
+    // Beside the binaries, because the folder for temporary files is memory on some machines.
+    let folder = this.parent().and_then(Path::parent).ok_or("the binary is in no folder")?;
+    let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(folder)?;
+    let bench = Bench { this, node, data: data.path().to_owned(), options };
+    let (measured, failures) = bench.measure();
+    let report = Report::new(machine, measured, failures);
+    print!("\n{}", table::of(&report));
+    if let Some(out) = &options.out {
+        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
+    }
+    match report.failures.len() {
+        0 => Ok(()),
+        count => Err(format!("{count} measurements failed").into()),
+    }
+}
+
+fn build_node(this: &Path) -> Result<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built =
+        Command::new(cargo).args(["build", "--release", "-p", "fanfare", "--bin", "fanfare"]).status()?;
+    if !built.success() {
+        return Err("the node could not be built".into());
+    }
+    let target = this.parent().and_then(Path::parent).ok_or("the binary is in no folder")?;
+    Ok(target.join("release").join("fanfare"))
+}

@@ -1,0 +1,63 @@
+//! Both sides of the upgrade.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use sha1::{Digest as _, Sha1};
+
+/// Every connection offers the same nonce: nothing here depends on it, and the answer is not checked.
+const NONCE: &str = "ZmFuZmFyZS1iZW5jaG1hcg==";
+const END: &[u8] = b"\r\n\r\n";
+
+/// The upgrade request of a client; `authorization` is the whole value of the header.
+pub fn request(host: &str, authorization: Option<&str>) -> Vec<u8> {
+    let credential = authorization.map_or_else(String::new, |value| format!("Authorization: {value}\r\n"));
+    format!(
+        "GET /realtime HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Key: {NONCE}\r\nSec-WebSocket-Version: 13\r\n{credential}\r\n"
+    )
+    .into_bytes()
+}
+
+/// The Authorization value that carries a whole API key.
+pub fn basic(key: &str) -> String {
+    format!("Basic {}", STANDARD.encode(key))
+}
+
+/// Where the head of a request or answer ends, once it is all there.
+pub fn head_bytes(text: &[u8]) -> Option<usize> {
+    text.windows(END.len()).position(|window| window == END).map(|at| at + END.len())
+}
+
+/// The answer to a head as `request` makes it; None when it offers no WebSocket nonce.
+pub fn answer(head: &[u8]) -> Option<Vec<u8>> {
+    let head = std::str::from_utf8(head).ok()?;
+    let nonce = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("sec-websocket-key").then(|| value.trim())
+    })?;
+    let mut hash = Sha1::new();
+    hash.update(nonce);
+    hash.update("258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    let accept = STANDARD.encode(hash.finalize());
+    let text = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n";
+    Some(format!("{text}Sec-WebSocket-Accept: {accept}\r\n\r\n").into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_is_the_one_of_rfc_6455() {
+        let head = b"GET / HTTP/1.1\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+        let answer = String::from_utf8(answer(head).unwrap()).unwrap();
+        assert!(answer.contains("Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n"), "{answer}");
+    }
+
+    #[test]
+    fn a_request_is_answered() {
+        let request = request("127.0.0.1:1", Some(&basic("s.k")));
+        assert_eq!(head_bytes(&request), Some(request.len()));
+        assert!(answer(&request).is_some());
+    }
+}

@@ -1,0 +1,66 @@
+//! The generator against the floor, in small: every delivery is found and every publish acked.
+#![expect(clippy::unwrap_used, reason = "in a test a failed step is a failed test")]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use fanfare_benches::load::{FanoutOutcome, IdleOutcome, PublishOutcome};
+
+const BENCH: &str = env!("CARGO_BIN_EXE_bench");
+
+struct Floor {
+    process: Child,
+    address: String,
+}
+
+impl Floor {
+    fn start() -> Self {
+        let mut floor = Command::new(BENCH);
+        let mut process =
+            floor.arg("floor-server").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut address = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut address).unwrap();
+        Self { process, address: address.trim().to_owned() }
+    }
+
+    fn load<Outcome: serde::de::DeserializeOwned>(&self, workload: &[&str]) -> Outcome {
+        let mut load = Command::new(BENCH);
+        load.arg("load").args(workload).args(["--address", &self.address]);
+        let output = load.args(["--server-pid", &self.process.id().to_string()]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+impl Drop for Floor {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_fan_out_is_counted_to_the_last_delivery() {
+    let floor = Floor::start();
+    let fanout = ["fanout", "--subscribers", "150", "--rate", "50", "--seconds", "1"];
+    let outcome: FanoutOutcome = floor.load(&fanout);
+    assert_eq!(outcome.deliveries, 150 * 50);
+    assert!(!outcome.faults.any(), "{:?}", outcome.faults);
+    assert!(outcome.p50_ms > 0.0 && outcome.p50_ms <= outcome.p99_ms);
+    assert!(outcome.cost.server_cpu_s > 0.0);
+}
+
+#[test]
+fn idle_connections_are_held() {
+    let outcome: IdleOutcome =
+        Floor::start().load(&["idle", "--connections", "250", "--settle-seconds", "1"]);
+    assert_eq!(outcome.connections, 250);
+    assert!(outcome.holding.wall_s >= 1.0);
+}
+
+#[test]
+fn pipelined_publishes_are_acked() {
+    let publish = ["publish", "--connections", "4", "--window", "8", "--seconds", "1"];
+    let outcome: PublishOutcome = Floor::start().load(&publish);
+    assert!(outcome.acked_per_s > 0.0);
+}
