@@ -5,7 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// Accepts on a thread of its own until [`Acceptor::stop`].
 pub struct Acceptor {
     listener: TcpListener,
+    stopping: Arc<AtomicBool>,
 }
 
 impl Acceptor {
@@ -56,14 +57,20 @@ impl Acceptor {
         tasks: &Tasks,
     ) -> io::Result<Self> {
         let accepting = listener.try_clone()?;
-        let open = Arc::new(AtomicUsize::new(0));
-        let open_max = connections_max(limits);
-        tasks.spawn_thread("accept", move || accept(&accepting, &shards, &open, open_max))?;
-        Ok(Self { listener })
+        let stopping = Arc::new(AtomicBool::new(false));
+        let accept = Accept {
+            shards,
+            open: Arc::new(AtomicUsize::new(0)),
+            open_max: connections_max(limits),
+            stopping: Arc::clone(&stopping),
+        };
+        tasks.spawn_thread("accept", move || accept.run(&accepting))?;
+        Ok(Self { listener, stopping })
     }
 
     /// Takes no further connection; the thread ends.
     pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
         // The blocked accept returns; an error means that it has ended already.
         socket2::SockRef::from(&self.listener).shutdown(std::net::Shutdown::Read).ok();
     }
@@ -91,25 +98,40 @@ fn open_files_max() -> u64 {
     limit.rlim_cur
 }
 
-fn accept(listener: &TcpListener, shards: &Shards, open: &Arc<AtomicUsize>, open_max: usize) {
-    loop {
-        if open.load(Ordering::Relaxed) >= open_max {
-            std::thread::sleep(FULL_PAUSE);
-        }
-        match listener.accept() {
-            Ok((socket, _)) => {
-                let permit = Permit::take(open);
-                // A connection that is gone already fails here, and then there is nobody to serve.
-                if socket.set_nonblocking(true).is_ok() && socket.set_nodelay(true).is_ok() {
-                    shards.push_next(Input::Accept(socket, permit));
+/// The accepting thread.
+struct Accept {
+    shards: Arc<Shards>,
+    open: Arc<AtomicUsize>,
+    open_max: usize,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Accept {
+    fn run(self, listener: &TcpListener) {
+        while !self.stopping.load(Ordering::SeqCst) {
+            if self.open.load(Ordering::Relaxed) >= self.open_max {
+                std::thread::sleep(FULL_PAUSE);
+                continue;
+            }
+            match listener.accept() {
+                Ok((socket, _)) => self.take(socket),
+                Err(error) if self.stopping.load(Ordering::SeqCst) => {
+                    tracing::debug!(%error, "accepting has ended");
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    std::thread::sleep(FULL_PAUSE);
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                std::thread::sleep(FULL_PAUSE);
-            }
+        }
+    }
+
+    fn take(&self, socket: std::net::TcpStream) {
+        let permit = Permit::take(&self.open);
+        // A connection that is gone already fails here, and then there is nobody to serve.
+        if socket.set_nonblocking(true).is_ok() && socket.set_nodelay(true).is_ok() {
+            self.shards.push_next(Input::Accept(socket, permit));
         }
     }
 }

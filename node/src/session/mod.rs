@@ -105,6 +105,11 @@ impl Session {
         self.in_flight >= IN_FLIGHT_MAX
     }
 
+    /// Reading goes on once half of the answers are given, not after each.
+    pub fn has_room(&self) -> bool {
+        self.in_flight <= IN_FLIGHT_MAX / 2
+    }
+
     /// The first output of every connection: op 3.
     pub fn opened(&mut self, cx: Context<'_>, out: &mut Vec<Output>) {
         self.say_connected(cx, false, out);

@@ -42,6 +42,8 @@ pub(super) struct Connection {
     pub(super) outbox: Outbox,
     /// The socket may hold bytes that were not read.
     pub(super) readable: bool,
+    /// The client has closed its side, which a read will say after what is left.
+    pub(super) read_closed: bool,
     /// Stands in the shard's list of those to read, or to flush.
     pub(super) in_ready: bool,
     pub(super) in_dirty: bool,
@@ -116,6 +118,7 @@ impl Connection {
             stage: Stage::Opening { head: Vec::new(), since_ms: now_ms },
             outbox: Outbox::default(),
             readable: true,
+            read_closed: false,
             in_ready: false,
             in_dirty: false,
             paused: false,

@@ -37,6 +37,8 @@ pub(super) struct Reader {
     kept: Vec<u8>,
     fragments: Option<Box<Fragments>>,
     begun_ms: u64,
+    /// The sink had enough, so `kept` may hold whole frames.
+    stopped: bool,
 }
 
 #[derive(Debug)]
@@ -58,6 +60,11 @@ impl Reader {
     /// Since when a message is begun and not finished.
     pub(super) fn begun_ms(&self) -> Option<u64> {
         (!self.kept.is_empty() || self.fragments.is_some()).then_some(self.begun_ms)
+    }
+
+    /// Whole frames may be kept: feed nothing before more is read.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped
     }
 
     /// Takes `bytes` and gives each whole message or control frame to `sink`, until it breaks.
@@ -102,12 +109,14 @@ impl Reader {
         sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
     ) -> Result<usize, Broken> {
         let mut taken = 0;
+        self.stopped = false;
         while let Some(head) = head(&bytes[taken..], limits)? {
             let start = taken + head.head_bytes;
             let Some(payload) = bytes.get_mut(start..start + head.payload_bytes) else { break };
             unmask(payload, head.mask);
             taken = start + head.payload_bytes;
             if self.frame(&head, payload, limits, sink)?.is_break() {
+                self.stopped = taken < bytes.len();
                 break;
             }
         }

@@ -161,6 +161,7 @@ impl Shard {
         let Some(Some(connection)) = self.slots.get_mut(slot as usize) else { return };
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             connection.readable = true;
+            connection.read_closed |= event.is_read_closed() || event.is_error();
             if !connection.in_ready {
                 connection.in_ready = true;
                 self.ready.push_back(slot);

@@ -18,7 +18,7 @@ use crate::hub::wire;
 use crate::session::Output;
 
 /// Nothing is read from a client that leaves this much unread itself.
-const UNREAD_BYTES_MAX: usize = 64 * 1024;
+pub(super) const UNREAD_BYTES_MAX: usize = 64 * 1024;
 /// A request with more headers goes to the HTTP side.
 const HEADERS_MAX: usize = 64;
 
@@ -50,7 +50,8 @@ impl Shard {
         connection.in_ready = false;
         match self.read_once(&mut connection, slot) {
             Next::Keep => {
-                if connection.readable && !connection.paused {
+                let stopped = connection.open_mut().is_some_and(|open| open.reader.is_stopped());
+                if (connection.readable || stopped) && !connection.paused {
                     connection.in_ready = true;
                     self.ready.push_back(slot);
                 }
@@ -63,19 +64,19 @@ impl Shard {
     }
 
     fn read_once(&mut self, connection: &mut Connection, slot: u32) -> Next {
-        if !connection.readable {
-            return self.feed(connection, slot, 0);
-        }
-        if connection.open_mut().is_some_and(|open| open.session.is_full())
-            || connection.outbox.bytes() > UNREAD_BYTES_MAX
-        {
+        let full = connection.open_mut().is_some_and(|open| open.session.is_full());
+        if full || connection.outbox.bytes() > UNREAD_BYTES_MAX {
             connection.paused = true;
             return Next::Keep;
+        }
+        if !connection.readable || connection.open_mut().is_some_and(|open| open.reader.is_stopped()) {
+            return self.feed(connection, slot, 0);
         }
         match connection.socket.read(&mut self.buffer) {
             Ok(0) => Next::Drop,
             Ok(count) => {
-                connection.readable = count == self.buffer.len();
+                // A short read has emptied the socket, and the end comes as an event of its own, unless it came before.
+                connection.readable = count == self.buffer.len() || connection.read_closed;
                 connection.received_ms = self.now_ms;
                 self.feed(connection, slot, count)
             }

@@ -7,6 +7,7 @@ use fanfare_proto::frame::{Format, close, code};
 use fastwebsockets::OpCode;
 
 use super::super::connection::{Connection, Stage};
+use super::reading::UNREAD_BYTES_MAX;
 use super::{SLICE, Shard};
 use crate::hub::{Delivery, Flush, wire};
 
@@ -135,7 +136,8 @@ impl Shard {
 
     /// Reading goes on once the client is owed less.
     pub(super) fn unpause(&mut self, connection: &mut Connection, slot: u32) {
-        if !connection.paused || connection.open_mut().is_some_and(|open| open.session.is_full()) {
+        let waits = connection.open_mut().is_some_and(|open| !open.session.has_room());
+        if !connection.paused || waits || connection.outbox.bytes() > UNREAD_BYTES_MAX {
             return;
         }
         connection.paused = false;
