@@ -17,6 +17,7 @@ pub(super) struct Attachment {
 pub struct AttachReply {
     pub channel: ChannelName,
     id: Option<String>,
+    modes: Modes,
     resumed: bool,
     warning: Option<&'static str>,
 }
@@ -49,19 +50,18 @@ impl Modes {
 }
 
 impl Session {
-    /// The position of the channel for an [`Output::Attach`], which op 9 tells the client.
-    pub fn attached(&mut self, reply: &AttachReply, position: Stamp, out: &mut Vec<Output>) {
-        let Ok(place) = self.place(&reply.channel) else { return };
+    /// The position of the channel for an [`Output::Attach`], which op 9 tells the client, whatever was asked since.
+    pub fn attached(&self, reply: &AttachReply, position: Stamp, out: &mut Vec<Output>) {
         let attached = Attached {
             id: reply.id.as_deref(),
             channel: reply.channel.as_str(),
             serial: &Self::serial_text(position),
             resumed: reply.resumed,
             presence: false,
-            modes: &self.attached[place].modes.names(),
+            modes: &reply.modes.names(),
             warning: reply.warning,
         };
-        self.send(&ServerFrame::Attached(attached), out);
+        out.push(Output::Frame(frame::encode(&ServerFrame::Attached(attached), self.format)));
     }
 
     pub(super) fn attach(
@@ -95,7 +95,7 @@ impl Session {
             Err(place) => self.attached.insert(place, Attachment { channel: channel.clone(), modes }),
         }
         let warning = attach.rewind.is_some().then_some("rewind is not available on this node");
-        let reply = AttachReply { channel, id, resumed: place.is_ok(), warning };
+        let reply = AttachReply { channel, id, modes, resumed: place.is_ok(), warning };
         out.push(Output::Attach { delivers: modes.delivers(), reply });
     }
 
@@ -124,7 +124,7 @@ impl Session {
             }
             if modes != before {
                 self.attached[place].modes = modes;
-                let reply = AttachReply { channel, id: None, resumed: true, warning: None };
+                let reply = AttachReply { channel, id: None, modes, resumed: true, warning: None };
                 out.push(Output::Attach { delivers: modes.delivers(), reply });
             }
             place += 1;
