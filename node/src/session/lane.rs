@@ -2,11 +2,31 @@
 
 use std::collections::VecDeque;
 
+use fanfare_proto::frame::{Body, Request};
+
 use super::PublishResult;
+
+/// What waits in a lane of a session.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Request(Request),
+    /// Refused already, to be answered in its turn.
+    Refused {
+        id: Option<String>,
+        refused: PublishResult,
+    },
+}
+
+impl Waiting {
+    pub(super) fn is_publish(&self) -> bool {
+        matches!(self, Self::Request(request) if matches!(request.body, Body::Message { .. }))
+    }
+}
 
 /// Requests of one channel that are not answered yet, oldest first. Exists only while there are some.
 #[derive(Debug)]
 pub(super) struct Lane<R> {
+    /// Those that have begun, then those that wait.
     slots: VecDeque<Slot<R>>,
     waiting: usize,
     /// A publish of this lane passes the look-up of ids, so those behind it do too.
@@ -45,13 +65,10 @@ impl<R> Lane<R> {
         self.waiting > 0
     }
 
+    /// The request is a fresh one with nothing waiting before it, or the one that [`Lane::step`] has just given out.
     pub(super) fn begin(&mut self, ticket: u64, id: Option<String>) {
-        self.slots.push_back(Slot::Begun { ticket, id, answer: None });
-    }
-
-    /// The same for a request that [`Lane::step`] has just given out.
-    pub(super) fn begin_first(&mut self, ticket: u64, id: Option<String>) {
-        self.slots.push_front(Slot::Begun { ticket, id, answer: None });
+        let place = self.slots.len() - self.waiting;
+        self.slots.insert(place, Slot::Begun { ticket, id, answer: None });
     }
 
     pub(super) fn wait(&mut self, request: R) {
@@ -73,20 +90,23 @@ impl<R> Lane<R> {
         false
     }
 
-    /// The next answer that may be given, or the request whose turn has come.
-    pub(super) fn step(&mut self) -> Step<R> {
-        match self.slots.pop_front() {
-            Some(Slot::Begun { id, answer: Some(result), .. }) => Step::Answer { id, result },
-            Some(Slot::Waiting(request)) => {
-                self.waiting -= 1;
-                Step::Run(request)
-            }
-            Some(begun) => {
-                self.slots.push_front(begun);
-                Step::Idle
-            }
-            None => Step::Idle,
+    /// The next answer that may be given, or the request whose turn has come: the first that waits, when all before
+    /// it are answered, or already when they have begun if it `may_join` them.
+    pub(super) fn step(&mut self, may_join: impl Fn(&R) -> bool) -> Step<R> {
+        if let Some(Slot::Begun { answer: Some(_), .. }) = self.slots.front()
+            && let Some(Slot::Begun { id, answer: Some(result), .. }) = self.slots.pop_front()
+        {
+            return Step::Answer { id, result };
         }
+        let place = self.slots.len() - self.waiting;
+        let joins = |slot: &Slot<R>| matches!(slot, Slot::Waiting(request) if may_join(request));
+        if (place == 0 || self.slots.get(place).is_some_and(joins))
+            && let Some(Slot::Waiting(request)) = self.slots.remove(place)
+        {
+            self.waiting -= 1;
+            return Step::Run(request);
+        }
+        Step::Idle
     }
 }
 
@@ -97,7 +117,7 @@ mod tests {
     fn answers(lane: &mut Lane<&'static str>) -> Vec<String> {
         let mut seen = Vec::new();
         loop {
-            match lane.step() {
+            match lane.step(|request| *request == "publish") {
                 Step::Answer { id, .. } => seen.push(id.unwrap_or_default()),
                 Step::Run(request) => seen.push(request.to_owned()),
                 Step::Idle => return seen,
@@ -119,5 +139,20 @@ mod tests {
         assert_eq!(answers(&mut lane), ["a", "b", "detach"]);
         assert!(lane.is_empty());
         assert!(!lane.answer(1, PublishResult::Unavailable));
+    }
+
+    #[test]
+    fn what_waits_joins_those_that_have_begun_in_its_order() {
+        let mut lane = Lane::default();
+        lane.begin(1, Some("a".into()));
+        lane.wait("publish");
+        lane.wait("detach");
+        lane.wait("publish");
+        assert_eq!(answers(&mut lane), ["publish"]);
+        lane.begin(2, Some("b".into()));
+        assert!(lane.answer(2, PublishResult::Unavailable));
+        assert_eq!(answers(&mut lane), Vec::<String>::new());
+        assert!(lane.answer(1, PublishResult::Unavailable));
+        assert_eq!(answers(&mut lane), ["a", "b", "detach", "publish"]);
     }
 }

@@ -5,6 +5,8 @@ mod credential;
 mod lane;
 mod publish;
 mod rate;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp};
 use crate::publish::PublishRequest;
 pub use attach::AttachReply;
 use attach::Attachment;
-use lane::Lane;
+use lane::{Lane, Waiting};
 pub use publish::PublishResult;
 use rate::RateLimit;
 
@@ -55,7 +57,7 @@ pub struct Session {
     format: Format,
     /// Sorted by name.
     attached: Vec<Attachment>,
-    lanes: Vec<(ChannelName, Lane<Request>)>,
+    lanes: Vec<(ChannelName, Lane<Waiting>)>,
     publishes: RateLimit,
     controls: RateLimit,
     next_ticket: u64,
@@ -173,25 +175,29 @@ impl Session {
                 self.send(&ServerFrame::Closed, out);
                 self.end(close::NORMAL, 0, out);
             }
-            Body::Auth { access_token } => {
-                if self.control_allowed(cx, id, out) {
-                    self.refresh(cx, id, access_token, out);
-                }
-            }
+            Body::Auth { access_token } => match self.control_refusal(cx) {
+                None => self.refresh(cx, id, access_token, out),
+                Some(refused) => self.answer(id, refused, out),
+            },
             Body::Unknown { op } => {
                 self.nack(id, code::BAD_REQUEST, &format!("op {op} is unknown"), None, out)
             }
             Body::Attach(_) | Body::Detach { .. } | Body::Presence(_) => {
-                if self.control_allowed(cx, id, out) {
-                    self.channel_request(cx, request, out);
-                }
+                let refusal = self.control_refusal(cx);
+                self.channel_request(cx, request, refusal, out);
             }
-            Body::Message { .. } => self.channel_request(cx, request, out),
+            Body::Message { .. } => self.channel_request(cx, request, None, out),
         }
     }
 
-    /// Everything that names a channel goes through the channel's lane, if there is one.
-    fn channel_request(&mut self, cx: Context<'_>, request: Request, out: &mut Vec<Output>) {
+    /// Everything that names a channel goes through the channel's lane, if there is one; a refusal too.
+    fn channel_request(
+        &mut self,
+        cx: Context<'_>,
+        request: Request,
+        refusal: Option<PublishResult>,
+        out: &mut Vec<Output>,
+    ) {
         let channel = match ChannelName::new(channel_of(&request.body)) {
             Ok(channel) => channel,
             Err(error) => {
@@ -199,19 +205,24 @@ impl Session {
                 return self.nack(request.id.as_deref(), code::BAD_NAME, &error, None, out);
             }
         };
-        if matches!(request.body, Body::Message { .. }) {
-            self.in_flight += 1;
-            return match self.lane(&channel) {
-                Some(lane) if lane.has_waiting() => lane.wait(request),
-                _ => self.publish(cx, channel, request, publish::Turn::Last, out),
-            };
-        }
+        let is_publish = matches!(request.body, Body::Message { .. });
         match self.lane(&channel) {
-            Some(lane) => {
-                lane.wait(request);
+            Some(lane) if !is_publish || lane.has_waiting() => {
+                lane.wait(match refusal {
+                    None => Waiting::Request(request),
+                    Some(refused) => Waiting::Refused { id: request.id, refused },
+                });
                 self.in_flight += 1;
             }
-            None => self.run_control(cx, channel, request, out),
+            _ if is_publish => {
+                self.in_flight += 1;
+                self.publish(cx, channel.clone(), request, out);
+                self.advance(cx, &channel, out);
+            }
+            _ => match refusal {
+                None => self.run_control(cx, channel, request, out),
+                Some(refused) => self.answer(request.id.as_deref(), refused, out),
+            },
         }
     }
 
@@ -232,17 +243,17 @@ impl Session {
         }
     }
 
-    fn control_allowed(&mut self, cx: Context<'_>, id: Option<&str>, out: &mut Vec<Output>) -> bool {
-        let allowed =
-            self.controls.take(1, cx.limits.controls_per_second, cx.limits.control_burst, cx.now_ms);
-        if !allowed {
-            let error = "more attach, detach, presence and auth frames than the connection may send";
-            self.nack(id, code::LIMIT, error, Some("rate_limit"), out);
-        }
-        allowed
+    fn control_refusal(&mut self, cx: Context<'_>) -> Option<PublishResult> {
+        let Limits { controls_per_second, control_burst, .. } = *cx.limits;
+        let allowed = self.controls.take(1, controls_per_second, control_burst, cx.now_ms);
+        (!allowed).then(|| PublishResult::Refused {
+            code: code::LIMIT,
+            error: "more attach, detach, presence and auth frames than the connection may send".to_owned(),
+            reason: Some("rate_limit"),
+        })
     }
 
-    fn lane(&mut self, channel: &ChannelName) -> Option<&mut Lane<Request>> {
+    fn lane(&mut self, channel: &ChannelName) -> Option<&mut Lane<Waiting>> {
         self.lanes.iter_mut().find(|(name, _)| name == channel).map(|(_, lane)| lane)
     }
 

@@ -2,7 +2,7 @@
 
 use fanfare_proto::frame::{Body, Request, ServerFrame, code};
 
-use super::lane::{Lane, Step};
+use super::lane::{Lane, Step, Waiting};
 use super::{Context, Output, Session};
 use crate::model::{ChannelName, DraftError, Operation, Stamp};
 use crate::publish::{PublishAck, PublishError, PublishRequest};
@@ -35,14 +35,6 @@ impl From<Result<PublishAck, PublishError>> for PublishResult {
     }
 }
 
-/// Where a publish stands in its lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
-    Last,
-    /// It has waited, and those before it are answered.
-    First,
-}
-
 impl Session {
     /// The outcome of an [`Output::Publish`]. A ticket that was answered before is ignored.
     pub fn answered(&mut self, cx: Context<'_>, ticket: u64, result: PublishResult, out: &mut Vec<Output>) {
@@ -52,12 +44,12 @@ impl Session {
         self.advance(cx, &channel, out);
     }
 
+    /// Begins a publish whose turn has come; a refusal is its answer, which [`Session::advance`] gives.
     pub(super) fn publish(
         &mut self,
         cx: Context<'_>,
         channel: ChannelName,
         request: Request,
-        turn: Turn,
         out: &mut Vec<Output>,
     ) {
         let Body::Message { messages, .. } = request.body else { return };
@@ -71,15 +63,9 @@ impl Session {
                 &mut self.lanes.last_mut().expect("one was just pushed").1
             }
         };
-        match turn {
-            Turn::Last => lane.begin(ticket, request.id),
-            Turn::First => lane.begin_first(ticket, request.id),
-        }
+        lane.begin(ticket, request.id);
         if let Some(refused) = refusal {
             lane.answer(ticket, refused);
-            if turn == Turn::Last {
-                self.advance(cx, &channel, out);
-            }
             return;
         }
         lane.queued |= messages.iter().any(|draft| draft.id.is_some());
@@ -117,20 +103,24 @@ impl Session {
     }
 
     /// Gives every answer whose turn has come, and runs what waited for it.
-    fn advance(&mut self, cx: Context<'_>, channel: &ChannelName, out: &mut Vec<Output>) {
+    pub(super) fn advance(&mut self, cx: Context<'_>, channel: &ChannelName, out: &mut Vec<Output>) {
         while let Some(place) = self.lanes.iter().position(|(name, _)| name == channel) {
             let lane = &mut self.lanes[place].1;
-            match lane.step() {
+            match lane.step(Waiting::is_publish) {
                 Step::Answer { id, result } => {
                     self.in_flight -= 1;
                     self.answer(id.as_deref(), result, out);
                 }
-                Step::Run(request) if matches!(request.body, Body::Message { .. }) => {
-                    self.publish(cx, channel.clone(), request, Turn::First, out);
+                Step::Run(Waiting::Request(request)) if matches!(request.body, Body::Message { .. }) => {
+                    self.publish(cx, channel.clone(), request, out);
                 }
-                Step::Run(request) => {
+                Step::Run(Waiting::Request(request)) => {
                     self.in_flight -= 1;
                     self.run_control(cx, channel.clone(), request, out);
+                }
+                Step::Run(Waiting::Refused { id, refused }) => {
+                    self.in_flight -= 1;
+                    self.answer(id.as_deref(), refused, out);
                 }
                 Step::Idle if lane.is_empty() => {
                     self.lanes.swap_remove(place);
@@ -140,7 +130,7 @@ impl Session {
         }
     }
 
-    fn answer(&self, id: Option<&str>, result: PublishResult, out: &mut Vec<Output>) {
+    pub(super) fn answer(&self, id: Option<&str>, result: PublishResult, out: &mut Vec<Output>) {
         let Some(id) = id else { return };
         match result {
             PublishResult::Acked(stamps) => {
