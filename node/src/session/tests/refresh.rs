@@ -1,0 +1,173 @@
+use super::*;
+
+const HOUR_S: u64 = 3600;
+
+fn refresh(token: &str) -> Value {
+    json!({"op": 15, "id": "au", "accessToken": token})
+}
+
+fn everything() -> Value {
+    json!({"*": ["subscribe", "publish", "presence"]})
+}
+
+fn expires_ms(seconds: u64) -> u64 {
+    (NOW_S + seconds) * 1000
+}
+
+#[test]
+fn a_token_that_takes_over_is_acked_and_followed_by_a_fresh_connected() {
+    let mut client = Client::token(&token_of("all", &everything(), Some("ann"), HOUR_S));
+    client.opened();
+    let seen = client.send(&refresh(&token_of("all", &everything(), Some("ann"), 2 * HOUR_S)));
+    assert_eq!(seen[0], Seen::Frame(json!({"op": 1, "id": "au"})));
+    let connected = frame(&seen[1..]);
+    assert_eq!(connected["connectionId"], json!(client.session.connection_id().to_string()));
+    assert_eq!(connected["resumed"], json!(true));
+    assert_eq!(connected["expires"], json!(expires_ms(2 * HOUR_S)));
+    assert_eq!(connected["clientId"], json!("ann"));
+    assert_eq!(client.session.due_ms(), Some(expires_ms(2 * HOUR_S) - 30_000));
+}
+
+#[test]
+fn a_token_must_keep_the_account_and_the_client_id() {
+    let all = |client_id| token_of("all", &everything(), client_id, HOUR_S);
+    let forced_ann = || Client::token(&all(Some("ann")));
+    let chosen_ann = || Client::key_as("all", Some("ann"));
+    let nobody = || Client::key("all");
+    let other = token_of("other", &json!({"*": ["publish"]}), None, HOUR_S);
+    let forged = all(None) + "x";
+    let narrow = json!({"chat:1": ["publish"]});
+    let cases: [(&str, Client, String, bool); 12] = [
+        ("forced, the same", forced_ann(), all(Some("ann")), true),
+        ("forced, another", forced_ann(), all(Some("bob")), false),
+        ("forced, none", forced_ann(), all(None), false),
+        ("chosen, the same", chosen_ann(), all(Some("ann")), true),
+        ("chosen, another", chosen_ann(), all(Some("bob")), false),
+        ("chosen, none", chosen_ann(), all(None), true),
+        ("none, none", nobody(), all(None), true),
+        ("none, some", nobody(), all(Some("ann")), false),
+        ("another account", nobody(), other, false),
+        ("another key of the account", nobody(), token_of("chat", &narrow, None, HOUR_S), true),
+        ("a wrong signature", nobody(), forged, false),
+        ("no token", nobody(), "x".to_owned(), false),
+    ];
+    for (case, mut client, token, accepted) in cases {
+        let seen = client.send(&refresh(&token));
+        let expected: &[&str] = if accepted { &["1 au", "3 "] } else { &["2 au 40140"] };
+        assert_eq!(brief(&seen), expected, "{case}");
+    }
+}
+
+#[test]
+fn a_chosen_client_id_stays_and_becomes_forced_by_a_token_that_names_it() {
+    let mut client = Client::key_as("all", Some("ann"));
+    let seen = client.send(&refresh(&token_of("all", &everything(), None, HOUR_S)));
+    assert_eq!(frame(&seen[1..])["clientId"], json!("ann"));
+    client.send(&refresh(&token_of("all", &everything(), Some("ann"), HOUR_S)));
+    let seen = client.send(&refresh(&token_of("all", &everything(), None, HOUR_S)));
+    assert_eq!(brief(&seen), ["2 au 40140"], "the former credential forced it");
+}
+
+#[test]
+fn after_a_refusal_the_old_credential_stands() {
+    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+    client.send(&attach("at", "a"));
+    let seen = client.send(&refresh(&token_of("other", &json!({"x": ["publish"]}), None, 2 * HOUR_S)));
+    assert_eq!(brief(&seen), ["2 au 40140"]);
+    assert_eq!(brief(&client.send(&publish("p", "a"))), ["publish 1"]);
+    assert_eq!(client.session.due_ms(), Some(expires_ms(HOUR_S) - 30_000));
+    assert_eq!(client.session.principal().account.id.as_str(), "acme-prod");
+}
+
+#[test]
+fn a_narrower_token_takes_what_it_does_not_grant() {
+    let mut client = Client::key("all");
+    for channel in ["a", "b", "c", "d"] {
+        client.send(&attach("at", channel));
+    }
+    let narrower = json!({
+        "a": ["subscribe", "publish", "presence"], "b": ["publish"], "c": ["history"], "d": ["subscribe"],
+    });
+    let seen = client.send(&refresh(&token_of("all", &narrower, None, HOUR_S)));
+    let taken = brief(&seen[2..]);
+    let expected = ["deliver b false", "9 ", "11  40160", "detach c", "deliver d true", "9 "];
+    assert_eq!(taken, expected, "nothing is said of a");
+    let Seen::Frame(attached) = &seen[3] else { panic!("{seen:?}") };
+    assert_eq!(attached["modes"], json!(["publish"]));
+    assert_eq!((&attached["resumed"], attached.get("id")), (&json!(true), None));
+    let Seen::Frame(detached) = &seen[4] else { panic!("{seen:?}") };
+    assert_eq!(detached["channel"], json!("c"));
+    assert!(detached["error"].is_string());
+    assert_eq!(brief(&client.send(&publish("p", "c"))), ["2 p 40160"]);
+    assert_eq!(brief(&client.send(&publish("p", "d"))), ["2 p 40160"]);
+    let seen = client.send(&refresh(&token_of("all", &narrower, None, HOUR_S)));
+    assert_eq!(brief(&seen), ["1 au", "3 "], "the same again changes nothing");
+}
+
+#[test]
+fn what_waits_is_checked_when_its_turn_comes() {
+    let mut client = Client::key("all");
+    client.send(&publish("p", "a"));
+    client.send(&attach("at", "a"));
+    client.send(&publish("q", "a"));
+    client.send(&refresh(&token_of("all", &json!({"b": ["publish"]}), None, HOUR_S)));
+    assert_eq!(brief(&client.acked(1)), ["1 p", "2 at 40160", "2 q 40160"]);
+}
+
+#[test]
+fn a_new_token_is_asked_for_30_s_before_the_old_one_expires() {
+    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+    assert_eq!(brief(&client.opened()), ["3 "]);
+    let expires = expires_ms(HOUR_S);
+    assert_eq!(client.session.due_ms(), Some(expires - 30_000));
+    assert_eq!(client.tick_at(expires - 30_001), []);
+    let seen = client.tick_at(expires - 30_000);
+    assert_eq!(*frame(&seen), json!({"op": 15, "code": 40142, "expires": expires}));
+    assert_eq!(client.session.due_ms(), Some(expires));
+    assert_eq!(client.tick_at(expires - 1), [], "once");
+}
+
+#[test]
+fn a_token_that_lives_shorter_is_asked_for_at_once() {
+    for (seconds, asked) in [(30, true), (31, false)] {
+        // The clock stands half a second into the first of them.
+        let mut client = Client::token(&token_of("all", &everything(), None, seconds));
+        let seen = client.opened();
+        assert_eq!(brief(&seen).contains(&"15  40142".to_owned()), asked, "{seconds} s");
+    }
+    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+    client.opened();
+    let seen = client.send(&refresh(&token_of("all", &everything(), None, 10)));
+    assert_eq!(brief(&seen), ["1 au", "3 ", "15  40142"], "after a refresh too");
+}
+
+#[test]
+fn a_refresh_begins_the_asking_anew() {
+    let mut client = Client::token(&token_of("all", &everything(), None, 40));
+    client.opened();
+    assert_eq!(brief(&client.tick_at(expires_ms(40) - 30_000)), ["15  40142"]);
+    client.send(&refresh(&token_of("all", &everything(), None, 100)));
+    assert_eq!(client.tick_at(expires_ms(40)), [], "the old expiry is none any more");
+    assert_eq!(brief(&client.tick_at(expires_ms(100) - 30_000)), ["15  40142"]);
+}
+
+#[test]
+fn at_expiry_the_client_is_told_to_come_back_and_closed() {
+    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+    client.opened();
+    client.send(&publish("p", "a"));
+    let seen = client.tick_at(expires_ms(HOUR_S));
+    let error = "the token has expired";
+    let disconnected = json!({"op": 4, "error": error, "code": 40142, "reconnectAfterMs": 0});
+    assert_eq!(seen, [Seen::Frame(disconnected), Seen::End { code: 4001, after_ms: 1_000 }]);
+    assert_eq!(client.send(&json!({"op": 0, "id": "h"})), []);
+    assert_eq!(client.acked(1), []);
+    assert_eq!(client.tick_at(expires_ms(HOUR_S) + 1), []);
+}
+
+#[test]
+fn a_key_does_not_expire() {
+    let mut client = Client::key("all");
+    assert_eq!(client.session.due_ms(), None);
+    assert_eq!(client.tick_at(u64::MAX / 2), []);
+}
