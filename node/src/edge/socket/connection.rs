@@ -42,7 +42,7 @@ pub(super) struct Connection {
     pub(super) outbox: Outbox,
     /// The socket may hold bytes that were not read.
     pub(super) readable: bool,
-    /// The client has closed its side, which a read will say after what is left.
+    /// The end of the stream stands behind what was not read; no further event tells of it.
     pub(super) read_closed: bool,
     /// Stands in the shard's list of those to read, or to flush.
     pub(super) in_ready: bool,

@@ -1,5 +1,8 @@
 //! WebSocket frames from a client: strict, bounded, and fed with whatever the socket gave.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::ControlFlow;
 
 use fanfare_proto::frame::close;
@@ -37,7 +40,7 @@ pub(super) struct Reader {
     kept: Vec<u8>,
     fragments: Option<Box<Fragments>>,
     begun_ms: u64,
-    /// The sink had enough, so `kept` may hold whole frames.
+    /// The sink had enough, so what is kept may hold whole frames.
     stopped: bool,
 }
 
@@ -62,7 +65,7 @@ impl Reader {
         (!self.kept.is_empty() || self.fragments.is_some()).then_some(self.begun_ms)
     }
 
-    /// Whole frames may be kept: feed nothing before more is read.
+    /// The sink broke, and what is left was not looked at: to be fed nothing before more is read.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped
     }
@@ -77,6 +80,13 @@ impl Reader {
         mut sink: impl FnMut(Incoming<'_>) -> ControlFlow<()>,
     ) -> Result<(), Broken> {
         let idle = self.begun_ms().is_none();
+        let (mut finished, mut stopped) = (false, false);
+        let mut sink = |incoming: Incoming<'_>| {
+            finished |= matches!(incoming, Incoming::Message { .. });
+            let flow = sink(incoming);
+            stopped = flow.is_break();
+            flow
+        };
         let result = if self.kept.is_empty() {
             let taken = self.frames(bytes, limits, &mut sink);
             if let Ok(taken) = taken {
@@ -95,7 +105,8 @@ impl Reader {
             }
             taken
         };
-        if idle || result.is_ok_and(|taken| taken > 0) && self.fragments.is_none() {
+        self.stopped = stopped && !self.kept.is_empty();
+        if idle || finished || result.is_ok_and(|taken| taken > 0) && self.fragments.is_none() {
             self.begun_ms = now_ms;
         }
         result.map(drop)
@@ -109,14 +120,12 @@ impl Reader {
         sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
     ) -> Result<usize, Broken> {
         let mut taken = 0;
-        self.stopped = false;
         while let Some(head) = head(&bytes[taken..], limits)? {
             let start = taken + head.head_bytes;
             let Some(payload) = bytes.get_mut(start..start + head.payload_bytes) else { break };
             unmask(payload, head.mask);
             taken = start + head.payload_bytes;
             if self.frame(&head, payload, limits, sink)?.is_break() {
-                self.stopped = taken < bytes.len();
                 break;
             }
         }

@@ -1,0 +1,108 @@
+use super::*;
+
+fn small() -> Limits {
+    Limits { socket_message_bytes: 300, ..Limits::default() }
+}
+
+#[test]
+fn a_message_at_the_limit_and_one_past() {
+    let limits = Limits::default();
+    let most = vec![b'x'; 524_288];
+    assert_eq!(read(&frame(FIN | TEXT, &most), &limits), (vec![Got::Text(most.clone())], Ok(())));
+    let over = frame(FIN | TEXT, &[&most[..], b"x"].concat());
+    assert_eq!(read(&over, &limits), (vec![], Err(close::TOO_BIG)));
+    assert_eq!(
+        read(&over[..10], &limits).1,
+        Err(close::TOO_BIG),
+        "by its length, before its payload is there"
+    );
+    let huge = [FIN | TEXT, 0xff, 255, 255, 255, 255, 255, 255, 255, 255];
+    assert_eq!(read(&huge, &limits).1, Err(close::TOO_BIG));
+}
+
+#[test]
+fn fragments_together_at_the_limit_and_one_past() {
+    let parts = |last: usize| {
+        [frame(TEXT, &[b'x'; 200]), frame(CONTINUATION, b""), frame(FIN | CONTINUATION, &vec![b'y'; last])]
+            .concat()
+    };
+    let (got, result) = read(&parts(100), &small());
+    assert_eq!((got.len(), result), (1, Ok(())));
+    assert_eq!(read(&parts(101), &small()), (vec![], Err(close::TOO_BIG)));
+}
+
+#[test]
+fn fragments_at_the_number_and_one_past() {
+    let message = |fragments: usize| {
+        let middle = frame(CONTINUATION, b"x").repeat(fragments - 2);
+        [frame(TEXT, b"x"), middle, frame(FIN | CONTINUATION, b"x")].concat()
+    };
+    assert_eq!(read(&message(64), &Limits::default()), (vec![Got::Text(vec![b'x'; 64])], Ok(())));
+    assert_eq!(read(&message(65), &Limits::default()), (vec![], Err(close::TOO_BIG)));
+    let pings = [frame(TEXT, b"x"), frame(FIN | PING, b"").repeat(100), frame(FIN | CONTINUATION, b"x")];
+    assert_eq!(read(&pings.concat(), &Limits::default()).1, Ok(()), "control frames are no fragments");
+    let twice = message(64).repeat(2);
+    assert_eq!(read(&twice, &Limits::default()).1, Ok(()), "each message has its own");
+}
+
+#[test]
+fn what_breaks_the_protocol() {
+    let unmasked = [FIN | TEXT, 1, b'x'];
+    let cases: [(&str, Vec<u8>); 19] = [
+        ("unmasked", unmasked.to_vec()),
+        ("unmasked and empty", vec![FIN | PING, 0]),
+        ("the first reserved bit", frame(FIN | 0x40 | TEXT, b"x")),
+        ("the second", frame(FIN | 0x20 | TEXT, b"x")),
+        ("the third", frame(FIN | 0x10 | PING, b"x")),
+        ("opcode 3", frame(FIN | 3, b"")),
+        ("opcode 7", frame(FIN | 7, b"")),
+        ("opcode 11", frame(FIN | 11, b"")),
+        ("opcode 15", frame(FIN | 15, b"")),
+        ("a fragmented ping", frame(PING, b"x")),
+        ("a fragmented close", frame(CLOSE, b"")),
+        ("a ping of 126 bytes", frame(FIN | PING, &[0; 126])),
+        ("a pong of 126 bytes", frame(FIN | PONG, &[0; 126])),
+        ("a long close", frame(FIN | CLOSE, &[3; 126])),
+        ("a continuation of nothing", frame(FIN | CONTINUATION, b"x")),
+        ("one after a whole message", [text("a"), frame(CONTINUATION, b"x")].concat()),
+        ("text within text", [frame(TEXT, b"a"), text("b")].concat()),
+        ("binary within text", [frame(TEXT, b"a"), frame(BINARY, b"b")].concat()),
+        ("a close of one byte", frame(FIN | CLOSE, &[3])),
+    ];
+    for (case, bytes) in cases {
+        assert_eq!(read(&bytes, &Limits::default()).1, Err(close::PROTOCOL), "{case}");
+    }
+}
+
+#[test]
+fn what_came_before_the_break_is_given() {
+    let bytes = [text("good"), vec![FIN | TEXT, 1, b'x'], text("never")].concat();
+    assert_eq!(read(&bytes, &Limits::default()), (vec![Got::Text(b"good".to_vec())], Err(close::PROTOCOL)));
+}
+
+#[test]
+fn control_frames_at_the_limit() {
+    let most = [7; 125];
+    assert_eq!(read(&frame(FIN | PING, &most), &Limits::default()), (vec![Got::Ping(most.to_vec())], Ok(())));
+    let no_room = Limits { socket_message_bytes: 125, ..Limits::default() };
+    assert_eq!(read(&frame(FIN | PONG, &most), &no_room), (vec![Got::Pong], Ok(())));
+}
+
+#[test]
+fn codes_of_a_close() {
+    let close_frame =
+        |code: u16, reason: &[u8]| frame(FIN | CLOSE, &[&code.to_be_bytes()[..], reason].concat());
+    for code in [1000, 1001, 1003, 1007, 1011, 1014, 3000, 4001, 4999] {
+        assert_eq!(
+            read(&close_frame(code, b"why"), &Limits::default()),
+            (vec![Got::Close], Ok(())),
+            "{code}"
+        );
+    }
+    for code in [0, 999, 1004, 1005, 1006, 1015, 2000, 2999, 5000, 65535] {
+        assert_eq!(read(&close_frame(code, b""), &Limits::default()).1, Err(close::PROTOCOL), "{code}");
+    }
+    assert_eq!(read(&frame(FIN | CLOSE, b""), &Limits::default()), (vec![Got::Close], Ok(())));
+    assert_eq!(read(&close_frame(1000, b"\xff"), &Limits::default()).1, Err(close::BAD_UTF8));
+    assert_eq!(read(&close_frame(1000, "é".as_bytes()), &Limits::default()).1, Ok(()));
+}
