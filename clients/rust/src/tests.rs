@@ -140,3 +140,21 @@ async fn a_refusal_shows_its_reason() {
     assert!(matches!(refused, Error::Refused { code: 40100, .. }), "{refused:?}");
     tasks.join_all().await;
 }
+
+/// The node ends the link at once after its last word, and both may be read in one go.
+#[tokio::test]
+async fn a_close_that_was_answered_is_clean_however_soon_the_link_ends() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        for _ in 0..50 {
+            let mut server = Server::connected(&listener).await;
+            assert_eq!(server.hear().await, json!({"op": 5}));
+            server.say(&json!({"op": 6})).await;
+        }
+    });
+    for _ in 0..50 {
+        Client::connect(options(addr)).await.expect("connected").close().await.expect("closed");
+    }
+    tasks.join_all().await;
+}
