@@ -30,6 +30,8 @@ fn wrong_use_and_wrong_configuration_are_2() {
         &["pub", "demo", "-", "--id", "x"],
         &["token", "--key", "no-dot"],
         &["token", "--key", "a.b", "--ttl", "60"],
+        &["sub", "demo", "--key", "a.b", "--url", "ftp://127.0.0.1"],
+        &["pub", "demo", "1", "--key", "a.b", "--url", "127.0.0.1"],
     ] {
         let (code, stdout, stderr) = run(folder.path(), arguments);
         assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?}");

@@ -50,6 +50,17 @@ impl Failure {
         Self::Failed(text)
     }
 
+    /// `because`; wrong use when the client could not even begin with what it was given.
+    pub(super) fn of_client(context: &str, error: &fanfare_client::Error) -> Self {
+        use fanfare_client::Error;
+        match error {
+            Error::BadUrl(_) | Error::BadKey | Error::BadValue(_) => {
+                Self::usage(format!("{context}: {error}"))
+            }
+            _ => Self::because(context, error),
+        }
+    }
+
     /// Writes the reason to stderr.
     pub(super) fn report(self) -> ExitCode {
         let (text, code) = match self {

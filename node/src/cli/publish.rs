@@ -43,7 +43,7 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     let options = arguments.node.options()?;
     interruptible(async move {
         let client =
-            Client::connect(options).await.map_err(|error| Failure::because("cannot connect", &error))?;
+            Client::connect(options).await.map_err(|error| Failure::of_client("cannot connect", &error))?;
         let outcome = publish_all(&client, &arguments).await?;
         client.close().await.map_err(|error| Failure::because("published, but not closed", &error))?;
         Ok(outcome)

@@ -58,7 +58,7 @@ enum End {
 
 impl Follower {
     async fn run(mut self) -> Result<Outcome, Failure> {
-        let mut client = self.connect().await.map_err(|error| Failure::because("cannot follow", &error))?;
+        let mut client = self.connect().await.map_err(|error| Failure::of_client("cannot follow", &error))?;
         loop {
             let (reason, pause) = match self.follow(&mut client).await? {
                 End::Unread => return Ok(Outcome::Done),
