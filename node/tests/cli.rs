@@ -40,6 +40,17 @@ fn wrong_use_and_wrong_configuration_are_2() {
 }
 
 #[test]
+fn every_command_takes_the_data_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in
+        [&["check-config"][..], &["config-reference"], &["key", "new"], &["token", "--key", "a.b"]]
+    {
+        let (code, _, stderr) = run(folder.path(), &[arguments, &["--data-dir", "elsewhere"]].concat());
+        assert_eq!(code, 0, "{arguments:?} {stderr}");
+    }
+}
+
+#[test]
 fn what_cannot_be_done_is_1_and_says_why() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, reason) in [

@@ -14,7 +14,7 @@ mod token;
 
 use std::process::ExitCode;
 
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::config::{self, Config, flags};
 use failure::{Failure, Outcome};
@@ -70,16 +70,22 @@ fn command() -> Command {
         )
         .subcommand(
             Command::new("config-reference")
-                .about("Prints a configuration file with every setting and its default"),
+                .about("Prints a configuration file with every setting and its default")
+                .arg(unused_data_dir()),
         )
 }
 
 fn key_command() -> Command {
-    Command::new("key")
-        .about("Makes keys")
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-        .subcommand(Command::new("new").about("Prints a new key and its lines for the directory file"))
+    Command::new("key").about("Makes keys").subcommand_required(true).arg_required_else_help(true).subcommand(
+        Command::new("new")
+            .about("Prints a new key and its lines for the directory file")
+            .arg(unused_data_dir()),
+    )
+}
+
+/// Every command takes the data folder, so that a script can give it to all of them.
+fn unused_data_dir() -> Arg {
+    Arg::new("data_dir").long("data-dir").value_name("DIR").help("Taken by every command; this one uses none")
 }
 
 fn configuration(matches: &ArgMatches) -> Result<Config, Failure> {
