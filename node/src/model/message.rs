@@ -42,7 +42,8 @@ pub fn draft_bytes(draft: &Draft, client_id: Option<&ClientId>) -> usize {
 
 /// Whether a message may be published, by what its publisher gave.
 pub fn check_draft(draft: &Draft, client_id: Option<&ClientId>, limits: &Limits) -> Result<(), DraftError> {
-    if let Some(name) = &draft.name {
+    // An event name may be empty, unlike all other names.
+    if let Some(name) = draft.name.as_deref().filter(|name| !name.is_empty()) {
         check_name(name, limits.name_bytes).map_err(|e| DraftError::Bad(format!("name {e}")))?;
     }
     if let Some(id) = &draft.id {

@@ -19,6 +19,15 @@ async fn what_is_acknowledged_is_in_history_as_it_came() {
 }
 
 #[tokio::test]
+async fn an_event_name_may_be_empty() {
+    let node = Fixture::new();
+    let publish = Sent::new("POST", "/api/channels/news/publish").key("full").body(r#"{"name":""}"#);
+    assert_eq!(node.send(publish).await.status, 200);
+    let history = node.send(Sent::new("GET", "/api/channels/news/history").key("full")).await;
+    assert!(history.text.contains(r#""name":"","#), "{}", history.text);
+}
+
+#[tokio::test]
 async fn a_channel_name_is_decoded_exactly_once() {
     let node = Fixture::new();
     for (path, channel) in [
