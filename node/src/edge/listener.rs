@@ -1,5 +1,8 @@
 //! The client listener: accepts, and serves as HTTP what is not a socket.
 
+#[cfg(test)]
+mod tests;
+
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,0 +1,34 @@
+use std::net::TcpStream as Client;
+use std::time::Instant;
+
+use super::*;
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} did not come");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
+    let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (shards, _polls) = Shards::prepare(1).unwrap();
+    let (open, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (open_too, stopped_too) = (Arc::clone(&open), Arc::clone(&stopped));
+    let thread = std::thread::spawn(move || accept(&listener, &shards, &open_too, 2, &stopped_too));
+    let accepted = || open.load(Ordering::Relaxed);
+    let _clients: Vec<Client> = (0..5).map(|_| Client::connect(address).unwrap()).collect();
+    wait_until("the second connection", || accepted() == 2);
+    let until = Instant::now() + 5 * FULL_PAUSE;
+    while Instant::now() < until {
+        assert_eq!(accepted(), 2, "one more was accepted at the bound");
+        std::thread::yield_now();
+    }
+    open.fetch_sub(1, Ordering::Relaxed);
+    wait_until("the third connection", || accepted() == 2);
+    stopped.store(true, Ordering::Relaxed);
+    wait_until("the end of the thread", || thread.is_finished());
+}
