@@ -149,9 +149,9 @@ impl Connection {
             Stage::Closing { close, until_ms } => close.as_ref().map_or(*until_ms, |(at_ms, _)| *at_ms),
             Stage::Open(open) => [
                 Some(self.sent_ms + limits.heartbeat_ms),
-                Some(self.received_ms + silence_max_ms(limits)),
+                self.silence_ends_ms(limits),
                 self.blocked_ms.map(|since_ms| since_ms + limits.outbox_stall_ms),
-                open.reader.begun_ms().map(|since_ms| since_ms + limits.socket_message_ms),
+                self.message_ends_ms(limits),
                 open.session.due_ms().map(|epoch_ms| epoch_ms.saturating_sub(clock_ahead_ms)),
             ]
             .into_iter()
@@ -162,7 +162,31 @@ impl Connection {
     }
 }
 
+impl Connection {
+    /// When a client that sends nothing is taken for dead. While it is not read, nothing is known of it; then the
+    /// outbox that it does not empty ends it.
+    pub(super) fn silence_ends_ms(&self, limits: &Limits) -> Option<u64> {
+        (!self.paused).then(|| self.received_ms + silence_max_ms(limits))
+    }
+
+    /// By when a message that is begun must be whole.
+    pub(super) fn message_ends_ms(&self, limits: &Limits) -> Option<u64> {
+        let Stage::Open(open) = &self.stage else { return None };
+        let begun_ms = open.reader.begun_ms().filter(|_| !self.paused)?;
+        Some(begun_ms + limits.socket_message_ms)
+    }
+
+    /// Reading goes on: the time in which it did not counts for nothing.
+    pub(super) fn resume_reading(&mut self, now_ms: u64) {
+        self.paused = false;
+        self.received_ms = now_ms;
+        if let Some(open) = self.open_mut() {
+            open.reader.begin_anew(now_ms);
+        }
+    }
+}
+
 /// A client that sends nothing for so long is taken for dead.
-pub(super) fn silence_max_ms(limits: &Limits) -> u64 {
+fn silence_max_ms(limits: &Limits) -> u64 {
     2 * limits.heartbeat_ms + 10_000
 }

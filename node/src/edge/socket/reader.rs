@@ -65,6 +65,11 @@ impl Reader {
         (!self.kept.is_empty() || self.fragments.is_some()).then_some(self.begun_ms)
     }
 
+    /// The time of a message that is begun counts from here.
+    pub(super) fn begin_anew(&mut self, now_ms: u64) {
+        self.begun_ms = now_ms;
+    }
+
     /// The sink broke, and what is left was not looked at: to be fed nothing before more is read.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped

@@ -3,7 +3,7 @@
 use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
 use mio::net::TcpStream;
 
-use super::super::connection::{Connection, Open, Permit, Stage, silence_max_ms};
+use super::super::connection::{Connection, Open, Permit, Stage};
 use super::super::handshake::Opening;
 use super::{STOP_MS, Shard, context};
 use crate::hub::{Subscriber, wire};
@@ -199,6 +199,9 @@ impl Shard {
     fn look_at_time(&mut self, connection: &mut Connection, slot: u32) -> bool {
         let now_ms = self.now_ms;
         let limits = &self.services.limits;
+        let passed = |at_ms: Option<u64>| at_ms.is_some_and(|at_ms| now_ms >= at_ms);
+        let (silence_over, message_late) =
+            (passed(connection.silence_ends_ms(limits)), passed(connection.message_ends_ms(limits)));
         let open = match &mut connection.stage {
             Stage::Opening { since_ms, .. } => return now_ms < *since_ms + limits.header_ms,
             Stage::Closing { close: None, until_ms } => return now_ms < *until_ms,
@@ -208,7 +211,7 @@ impl Shard {
             }
             Stage::Open(open) => open,
         };
-        if now_ms >= connection.received_ms + silence_max_ms(limits) {
+        if silence_over {
             return false;
         }
         if connection.blocked_ms.is_some_and(|since_ms| now_ms >= since_ms + limits.outbox_stall_ms) {
@@ -216,7 +219,7 @@ impl Shard {
             return true;
         }
         let mut outputs = Vec::new();
-        if open.reader.begun_ms().is_some_and(|since_ms| now_ms >= since_ms + limits.socket_message_ms) {
+        if message_late {
             open.session.fail(
                 "a message was not finished in time",
                 code::BAD_REQUEST,

@@ -140,7 +140,7 @@ impl Shard {
         if !connection.paused || waits || connection.outbox.bytes() > UNREAD_BYTES_MAX {
             return;
         }
-        connection.paused = false;
+        connection.resume_reading(self.now_ms);
         if !connection.in_ready {
             connection.in_ready = true;
             self.ready.push_back(slot);
