@@ -5,6 +5,8 @@ mod delivery;
 mod inbox;
 mod outbox;
 mod subscribers;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 pub use channels::{Channel, DeliveryTarget, Hub, Numbering};

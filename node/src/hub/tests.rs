@@ -1,0 +1,65 @@
+//! Numbering and interest under threads, and the frame that a publish becomes.
+
+mod frames;
+mod numbering;
+mod race;
+
+use super::*;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+use crate::model::{AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Message, Published};
+
+const NOW_MS: u64 = 1_767_225_600_500;
+
+/// Keeps what it is given.
+#[derive(Default)]
+struct Target {
+    deliveries: Mutex<Vec<Arc<Delivery>>>,
+}
+
+impl DeliveryTarget for Target {
+    fn deliver(&self, delivery: Arc<Delivery>) {
+        self.deliveries.lock().push(delivery);
+    }
+
+    fn congested(&self) -> bool {
+        self.deliveries.lock().len() > 1_000_000
+    }
+}
+
+impl Target {
+    fn sequences(&self) -> Vec<u64> {
+        let deliveries = self.deliveries.lock();
+        let messages = deliveries.iter().flat_map(|delivery| &delivery.published.messages);
+        messages.map(|message| message.sequence).collect()
+    }
+}
+
+fn hub_of(targets: usize, clock: Clock) -> (Hub, Vec<Arc<Target>>) {
+    let targets: Vec<_> = (0..targets).map(|_| Arc::new(Target::default())).collect();
+    let known = targets.iter().map(|target| Arc::clone(target) as Arc<dyn DeliveryTarget>).collect();
+    (Hub::new(known, clock), targets)
+}
+
+fn key(channel: &str) -> ChannelKey {
+    ChannelKey::new(AccountId::new("acme"), ChannelName::new(channel).unwrap())
+}
+
+fn publish(hub: &Hub, key: &ChannelKey, count: u64) -> Arc<Published> {
+    hub.publish(key, count, |numbering| {
+        let first = numbering.first_sequence;
+        let message = |sequence: u64| Message {
+            id: sequence.to_string().into(),
+            id_given: false,
+            sequence,
+            name: None,
+            data: None,
+            extras: None,
+        };
+        let messages = (first..first + count).map(message).collect();
+        let (incarnation, timestamp_ms) = (numbering.incarnation, numbering.timestamp_ms);
+        let connection_id = ConnectionId::from_bytes([1; 16]);
+        Published::new(key.clone(), incarnation, timestamp_ms, connection_id, None, "k".into(), messages)
+    })
+}
