@@ -1,10 +1,13 @@
 //! The only way in for messages: check, claim given ids, number, hand to the hub and to the origin's store.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fanfare_proto::serial::Serial;
 
@@ -79,13 +82,14 @@ struct Inner {
     hub: Arc<Hub>,
     store: Arc<dyn HistoryStore>,
     limits: Limits,
+    claim_wait: Duration,
     published: metrics::Counter,
 }
 
 impl Publisher {
     pub fn new(hub: Arc<Hub>, store: Arc<dyn HistoryStore>, limits: Limits) -> Self {
         let published = metrics::counter!("fanfare_published_messages_total");
-        Self { inner: Arc::new(Inner { hub, store, limits, published }) }
+        Self { inner: Arc::new(Inner { hub, store, limits, claim_wait: ANSWER_WAIT, published }) }
     }
 
     /// Publishes; `done` runs exactly once, at once for a refusal, else when the outcome is settled, on any thread.
@@ -137,7 +141,10 @@ impl Publisher {
         let repeats = drop_repeats(&mut request.messages);
         let ids = request.messages.iter().filter_map(|draft| draft.id.clone()).collect();
         let inner = Arc::clone(&self.inner);
+        let begun = Instant::now();
         let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
+            // The publisher was told so by now, and what it sent since may have gone ahead.
+            Ok(_) if begun.elapsed() >= inner.claim_wait => done(Err(PublishError::Unavailable)),
             Ok(found) => {
                 let mut found = found.into_iter();
                 let drafts = request.messages.iter();

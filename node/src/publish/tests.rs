@@ -1,0 +1,241 @@
+//! The publish path over a store that records what it is asked, and a target that records what it gets.
+
+mod ids;
+mod order;
+mod outcomes;
+
+use parking_lot::Mutex;
+use serde_json::value::RawValue;
+
+use super::*;
+use crate::accounts::Accounts;
+use crate::hub::{Delivery, DeliveryTarget};
+use crate::model::{AccountId, ChannelName, Clock};
+use crate::origin::history::{BoxFuture, FoundIds, HistoryPage, HistoryQuery, Nonce};
+
+const DIRECTORY: &str = r#"
+[[tenants]]
+id = "acme"
+[[tenants.accounts]]
+id = "acme-prod"
+retention_hours = 72
+[[tenants.accounts.channels]]
+pattern = "off:*"
+history = false
+[[tenants.accounts.channels]]
+pattern = "short:*"
+retention_hours = 24
+"#;
+
+/// What the store was asked, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Asked {
+    Find(Vec<String>),
+    Append { sequences: Vec<u64>, retention_hours: Option<u32> },
+}
+
+#[derive(Default)]
+struct Store {
+    asked: Mutex<Vec<Asked>>,
+    known: Mutex<HashMap<(IdScope, Box<str>), Stamp>>,
+    find_error: Mutex<Option<StoreError>>,
+    append_error: Mutex<Option<StoreError>>,
+    /// Answers wait for [`Store::release`].
+    holds: Mutex<bool>,
+    held: Mutex<Vec<Box<dyn FnOnce(&Store) + Send>>>,
+}
+
+impl Store {
+    fn hold_or_run(&self, answer: Box<dyn FnOnce(&Store) + Send>) {
+        if *self.holds.lock() {
+            self.held.lock().push(answer);
+        } else {
+            answer(self);
+        }
+    }
+
+    /// Answers what was held, in the order in which it was asked.
+    fn release(&self) {
+        *self.holds.lock() = false;
+        loop {
+            let answers = std::mem::take(&mut *self.held.lock());
+            if answers.is_empty() {
+                return;
+            }
+            for answer in answers {
+                answer(self);
+            }
+        }
+    }
+
+    fn take_asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut *self.asked.lock())
+    }
+}
+
+impl HistoryStore for Store {
+    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+        let sequences = published.messages.iter().map(|message| message.sequence).collect();
+        self.asked.lock().push(Asked::Append { sequences, retention_hours });
+        let error = self.append_error.lock().clone();
+        if error.is_none() {
+            let scope = IdScope {
+                key: published.key.clone(),
+                key_name: published.key_name.clone(),
+                client_id: published.client_id.clone(),
+            };
+            for message in published.messages.iter().filter(|message| message.id_given) {
+                let stamp = Stamp { incarnation: published.incarnation, sequence: message.sequence };
+                self.known.lock().entry((scope.clone(), message.id.clone())).or_insert(stamp);
+            }
+        }
+        self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));
+    }
+
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+        self.asked.lock().push(Asked::Find(ids.iter().map(ToString::to_string).collect()));
+        let error = self.find_error.lock().clone();
+        self.hold_or_run(Box::new(move |store| {
+            let stamps = |known: &HashMap<_, Stamp>| {
+                ids.into_iter().map(|id| known.get(&(scope.clone(), id)).copied()).collect()
+            };
+            let answer = match error {
+                Some(error) => Err(error),
+                None => Ok(stamps(&store.known.lock())),
+            };
+            found(answer);
+        }));
+    }
+
+    fn claim_nonce(&self, _: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn sweep(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn health(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn shutdown(&self) {}
+}
+
+#[derive(Default)]
+struct Target(Mutex<Vec<Arc<Delivery>>>);
+
+impl DeliveryTarget for Target {
+    fn deliver(&self, delivery: Arc<Delivery>) {
+        self.0.lock().push(delivery);
+    }
+
+    fn congested(&self) -> bool {
+        false
+    }
+}
+
+type Answered = Arc<Mutex<Vec<Result<PublishAck, PublishError>>>>;
+
+struct Node {
+    store: Arc<Store>,
+    target: Arc<Target>,
+    hub: Arc<Hub>,
+    account: Arc<Account>,
+    publisher: Publisher,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::waiting(ANSWER_WAIT)
+    }
+
+    fn waiting(claim_wait: Duration) -> Self {
+        let (store, target) = (Arc::new(Store::default()), Arc::new(Target::default()));
+        let targets = vec![Arc::clone(&target) as Arc<dyn DeliveryTarget>];
+        let hub = Arc::new(Hub::new(targets, Clock::manual(1_767_225_600_500)));
+        let directory = Accounts::from_text(DIRECTORY).unwrap().current();
+        let account = Arc::clone(directory.account(&AccountId::new("acme-prod")).unwrap());
+        let published = metrics::counter!("published");
+        let inner = Inner {
+            hub: Arc::clone(&hub),
+            store: Arc::clone(&store) as Arc<dyn HistoryStore>,
+            limits: Limits::default(),
+            claim_wait,
+            published,
+        };
+        Self { store, target, hub, account, publisher: Publisher { inner: Arc::new(inner) } }
+    }
+
+    fn key(&self, channel: &str) -> ChannelKey {
+        ChannelKey::new(self.account.id.clone(), ChannelName::new(channel).unwrap())
+    }
+
+    fn request(&self, channel: &str, messages: Vec<Draft>) -> PublishRequest {
+        let key = self.key(channel);
+        self.hub.attach(&key, 0);
+        PublishRequest {
+            key,
+            account: Arc::clone(&self.account),
+            key_name: "k1".into(),
+            connection_id: ConnectionId::from_bytes([1; 16]),
+            client_id: None,
+            messages,
+        }
+    }
+
+    /// Begins a publish; the list gets its outcome.
+    fn begin(&self, request: PublishRequest, queued: bool) -> Answered {
+        let answered = Answered::default();
+        let answers = Arc::clone(&answered);
+        self.publisher.publish(request, queued, Box::new(move |result| answers.lock().push(result)));
+        answered
+    }
+
+    /// The outcome of a publish that the store answers at once.
+    fn outcome(&self, request: PublishRequest) -> Result<PublishAck, PublishError> {
+        one(&self.begin(request, false))
+    }
+
+    /// Publishes on `channel`; the sequences of the ack.
+    fn acked(&self, channel: &str, messages: Vec<Draft>) -> Vec<u64> {
+        sequences(self.outcome(self.request(channel, messages)))
+    }
+
+    /// The ids of all messages that subscribers got.
+    fn delivered(&self) -> Vec<String> {
+        let deliveries = self.target.0.lock();
+        let messages = deliveries.iter().flat_map(|delivery| &delivery.published.messages);
+        messages.map(|message| message.id.to_string()).collect()
+    }
+}
+
+fn one(answered: &Answered) -> Result<PublishAck, PublishError> {
+    let answered = answered.lock();
+    assert_eq!(answered.len(), 1, "answered exactly once");
+    answered[0].clone()
+}
+
+fn sequences(outcome: Result<PublishAck, PublishError>) -> Vec<u64> {
+    outcome.unwrap().stamps.iter().map(|stamp| stamp.sequence).collect()
+}
+
+fn plain(data: &str) -> Draft {
+    Draft { data: Some(RawValue::from_string(data.to_owned()).unwrap()), ..Draft::default() }
+}
+
+fn given(id: &str) -> Draft {
+    Draft { id: Some(id.into()), ..Draft::default() }
+}
+
+fn append(sequences: &[u64], retention_hours: Option<u32>) -> Asked {
+    Asked::Append { sequences: sequences.to_vec(), retention_hours }
+}
+
+fn find(ids: &[&str]) -> Asked {
+    Asked::Find(ids.iter().map(ToString::to_string).collect())
+}

@@ -1,0 +1,102 @@
+use super::*;
+
+#[test]
+fn a_store_that_fails_leaves_the_outcome_unknown() {
+    for error in [StoreError::Busy, StoreError::Failed("no disk".into())] {
+        let node = Node::new();
+        *node.store.append_error.lock() = Some(error.clone());
+        let outcome = node.outcome(node.request("a", vec![plain("1")]));
+        assert_eq!(outcome, Err(PublishError::Unavailable), "{error}");
+        assert_eq!(node.delivered().len(), 1, "live delivery does not depend on the store");
+        assert_eq!(node.outcome(node.request("a", vec![given("x")])), Err(PublishError::Unavailable));
+    }
+}
+
+#[test]
+fn a_look_up_that_fails_publishes_nothing() {
+    for error in [StoreError::Busy, StoreError::Failed("no disk".into())] {
+        let node = Node::new();
+        *node.store.find_error.lock() = Some(error.clone());
+        let outcome = node.outcome(node.request("a", vec![plain("1"), given("x")]));
+        assert_eq!(outcome, Err(PublishError::Unavailable), "{error}");
+        assert!(node.delivered().is_empty());
+        assert_eq!(node.store.take_asked(), [find(&["x"])]);
+        *node.store.find_error.lock() = None;
+        assert_eq!(node.acked("a", vec![given("x")]), [1], "nothing was numbered");
+    }
+}
+
+#[test]
+fn what_was_not_stored_is_not_a_repeat() {
+    let node = Node::new();
+    *node.store.append_error.lock() = Some(StoreError::Busy);
+    assert_eq!(node.outcome(node.request("a", vec![given("x")])), Err(PublishError::Unavailable));
+    *node.store.append_error.lock() = None;
+    assert_eq!(node.acked("a", vec![given("x")]), [2]);
+    assert_eq!(node.acked("a", vec![given("x")]), [2]);
+}
+
+#[test]
+fn the_rules_of_the_channel_say_what_is_kept() {
+    let cases = [("a", Some(72)), ("short:a", Some(24)), ("off:a", None)];
+    for (channel, retention_hours) in cases {
+        let node = Node::new();
+        assert_eq!(node.acked(channel, vec![plain("1")]), [1], "{channel}");
+        assert_eq!(node.acked(channel, vec![given("x"), given("x")]), [2, 2], "{channel}");
+        assert_eq!(node.acked(channel, vec![given("x")]), [2], "{channel}: ids hold with history off too");
+        let expected =
+            [append(&[1], retention_hours), find(&["x"]), append(&[2], retention_hours), find(&["x"])];
+        assert_eq!(node.store.take_asked(), expected, "{channel}");
+        assert_eq!(node.delivered().len(), 2, "{channel}");
+    }
+}
+
+#[test]
+fn a_refused_draft_refuses_all_and_numbers_nothing() {
+    let long = |bytes: usize| Draft { name: Some("n".repeat(bytes).into()), ..Draft::default() };
+    let data = |bytes: usize| plain(&format!("\"{}\"", "d".repeat(bytes - 2)));
+    let too_large = DraftError::TooLarge { bytes: 65_537, bytes_max: 65_536 };
+    let cases: [(&str, Vec<Draft>, Option<DraftError>); 5] = [
+        ("no message", vec![], None),
+        ("a long id", vec![plain("1"), given(&"i".repeat(129))], None),
+        ("an empty id", vec![given("x"), given("")], None),
+        ("a long name", vec![long(257)], None),
+        ("too large", vec![plain("1"), data(65_537)], Some(too_large)),
+    ];
+    let node = Node::new();
+    for (case, messages, expected) in cases {
+        for queued in [false, true] {
+            let outcome = one(&node.begin(node.request("a", messages.clone()), queued));
+            match (&outcome, &expected) {
+                (Err(PublishError::Draft(error)), Some(expected)) => assert_eq!(error, expected, "{case}"),
+                (Err(PublishError::Draft(DraftError::Bad(_))), None) => {}
+                _ => panic!("{case}: {outcome:?}"),
+            }
+        }
+    }
+    assert_eq!((node.store.take_asked(), node.delivered()), (vec![], vec![]));
+    let at_the_limits = vec![given(&"i".repeat(128)), long(256), data(65_536)];
+    assert_eq!(node.acked("a", at_the_limits), [1, 2, 3], "nothing was numbered before");
+}
+
+#[test]
+fn the_client_id_counts_in_the_size() {
+    let node = Node::new();
+    let draft = || plain(&format!("\"{}\"", "d".repeat(65_536 - 2)));
+    assert_eq!(node.acked("a", vec![draft()]), [1]);
+    let mut request = node.request("a", vec![draft()]);
+    request.client_id = Some(ClientId::new("a").unwrap());
+    let error = DraftError::TooLarge { bytes: 65_539, bytes_max: 65_536 };
+    assert_eq!(node.outcome(request), Err(PublishError::Draft(error)));
+}
+
+#[test]
+fn a_publish_without_subscribers_is_stored_all_the_same() {
+    let node = Node::new();
+    let request = node.request("a", vec![plain("1")]);
+    let (channel, _) = node.hub.attach(&request.key, 0);
+    node.hub.detach(&channel, 0);
+    assert_eq!(sequences(node.outcome(request)), [1]);
+    assert_eq!(node.store.take_asked(), [append(&[1], Some(72))]);
+    assert!(node.delivered().is_empty());
+}
