@@ -34,6 +34,8 @@ enum Asked {
     Append { sequences: Vec<u64>, retention_hours: Option<u32> },
 }
 
+type HeldAnswer = Box<dyn FnOnce(&Store) + Send>;
+
 #[derive(Default)]
 struct Store {
     asked: Mutex<Vec<Asked>>,
@@ -42,11 +44,11 @@ struct Store {
     append_error: Mutex<Option<StoreError>>,
     /// Answers wait for [`Store::release`].
     holds: Mutex<bool>,
-    held: Mutex<Vec<Box<dyn FnOnce(&Store) + Send>>>,
+    held: Mutex<Vec<HeldAnswer>>,
 }
 
 impl Store {
-    fn hold_or_run(&self, answer: Box<dyn FnOnce(&Store) + Send>) {
+    fn hold_or_run(&self, answer: HeldAnswer) {
         if *self.holds.lock() {
             self.held.lock().push(answer);
         } else {

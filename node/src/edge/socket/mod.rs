@@ -4,6 +4,8 @@ mod connection;
 mod handshake;
 mod reader;
 mod shard;
+#[cfg(test)]
+mod tests;
 mod timers;
 
 use std::sync::Arc;

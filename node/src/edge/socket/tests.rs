@@ -1,0 +1,248 @@
+//! One shard on its thread, with real sockets and a store that answers when it is told to.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::connection::{Connection, Open, Stage};
+use super::*;
+use crate::accounts::Accounts;
+use crate::auth::{Claim, Credentials, Nonce, NonceStore};
+use crate::model::Published;
+use crate::origin::history;
+use crate::origin::history::StoreError;
+use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope};
+
+const DIRECTORY: &str = r#"
+[[tenants]]
+id = "acme"
+[[tenants.accounts]]
+id = "acme-prod"
+[[tenants.accounts.keys]]
+name = "all"
+secret = "secret-of-all"
+capability = { "*" = ["subscribe", "publish"] }
+"#;
+
+struct NoNonces;
+
+impl NonceStore for NoNonces {
+    fn claim_nonce(&self, _: Nonce) -> Claim {
+        Box::pin(async { Ok(true) })
+    }
+}
+
+/// Keeps what it owes.
+#[derive(Default)]
+struct Store(Mutex<Vec<Done>>);
+
+impl HistoryStore for Store {
+    fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+        self.0.lock().push(done);
+    }
+
+    fn find_ids(&self, _: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+        found(Ok(vec![None; ids.len()]));
+    }
+
+    fn claim_nonce(&self, _: history::Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn sweep(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn health(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn shutdown(&self) {}
+}
+
+struct Node {
+    listener: TcpListener,
+    shards: Arc<Shards>,
+    store: Arc<Store>,
+    open: Arc<AtomicUsize>,
+    auth: Arc<Authenticator>,
+    limits: Limits,
+}
+
+impl Node {
+    fn start() -> Self {
+        let limits = Limits { publishes_per_second: 0, ..Limits::default() };
+        let (shards, polls) = Shards::prepare(1).unwrap();
+        let clock = Clock::system();
+        let hub = Arc::new(Hub::new(shards.targets(), clock.clone()));
+        let store = Arc::new(Store::default());
+        let accounts = Accounts::from_text(DIRECTORY).unwrap();
+        let auth = Arc::new(Authenticator::new(accounts, NoNonces, clock.clone(), &limits, true));
+        let services = Services {
+            publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone()),
+            hub,
+            auth: Arc::clone(&auth),
+            limits: limits.clone(),
+            clock,
+            node_id: "node-1".into(),
+            http: mpsc::channel(1).0,
+        };
+        for (index, poll) in polls.into_iter().enumerate() {
+            let shard = Shard::new(index, shards.handle(index), poll, services.clone());
+            std::thread::spawn(move || shard.run());
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self { listener, shards: Arc::new(shards), store, open: Arc::default(), auth, limits }
+    }
+
+    fn pair(&self) -> (TcpStream, TcpStream) {
+        let client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        let (server, _) = self.listener.accept().unwrap();
+        server.set_nonblocking(true).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        (client, server)
+    }
+
+    /// A client whose socket is open: the answer to its upgrade and op 3 are read.
+    fn client(&self) -> TcpStream {
+        let (mut client, server) = self.pair();
+        self.shards.push_next(Input::Accept(server, Permit::take(&self.open)));
+        let head = "GET /realtime?key=secret-of-all.all HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
+             upgrade: websocket\r\nsec-websocket-version: 13\r\n\
+             sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+        client.write_all(head.as_bytes()).unwrap();
+        read_until(&mut client, "serverTime");
+        client
+    }
+
+    fn open_count(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.shards.stop();
+    }
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(8);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} did not come");
+        std::thread::yield_now();
+    }
+}
+
+fn read_until(client: &mut TcpStream, text: &str) {
+    let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&all).contains(text) {
+        match client.read(&mut buffer) {
+            Ok(count) if count > 0 => all.extend_from_slice(&buffer[..count]),
+            end => panic!("{end:?} before {text:?}"),
+        }
+    }
+}
+
+/// A masked text frame, by a mask that changes nothing.
+fn frame(text: &str) -> Vec<u8> {
+    let length = u8::try_from(text.len()).unwrap();
+    assert!(length < 126);
+    [&[0x81, 0x80 | length, 0, 0, 0, 0], text.as_bytes()].concat()
+}
+
+#[test]
+fn a_stream_that_ends_with_its_last_frame_is_seen_to_end() {
+    let node = Node::start();
+    let clients: Vec<_> = (0..50).map(|_| node.client()).collect();
+    assert_eq!(node.open_count(), 50);
+    for mut client in clients {
+        socket2::SockRef::from(&client).set_tcp_cork(true).unwrap();
+        client.write_all(&frame(r#"{"op":0}"#)).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+    }
+    wait_until("the end of every connection", || node.open_count() == 0);
+}
+
+/// Writes whole frames until the socket is full for a while; how many bytes it took.
+fn write_until_full(client: &mut TcpStream, frames: &[u8], at: &mut usize) -> usize {
+    let mut taken = 0;
+    let mut full_since = None;
+    loop {
+        match client.write(&frames[*at..]) {
+            Ok(count) => {
+                taken += count;
+                *at = (*at + count) % frames.len();
+                full_since = None;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let since = *full_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > Duration::from_millis(10) {
+                    return taken;
+                }
+                std::thread::yield_now();
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_owed_all_it_may_be_is_read_no_faster_than_it_is_answered() {
+    let node = Node::start();
+    let mut client = node.client();
+    client.set_nonblocking(true).unwrap();
+    let frames = frame(r#"{"op":13,"channel":"a"}"#).repeat(1000);
+    let mut at = 0;
+    write_until_full(&mut client, &frames, &mut at);
+    wait_until("all publishes in flight", || node.store.0.lock().len() == 1024);
+    write_until_full(&mut client, &frames, &mut at);
+    let mut taken = 0;
+    for answer in 1..=50 {
+        let done = node.store.0.lock().remove(0);
+        done(Ok(()));
+        wait_until("the publish after it", || node.store.0.lock().len() == 1024);
+        taken += write_until_full(&mut client, &frames, &mut at);
+        assert!(taken < 1024 * 1024, "{taken} bytes were let in by {answer} answers");
+    }
+}
+
+#[test]
+fn while_a_client_is_not_read_its_silence_says_nothing() {
+    let node = Node::start();
+    let (_client, server) = node.pair();
+    let socket = mio::net::TcpStream::from_std(server);
+    let mut connection = Connection::new(socket, Permit::take(&node.open), 1, 0);
+    let credentials = Credentials { authorization: vec![], query: "key=secret-of-all.all", socket: true };
+    let opening = Opening {
+        principal: Arc::new(node.auth.authenticate(&credentials).unwrap()),
+        client_id: None,
+        format: Format::Json,
+        echo: true,
+        heartbeat_pings: false,
+    };
+    connection.stage = Stage::Open(Open::new(&opening, &node.limits, 0));
+    let feed_a_part = |connection: &mut Connection| {
+        let part = &mut frame(r#"{"op":0}"#)[..5];
+        let reader = &mut connection.open_mut().unwrap().reader;
+        reader.feed(part, &node.limits, 1_000, |_| std::ops::ControlFlow::Continue(())).unwrap();
+    };
+    feed_a_part(&mut connection);
+    let times = |connection: &Connection| {
+        (connection.silence_ends_ms(&node.limits), connection.message_ends_ms(&node.limits))
+    };
+    assert_eq!(times(&connection), (Some(40_000), Some(31_000)));
+    connection.paused = true;
+    connection.sent_ms = 100_000;
+    assert_eq!(times(&connection), (None, None));
+    assert_eq!(connection.next_due_ms(&node.limits, 0), 115_000, "the next heartbeat");
+    connection.resume_reading(90_000);
+    assert!(!connection.paused);
+    assert_eq!(times(&connection), (Some(130_000), Some(120_000)));
+}
