@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::accounts::{Accounts, development};
+use crate::accounts::{Accounts, Directory, development};
 use crate::auth::Authenticator;
 use crate::config::{Config, StoreKind};
 use crate::edge::admin::{self, AdminState, AdminToken, Readiness};
@@ -86,7 +86,8 @@ impl App {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = telemetry::metrics();
         let tasks = Arc::new(Tasks::new(Handle::current()));
-        let clock = Clock::system();
+        // What is stored gets timestamps that never go back; credentials are held against the plain clock.
+        let (clock, stamps) = (Clock::system(), Clock::system());
         let limits = Arc::new(config.limits.clone());
         std::fs::create_dir_all(&config.data_dir)
             .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
@@ -94,7 +95,7 @@ impl App {
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
         let (accounts, development_key) = open_accounts(&config)?;
-        let store = open_store(&config, &clock).await?;
+        let store = open_store(&config, &stamps).await?;
         let nonces = nonces::StoredNonces(Arc::clone(&store));
         let auth = Authenticator::new(Arc::clone(&accounts), nonces, clock.clone(), &limits, config.auth);
         let auth = Arc::new(auth);
@@ -103,7 +104,7 @@ impl App {
         let (shards, polls) =
             Shards::prepare(threads).map_err(StartError::at("cannot prepare the socket threads"))?;
         let shards = Arc::new(shards);
-        let hub = Arc::new(Hub::new(shards.targets(), clock.clone()));
+        let hub = Arc::new(Hub::new(shards.targets(), stamps.clone()));
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
@@ -140,7 +141,7 @@ impl App {
         let admin_state = admin_state(&config, metrics.clone(), Arc::clone(&store), Arc::clone(&draining))?;
         let admin = serve_admin(&config, admin_state, &tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
-        tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), clock));
+        tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), stamps));
         tasks.spawn("metrics upkeep", OnStop::Cancel, async move {
             loop {
                 tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
@@ -198,8 +199,7 @@ impl App {
 
 fn open_accounts(config: &Config) -> Result<(Arc<Accounts>, Option<String>), StartError> {
     if !config.auth {
-        let nobody = Accounts::from_text("").map_err(StartError::at("cannot make an empty directory"))?;
-        return Ok((nobody, None));
+        return Ok((Accounts::fixed(Directory::default()), None));
     }
     let mut key = None;
     if config.development() {
@@ -213,11 +213,11 @@ fn open_accounts(config: &Config) -> Result<(Arc<Accounts>, Option<String>), Sta
     Ok((accounts, key))
 }
 
-async fn open_store(config: &Config, clock: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
+async fn open_store(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
     let path = config.data_dir.join("store");
     let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
-    let clock = clock.clone();
-    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, clock)).await;
+    let stamps = stamps.clone();
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, stamps)).await;
     let opened = opened.map_err(StartError::at("cannot open the store"))?;
     Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
 }
@@ -266,11 +266,11 @@ fn serve_admin(config: &Config, state: AdminState, tasks: &Tasks) -> Result<Sock
     let bound = tokio::net::TcpListener::from_std(bound).map_err(StartError::at(at()))?;
     let address = bound.local_addr().map_err(StartError::at(at()))?;
     let router = admin::router(state);
-    tasks.spawn("admin", OnStop::Cancel, async move {
-        if let Err(error) = axum::serve(bound, router).await {
-            tracing::error!(%error, "the admin listener ended");
-        }
-    });
+    tasks.spawn(
+        "admin",
+        OnStop::Cancel,
+        admin::serve(bound, router, Duration::from_millis(config.limits.header_ms)),
+    );
     Ok(address)
 }
 

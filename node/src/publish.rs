@@ -57,12 +57,15 @@ pub enum PublishError {
     Draft(DraftError),
     /// Nothing is known to be stored: retry with the same id.
     Unavailable,
+    /// Nothing was published: the store has more waiting than it takes.
+    Busy,
 }
 
 impl fmt::Display for PublishError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Draft(error) => error.fmt(f),
+            Self::Busy => f.write_str("the store is busy, nothing was published"),
             Self::Unavailable => f.write_str("the store did not answer, retry with the same id"),
         }
     }
@@ -101,12 +104,21 @@ impl Publisher {
         if request.messages.is_empty() {
             return done(Err(PublishError::Draft(DraftError::Bad("messages must not be empty".into()))));
         }
+        let messages_max = self.inner.limits.publish_messages;
+        if request.messages.len() > messages_max {
+            return done(Err(PublishError::Draft(DraftError::TooMany { messages_max })));
+        }
         for draft in &request.messages {
             if let Err(error) = check_draft(draft, request.client_id.as_ref(), &self.inner.limits) {
                 return done(Err(PublishError::Draft(error)));
             }
         }
-        if !queued && request.messages.iter().all(|draft| draft.id.is_none()) {
+        let no_ids = request.messages.iter().all(|draft| draft.id.is_none());
+        let stores = !no_ids || request.account.policy(request.key.channel()).history;
+        if stores && self.inner.store.is_full() {
+            return done(Err(PublishError::Busy));
+        }
+        if !queued && no_ids {
             let answer = Answer { stamps: vec![None; request.messages.len()], repeats: Vec::new(), done };
             return self.inner.commit(request, answer);
         }

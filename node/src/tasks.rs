@@ -8,6 +8,8 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+const THREADS_LAST: Duration = Duration::from_millis(500);
+
 /// What happens to a task when the node stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnStop {
@@ -76,7 +78,8 @@ impl Tasks {
     pub async fn stop(&self, deadline: Duration) {
         self.stopping.cancel();
         self.tracker.close();
-        if tokio::time::timeout(deadline, self.tracker.wait()).await.is_err() {
+        let until = tokio::time::Instant::now() + deadline;
+        if tokio::time::timeout_at(until, self.tracker.wait()).await.is_err() {
             tracing::warn!(left = self.tracker.len(), "tasks did not end in time");
         }
         let threads = std::mem::take(&mut *self.threads.lock());
@@ -87,7 +90,9 @@ impl Tasks {
                 }
             }
         });
-        if tokio::time::timeout(deadline, joined).await.is_err() {
+        // The threads were told before; a little beyond the deadline is theirs even if tasks took all of it.
+        let until = until.max(tokio::time::Instant::now() + THREADS_LAST);
+        if tokio::time::timeout_at(until, joined).await.is_err() {
             tracing::warn!("threads did not end in time");
         }
     }

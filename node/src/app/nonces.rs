@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::auth::{Claim, Nonce, NonceStore, NonceStoreError};
 use crate::origin::history::{self, HistoryStore};
+use crate::publish::ANSWER_WAIT;
 
 pub(super) struct StoredNonces(pub(super) Arc<dyn HistoryStore>);
 
@@ -12,10 +13,17 @@ impl NonceStore for StoredNonces {
         let Nonce { key_name, timestamp_ms, nonce } = nonce;
         let claim = self.0.claim_nonce(history::Nonce { key_name, timestamp_ms, nonce });
         Box::pin(async move {
-            claim.await.map_err(|error| {
-                tracing::warn!(%error, "a nonce was not claimed");
-                NonceStoreError
-            })
+            match tokio::time::timeout(ANSWER_WAIT, claim).await {
+                Ok(Ok(new)) => Ok(new),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "a nonce was not claimed");
+                    Err(NonceStoreError)
+                }
+                Err(_) => {
+                    tracing::warn!("a nonce was not claimed in time");
+                    Err(NonceStoreError)
+                }
+            }
         })
     }
 }

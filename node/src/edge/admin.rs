@@ -1,5 +1,6 @@
 //! The operators' listener: `/metrics`, `/live` and `/ready` are open, all else needs the admin token.
 
+mod serve;
 mod token;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusHandle;
 
+pub use serve::serve;
 pub use token::{AdminToken, AdminTokenError};
 
 #[derive(Clone)]

@@ -193,7 +193,7 @@ impl From<NameError> for Refusal {
 impl From<DraftError> for Refusal {
     fn from(error: DraftError) -> Self {
         let kind = match &error {
-            DraftError::TooLarge { .. } => Kind::TooLarge,
+            DraftError::TooLarge { .. } | DraftError::TooMany { .. } => Kind::TooLarge,
             DraftError::Bad(_) => Kind::Malformed,
         };
         Self::new(kind, error.to_string())
@@ -204,6 +204,7 @@ impl From<PublishError> for Refusal {
     fn from(error: PublishError) -> Self {
         match error {
             PublishError::Draft(draft) => draft.into(),
+            PublishError::Busy => Self::busy(),
             PublishError::Unavailable => Self::unknown_outcome(),
         }
     }

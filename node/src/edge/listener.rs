@@ -23,7 +23,8 @@ use tokio::sync::mpsc;
 use tower_service::Service as _;
 
 use super::PeerAddress;
-use super::socket::{Decision, Head, HttpConnection, Input, PATH, Permit, Shards};
+use super::errors::{Kind, Refusal};
+use super::socket::{Decision, Head, HttpConnection, Input, PATH, Permit, Shards, refusal_bytes};
 use crate::auth::Authenticator;
 use crate::model::Limits;
 use crate::tasks::{OnStop, Tasks};
@@ -32,6 +33,7 @@ use crate::tasks::{OnStop, Tasks};
 const BACKLOG: i32 = 4096;
 /// Files kept for everything but client connections.
 const RESERVED_FILES: u64 = 256;
+const CORS_HEADER: &[u8] = b"access-control-allow-origin";
 /// How long accepting pauses when no more connections may be held.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
@@ -165,7 +167,7 @@ async fn serve_connection(services: HttpServices, connection: HttpConnection) ->
     let HttpConnection { socket, permit, read } = connection;
     let Ok(peer) = socket.peer_addr() else { return Ok(()) };
     let Ok(socket) = TcpStream::from_std(socket) else { return Ok(()) };
-    let stream = ReadStream { socket, read, taken: 0, permit };
+    let stream = ReadStream { socket, read, taken: 0, own: Vec::new(), permit };
     let stopping = services.tasks.stopping();
     let limits = Arc::clone(&services.limits);
     let service = hyper::service::service_fn(move |request| {
@@ -176,6 +178,7 @@ async fn serve_connection(services: HttpServices, connection: HttpConnection) ->
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(limits.header_ms))
         .max_buf_size(limits.header_bytes.max(8192))
+        .half_close(true)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     tokio::pin!(serving);
@@ -252,10 +255,37 @@ struct ReadStream {
     socket: TcpStream,
     read: Vec<u8>,
     taken: usize,
+    /// An answer of ours that is being written in place of hyper's.
+    own: Vec<u8>,
     permit: Permit,
 }
 
 impl ReadStream {
+    /// hyper answers a head that it cannot read by itself, with a status and nothing else. Every answer of ours
+    /// has the CORS headers, so one without them is hyper's; what it says is said in our form instead.
+    fn in_our_form(bytes: &[u8]) -> Option<Vec<u8>> {
+        let status = bytes.strip_prefix(b"HTTP/1.1 ")?.first_chunk::<3>()?;
+        let ours = || bytes.windows(CORS_HEADER.len()).any(|part| part.eq_ignore_ascii_case(CORS_HEADER));
+        if status[0] != b'4' || ours() {
+            return None;
+        }
+        let refusal = match status {
+            b"431" => Refusal::new(Kind::HeadersTooLarge, "the request's headers are over the limit"),
+            b"414" => Refusal::new(Kind::HeadersTooLarge, "the request's address is over the limit"),
+            b"408" => Refusal::new(Kind::TimedOut, "the request did not arrive in time"),
+            _ => Refusal::malformed("the request is malformed"),
+        };
+        Some(refusal_bytes(&refusal))
+    }
+
+    fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.own.is_empty() {
+            let written = std::task::ready!(Pin::new(&mut self.socket).poll_write(cx, &self.own))?;
+            self.own.drain(..written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
     fn into_parts(self) -> Option<(std::net::TcpStream, Permit, Vec<u8>)> {
         Some((self.socket.into_std().ok()?, self.permit, self.read))
     }
@@ -282,14 +312,20 @@ impl AsyncRead for ReadStream {
 
 impl AsyncWrite for ReadStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if let Some(own) = Self::in_our_form(bytes) {
+            self.own = own;
+            return Poll::Ready(Ok(bytes.len()));
+        }
         Pin::new(&mut self.socket).poll_write(cx, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.poll_own(cx))?;
         Pin::new(&mut self.socket).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.poll_own(cx))?;
         Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 
@@ -298,6 +334,12 @@ impl AsyncWrite for ReadStream {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let Some(first) = slices.first()
+            && let Some(own) = Self::in_our_form(first)
+        {
+            self.own = own;
+            return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
+        }
         Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
     }
 

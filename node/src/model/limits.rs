@@ -20,6 +20,8 @@ pub struct Limits {
     /// Channels attached per connection.
     pub attached_channels: usize,
     pub presence_members: usize,
+    /// Messages in one publish; over HTTP those to all channels of a batch together.
+    pub publish_messages: usize,
     /// Messages per second and socket; 0: no limit.
     pub publishes_per_second: u32,
     pub publish_burst: u32,
@@ -62,6 +64,7 @@ impl Default for Limits {
             presence_data_bytes: 16 * 1024,
             attached_channels: 200,
             presence_members: 5_000,
+            publish_messages: 10_000,
             publishes_per_second: 200,
             publish_burst: 400,
             http_publishes_per_second: 0,

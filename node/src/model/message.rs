@@ -14,6 +14,8 @@ use super::limits::Limits;
 pub enum DraftError {
     /// HTTP 413, Nack 40009.
     TooLarge { bytes: usize, bytes_max: usize },
+    /// HTTP 413, Nack 40009.
+    TooMany { messages_max: usize },
     /// HTTP 400, Nack 40000.
     Bad(String),
 }
@@ -24,6 +26,7 @@ impl fmt::Display for DraftError {
             Self::TooLarge { bytes, bytes_max } => {
                 write!(f, "message of {bytes} bytes is over the limit of {bytes_max}")
             }
+            Self::TooMany { messages_max } => write!(f, "more than {messages_max} messages in one publish"),
             Self::Bad(text) => f.write_str(text),
         }
     }

@@ -23,6 +23,8 @@ use rate::RateLimit;
 
 /// Requests of one connection that wait for an answer; at the bound its socket is not read.
 const IN_FLIGHT_MAX: usize = 1024;
+/// The same in bytes of their frames, counted since nothing was owed.
+const IN_FLIGHT_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// What a session needs to decide, lent for one call.
 #[derive(Clone, Copy)]
@@ -62,6 +64,7 @@ pub struct Session {
     controls: RateLimit,
     next_ticket: u64,
     in_flight: usize,
+    in_flight_bytes: usize,
     refresh_asked: bool,
     ended: bool,
 }
@@ -85,6 +88,7 @@ impl Session {
             controls: RateLimit::full(limits.control_burst, now_ms),
             next_ticket: 0,
             in_flight: 0,
+            in_flight_bytes: 0,
             refresh_asked: false,
             ended: false,
         }
@@ -104,12 +108,12 @@ impl Session {
 
     /// The client is owed so many answers that nothing more is read from it.
     pub fn is_full(&self) -> bool {
-        self.in_flight >= IN_FLIGHT_MAX
+        self.in_flight >= IN_FLIGHT_MAX || self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
     }
 
     /// Reading goes on once half of the answers are given, not after each.
     pub fn has_room(&self) -> bool {
-        self.in_flight <= IN_FLIGHT_MAX / 2
+        self.in_flight <= IN_FLIGHT_MAX / 2 && self.in_flight_bytes < IN_FLIGHT_BYTES_MAX
     }
 
     /// The first output of every connection: op 3.
@@ -138,6 +142,17 @@ impl Session {
             Err(FrameError::Refused { id, error }) => {
                 self.nack(id.as_deref(), code::BAD_REQUEST, &error, None, out)
             }
+        }
+        if self.in_flight > 0 {
+            self.in_flight_bytes += payload.len();
+        }
+    }
+
+    /// One request less is owed an answer.
+    fn settled(&mut self) {
+        self.in_flight -= 1;
+        if self.in_flight == 0 {
+            self.in_flight_bytes = 0;
         }
     }
 

@@ -27,7 +27,8 @@ impl From<Result<PublishAck, PublishError>> for PublishResult {
         match result {
             Ok(ack) => Self::Acked(ack.stamps),
             Err(PublishError::Unavailable) => Self::Unavailable,
-            Err(PublishError::Draft(error @ DraftError::TooLarge { .. })) => {
+            Err(error @ PublishError::Busy) => refused(code::UNAVAILABLE, error.to_string()),
+            Err(PublishError::Draft(error @ (DraftError::TooLarge { .. } | DraftError::TooMany { .. }))) => {
                 refused(code::TOO_LARGE, error.to_string())
             }
             Err(PublishError::Draft(error)) => refused(code::BAD_REQUEST, error.to_string()),
@@ -108,18 +109,18 @@ impl Session {
             let lane = &mut self.lanes[place].1;
             match lane.step(Waiting::is_publish) {
                 Step::Answer { id, result } => {
-                    self.in_flight -= 1;
+                    self.settled();
                     self.answer(id.as_deref(), result, out);
                 }
                 Step::Run(Waiting::Request(request)) if matches!(request.body, Body::Message { .. }) => {
                     self.publish(cx, channel.clone(), request, out);
                 }
                 Step::Run(Waiting::Request(request)) => {
-                    self.in_flight -= 1;
+                    self.settled();
                     self.run_control(cx, channel.clone(), request, out);
                 }
                 Step::Run(Waiting::Refused { id, refused }) => {
-                    self.in_flight -= 1;
+                    self.settled();
                     self.answer(id.as_deref(), refused, out);
                 }
                 Step::Idle if lane.is_empty() => {

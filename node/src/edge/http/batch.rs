@@ -10,11 +10,14 @@ use super::Api;
 use super::body::{self, Unread};
 use super::publish::stored;
 use crate::auth::Principal;
-use crate::edge::errors::Refusal;
-use crate::model::{ChannelKey, Draft, Operation};
+use crate::edge::errors::{Kind, Refusal};
+use crate::model::{ChannelKey, Draft, DraftError, Operation};
 
 /// Bounds what one body can make the node do.
 const CHANNELS_MAX: usize = 1000;
+
+/// The body's size times the channels that it goes to.
+const COPIED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Channels published to at once, so that they share a sync of the store.
 const TOGETHER_MAX: usize = 32;
@@ -30,6 +33,14 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
     let target = |channel: &String| api.allowed_channel(principal, channel, Operation::Publish);
     let targets: Vec<_> = channels.iter().map(target).collect();
     let permitted = targets.iter().filter(|target| target.is_ok()).count();
+    let messages_max = api.services.limits.publish_messages;
+    if permitted * messages.len() > messages_max {
+        return Err(DraftError::TooMany { messages_max }.into());
+    }
+    if permitted * text.len() > COPIED_BYTES_MAX {
+        let error = format!("the messages to all channels together are over {COPIED_BYTES_MAX} bytes");
+        return Err(Refusal::new(Kind::TooLarge, error));
+    }
     api.take_rate(principal, permitted * messages.len())?;
     let results = publish_each(api, principal, targets, &messages).await;
     let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));

@@ -1,5 +1,7 @@
 //! `GET /api/channels/{channel}/history` and `…/presence/history`.
 
+use std::time::Duration;
+
 use axum::http::HeaderValue;
 use axum::http::header::LINK;
 use axum::response::Response;
@@ -15,6 +17,10 @@ use crate::model::Operation;
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, StoreError};
 
 const HOUR_MS: u64 = 3_600_000;
+/// A store that has not read a page by then is taken for gone.
+const READ_WAIT: Duration = Duration::from_secs(10);
+/// A page over this size is not filled up to its limit; the link leads on.
+const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// What a page is asked for, beside its channel.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,17 +66,21 @@ pub(super) async fn messages(
 async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, Refusal> {
     const READS_MAX: usize = 8;
     let mut page = HistoryPage::default();
+    let mut bytes = 0;
     for _ in 0..READS_MAX {
-        let more = api.services.store.read(query.clone()).await.inspect_err(|error| {
+        let read = tokio::time::timeout(READ_WAIT, api.services.store.read(query.clone())).await;
+        let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
+        let more = read.inspect_err(|error| {
             if let StoreError::Failed(reason) = error {
                 tracing::error!(reason, "history could not be read");
             }
         })?;
+        bytes += more.rows.iter().map(|row| row.json.len()).sum::<usize>();
         query.limit = query.limit.saturating_sub(more.rows.len());
         query.cursor.clone_from(&more.next);
         page.rows.extend(more.rows);
         page.next = more.next;
-        if page.next.is_none() || query.limit == 0 {
+        if page.next.is_none() || query.limit == 0 || bytes > PAGE_BYTES_MAX {
             break;
         }
     }

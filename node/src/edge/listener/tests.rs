@@ -18,7 +18,8 @@ fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
     let (shards, _polls) = Shards::prepare(1).unwrap();
     let (open, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (open_too, stopped_too) = (Arc::clone(&open), Arc::clone(&stopped));
-    let thread = std::thread::spawn(move || accept(&listener, &shards, &open_too, 2, &stopped_too));
+    let accept = Accept { shards: Arc::new(shards), open: open_too, open_max: 2, stopping: stopped_too };
+    let thread = std::thread::spawn(move || accept.run(&listener));
     let accepted = || open.load(Ordering::Relaxed);
     let _clients: Vec<Client> = (0..5).map(|_| Client::connect(address).unwrap()).collect();
     wait_until("the second connection", || accepted() == 2);
@@ -29,6 +30,6 @@ fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
     }
     open.fetch_sub(1, Ordering::Relaxed);
     wait_until("the third connection", || accepted() == 2);
-    stopped.store(true, Ordering::Relaxed);
+    stopped.store(true, Ordering::SeqCst);
     wait_until("the end of the thread", || thread.is_finished());
 }

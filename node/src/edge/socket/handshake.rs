@@ -52,8 +52,8 @@ pub enum Decision {
 pub(super) enum FirstLook<'a> {
     /// With the length of the head.
     Upgrade(Head<'a>, usize),
-    /// For the HTTP side.
-    Http,
+    /// For the HTTP side, with the length of the head where it is known.
+    Http(usize),
     /// The head has not ended yet.
     Partial,
     Malformed,
@@ -65,7 +65,7 @@ pub(super) fn first_look<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]
     let length = match request.parse(bytes) {
         Ok(httparse::Status::Partial) => return FirstLook::Partial,
         // The HTTP side knows how to answer these.
-        Err(httparse::Error::TooManyHeaders) => return FirstLook::Http,
+        Err(httparse::Error::TooManyHeaders) => return FirstLook::Http(0),
         Err(_) => return FirstLook::Malformed,
         Ok(httparse::Status::Complete(length)) => length,
     };
@@ -76,7 +76,7 @@ pub(super) fn first_look<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]
     if request.method == Some("GET") && path == PATH && head.asks_for_websocket() {
         FirstLook::Upgrade(head, length)
     } else {
-        FirstLook::Http
+        FirstLook::Http(length)
     }
 }
 
@@ -185,7 +185,7 @@ pub(super) fn switching_protocols(accept: &str) -> Vec<u8> {
 }
 
 /// The bytes of an answer that refuses, after which the connection is closed.
-pub(super) fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
+pub fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
     let status = refusal.kind.status();
     let reason =
         StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or_default();

@@ -21,7 +21,7 @@ use crate::publish::Publisher;
 use crate::session::PublishResult;
 
 pub use connection::Permit;
-pub use handshake::{Decision, Head, Opening, PATH};
+pub use handshake::{Decision, Head, Opening, PATH, refusal_bytes};
 pub use shard::Shard;
 
 /// What waits for a shard before publishers are held back, in bytes.

@@ -201,15 +201,16 @@ fn a_client_that_is_owed_all_it_may_be_is_read_no_faster_than_it_is_answered() {
     let frames = frame(r#"{"op":13,"channel":"a"}"#).repeat(1000);
     let mut at = 0;
     write_until_full(&mut client, &frames, &mut at);
-    wait_until("all publishes in flight", || node.store.0.lock().len() == 1024);
+    wait_until("all publishes in flight", || node.store.0.lock().len() >= 1024);
     write_until_full(&mut client, &frames, &mut at);
     let mut taken = 0;
-    for answer in 1..=50 {
-        let done = node.store.0.lock().remove(0);
-        done(Ok(()));
-        wait_until("the publish after it", || node.store.0.lock().len() == 1024);
+    for round in 1..=20 {
+        // Reading goes on when half of what is owed is answered.
+        let answers: Vec<_> = node.store.0.lock().drain(..600).collect();
+        answers.into_iter().for_each(|done| done(Ok(())));
+        wait_until("as many publishes after them", || node.store.0.lock().len() >= 1024);
         taken += write_until_full(&mut client, &frames, &mut at);
-        assert!(taken < 1024 * 1024, "{taken} bytes were let in by {answer} answers");
+        assert!(taken < 1024 * 1024, "{taken} bytes were let in by {round} × 600 answers");
     }
 }
 

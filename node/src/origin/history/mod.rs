@@ -35,6 +35,11 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// `Busy` and the answer to a publish that leaves nothing to store, which come before the call returns.
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done);
 
+    /// True when `append` is about to answer `Busy`, so that what would be refused is not begun.
+    fn is_full(&self) -> bool {
+        false
+    }
+
     /// Where client-given message ids were first stamped within the idempotency window.
     ///
     /// Callbacks run one after another in the order of the calls, also for an empty list. A lookup begins when the

@@ -112,7 +112,10 @@ impl Shard {
         let mut slots = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let (head, length) = match handshake::first_look(&bytes, &mut slots) {
             FirstLook::Upgrade(head, length) => (head, length),
-            FirstLook::Http => return Next::Http(bytes),
+            FirstLook::Http(length) if length > self.services.limits.header_bytes => {
+                return self.refuse(connection, slot, &headers_too_large());
+            }
+            FirstLook::Http(_) => return Next::Http(bytes),
             FirstLook::Malformed => {
                 return self.refuse(connection, slot, &Refusal::malformed("the request is malformed"));
             }

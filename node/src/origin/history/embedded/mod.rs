@@ -87,6 +87,10 @@ pub struct Embedded {
 }
 
 impl HistoryStore for Embedded {
+    fn is_full(&self) -> bool {
+        self.writes.is_nearly_full()
+    }
+
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
         let retention_hours = retention_hours.filter(|_| self.history);
         let messages = retention_hours.map_or_else(Vec::new, |_| message_rows(&published));

@@ -60,6 +60,12 @@ impl<T> Queue<T> {
         Ok(())
     }
 
+    /// Less than an eighth of the room is left.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        let held = self.state.lock().held;
+        held.items > self.bounds.items / 8 * 7 || held.bytes > self.bounds.bytes / 8 * 7
+    }
+
     /// Waits for an entry; takes all that are there by then, up to `most`, and at least one. None: closed and empty.
     pub(super) fn take(&self, most: Bounds, group: &mut Vec<T>) -> Option<Weight> {
         let mut state = self.state.lock();

@@ -1,0 +1,42 @@
+//! The operators' connections: few, and none that stays with its head unfinished.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// More wait in the backlog.
+const CONNECTIONS_MAX: usize = 256;
+/// How long accepting pauses when the system has no file left.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Never returns. `header_time` is for the head of each request, and for the silence before it.
+pub async fn serve(listener: TcpListener, router: Router, header_time: Duration) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        while connections.try_join_next().is_some() {}
+        let Ok((socket, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let service = TowerToHyperService::new(router.clone());
+        connections.spawn(async move {
+            let _place = place;
+            let served = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(header_time)
+                .serve_connection(TokioIo::new(socket), service)
+                .await;
+            if let Err(error) = served {
+                tracing::debug!(%error, "an admin connection ended early");
+            }
+        });
+    }
+}
