@@ -182,6 +182,11 @@ impl App {
         self.development_key.clone()
     }
 
+    /// Resolves when a thread of the node ended by itself: the node should be stopped and started anew.
+    pub async fn failed(&self) {
+        self.tasks.failed().cancelled().await;
+    }
+
     /// Not ready, no new connections, clients told to come back, requests under way finished, the store flushed.
     pub async fn stop(self) {
         self.draining.store(true, Ordering::Relaxed);

@@ -25,6 +25,7 @@ pub struct Tasks {
     runtime: Handle,
     tracker: TaskTracker,
     stopping: CancellationToken,
+    failed: CancellationToken,
     threads: Mutex<Vec<(&'static str, std::thread::JoinHandle<()>)>>,
 }
 
@@ -34,6 +35,7 @@ impl Tasks {
             runtime,
             tracker: TaskTracker::new(),
             stopping: CancellationToken::new(),
+            failed: CancellationToken::new(),
             threads: Mutex::new(Vec::new()),
         }
     }
@@ -41,6 +43,11 @@ impl Tasks {
     /// Resolves when the node begins to stop.
     pub fn stopping(&self) -> CancellationToken {
         self.stopping.clone()
+    }
+
+    /// Resolves when a thread has ended that nobody told to: the node is not whole any more and should stop.
+    pub fn failed(&self) -> CancellationToken {
+        self.failed.clone()
     }
 
     pub fn spawn<F>(&self, name: &'static str, on_stop: OnStop, task: F)
@@ -66,8 +73,10 @@ impl Tasks {
         name: &'static str,
         body: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<()> {
+        let (stopping, failed) = (self.stopping.clone(), self.failed.clone());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _report = PanicReport { name };
+            let _end = ThreadEnd { stopping, failed };
             body();
         })?;
         self.threads.lock().push((name, thread));
@@ -94,6 +103,19 @@ impl Tasks {
         let until = until.max(tokio::time::Instant::now() + THREADS_LAST);
         if tokio::time::timeout_at(until, joined).await.is_err() {
             tracing::warn!("threads did not end in time");
+        }
+    }
+}
+
+struct ThreadEnd {
+    stopping: CancellationToken,
+    failed: CancellationToken,
+}
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        if std::thread::panicking() || !self.stopping.is_cancelled() {
+            self.failed.cancel();
         }
     }
 }

@@ -97,6 +97,11 @@ impl Authenticator {
         }
     }
 
+    /// Changes whenever the directory does.
+    pub fn generation(&self) -> u64 {
+        self.accounts.generation()
+    }
+
     /// Whether the credential behind a live connection would still be taken, its expiry apart: to be asked
     /// whenever the generation of the accounts has changed.
     pub fn still_holds(&self, principal: &Principal) -> bool {

@@ -32,10 +32,16 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
     };
     // A closed stdout is no reason to stop a node.
     output::write(&banner.text()).ok();
-    signals.next().await;
+    let failed = tokio::select! {
+        () = signals.next() => false,
+        () = app.failed() => true,
+    };
     tracing::info!("stopping, a second signal stops at once");
     tokio::select! {
-        () = app.stop() => Ok(Outcome::Done),
+        () = app.stop() => match failed {
+            false => Ok(Outcome::Done),
+            true => Err(Failure::failed("a thread of the node ended, its log says why")),
+        },
         () = signals.next() => Err(Failure::failed("stopped by a second signal before everything was drained")),
     }
 }

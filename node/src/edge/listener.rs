@@ -24,6 +24,7 @@ use tower_service::Service as _;
 
 use super::PeerAddress;
 use super::errors::{Kind, Refusal};
+use super::http::cors;
 use super::socket::{Decision, Head, HttpConnection, Input, PATH, Permit, Shards, refusal_bytes};
 use crate::auth::Authenticator;
 use crate::model::Limits;
@@ -33,6 +34,8 @@ use crate::tasks::{OnStop, Tasks};
 const BACKLOG: i32 = 4096;
 /// Files kept for everything but client connections.
 const RESERVED_FILES: u64 = 256;
+/// What a request under way is given when the node stops.
+const LAST_REQUEST: Duration = Duration::from_secs(3);
 const CORS_HEADER: &[u8] = b"access-control-allow-origin";
 /// How long accepting pauses when no more connections may be held.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
@@ -186,11 +189,13 @@ async fn serve_connection(services: HttpServices, connection: HttpConnection) ->
         result = serving.as_mut() => return result,
         () = stopping.cancelled() => serving.as_mut().graceful_shutdown(),
     }
-    serving.await
+    // A publish has its answer by then; a body that is still not there is not worth waiting for.
+    tokio::time::timeout(LAST_REQUEST, serving).await.unwrap_or(Ok(()))
 }
 
 async fn respond(services: HttpServices, peer: SocketAddr, mut request: Request<Incoming>) -> Response<Body> {
-    if let Some(response) = upgrade(&services, &mut request) {
+    if let Some(mut response) = upgrade(&services, &mut request) {
+        cors::on_every(response.headers_mut());
         return response;
     }
     request.extensions_mut().insert(PeerAddress(peer.ip()));

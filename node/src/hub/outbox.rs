@@ -18,6 +18,11 @@ pub struct Outbox {
     bytes: usize,
     /// Of the first frame, what the socket has taken.
     written: usize,
+    /// Of answers since the last one that is still here was pushed behind them all, and where it ends.
+    answers: usize,
+    answers_end: u64,
+    /// Everything that the socket ever took, in bytes.
+    taken: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -35,6 +40,18 @@ impl Outbox {
         self.frames.push_back(frame);
     }
 
+    /// Pushes what the client has asked for, as opposed to what it is attached to.
+    pub fn push_answer(&mut self, frame: Bytes) {
+        self.answers = self.answers() + frame.len();
+        self.push(frame);
+        self.answers_end = self.taken + self.bytes as u64;
+    }
+
+    /// Bytes of answers that the client has not taken; counted down only when the last of them is taken.
+    pub fn answers(&self) -> usize {
+        if self.taken < self.answers_end { self.answers } else { 0 }
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -47,6 +64,7 @@ impl Outbox {
     pub fn keep_begun(&mut self) {
         self.frames.truncate(usize::from(self.written > 0));
         self.bytes = self.frames.front().map_or(0, |frame| frame.len() - self.written);
+        (self.answers, self.answers_end) = (0, self.taken);
     }
 
     /// Writes until the queue is empty or the socket is full.
@@ -91,6 +109,7 @@ impl Outbox {
 
     fn advance(&mut self, mut taken: usize) {
         self.bytes -= taken;
+        self.taken += taken as u64;
         while let Some(first) = self.frames.front() {
             let left = first.len() - self.written;
             if taken < left {
@@ -165,6 +184,21 @@ mod tests {
         let mut socket = Socket { taken: Vec::new(), room: usize::MAX };
         assert_eq!(outbox.flush(&mut socket).unwrap(), Flush::Drained);
         assert_eq!(socket.taken, all);
+    }
+
+    #[test]
+    fn answers_count_until_the_last_is_taken() {
+        let (mut outbox, _) = outbox(1);
+        outbox.push_answer(Bytes::from_static(b"answer"));
+        outbox.push(Bytes::from_static(b"live"));
+        let mut socket = Socket { taken: Vec::new(), room: 13 };
+        outbox.flush(&mut socket).unwrap();
+        assert_eq!(outbox.answers(), 6);
+        socket.room = 2;
+        outbox.flush(&mut socket).unwrap();
+        assert_eq!((outbox.answers(), outbox.bytes()), (0, 3));
+        outbox.push_answer(Bytes::from_static(b"next"));
+        assert_eq!(outbox.answers(), 4);
     }
 
     #[test]

@@ -26,8 +26,13 @@ pub(super) async fn outermost(request: Request, next: Next) -> Response {
     } else {
         next.run(request).await
     };
-    insert(response.headers_mut(), &EVERY);
+    on_every(response.headers_mut());
     response
+}
+
+/// For an answer that does not pass the router.
+pub fn on_every(headers: &mut HeaderMap) {
+    insert(headers, &EVERY);
 }
 
 fn insert(headers: &mut HeaderMap, pairs: &[(&'static str, &'static str)]) {

@@ -14,6 +14,8 @@ use crate::session::Session;
 
 /// How long a closed connection may take to read what was said and to close its side.
 const LINGER_MS: u64 = 2_000;
+/// What a silent client is granted while the node looks whether it had only not come to reading.
+const LAST_LOOK_MS: u64 = 1_000;
 
 /// One of the connections that this node holds; given back when dropped.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub(super) struct Connection {
     pub(super) readable: bool,
     /// The end of the stream stands behind what was not read; no further event tells of it.
     pub(super) read_closed: bool,
+    /// Its silence is over its time, and what may stand in the socket is being looked at once more.
+    pub(super) last_look: bool,
     /// Stands in the shard's list of those to read, or to flush.
     pub(super) in_ready: bool,
     pub(super) in_dirty: bool,
@@ -119,6 +123,7 @@ impl Connection {
             outbox: Outbox::default(),
             readable: true,
             read_closed: false,
+            last_look: false,
             in_ready: false,
             in_dirty: false,
             paused: false,
@@ -166,7 +171,8 @@ impl Connection {
     /// When a client that sends nothing is taken for dead. While it is not read, nothing is known of it; then the
     /// outbox that it does not empty ends it.
     pub(super) fn silence_ends_ms(&self, limits: &Limits) -> Option<u64> {
-        (!self.paused).then(|| self.received_ms + silence_max_ms(limits))
+        let grace_ms = if self.last_look { LAST_LOOK_MS } else { 0 };
+        (!self.paused).then(|| self.received_ms + silence_max_ms(limits) + grace_ms)
     }
 
     /// By when a message that is begun must be whole.

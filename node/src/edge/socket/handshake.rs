@@ -82,7 +82,7 @@ pub(super) fn first_look<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]
 
 impl<'a> Head<'a> {
     pub fn asks_for_websocket(&self) -> bool {
-        self.all("upgrade").any(|value| value.eq_ignore_ascii_case(b"websocket"))
+        self.lists("upgrade", b"websocket") && self.lists("connection", b"upgrade")
     }
 
     /// Checks the handshake and the credential.
@@ -91,37 +91,37 @@ impl<'a> Head<'a> {
             let error = "sec-websocket-version must be 13";
             return Decision::Refuse(Refusal::new(Kind::UpgradeRequired, error));
         }
-        let Some(key) = self.all("sec-websocket-key").next().filter(|key| key.len() == 24) else {
+        let Some(key) = self.all("sec-websocket-key").next().filter(|key| is_key(key)) else {
             return Decision::Refuse(Refusal::malformed("sec-websocket-key must be 16 bytes in base64"));
         };
         let accept = accept_of(key);
-        let Some(parameters) = Parameters::read(self.query) else {
-            return Decision::Refuse(Refusal::malformed("format must be json or msgpack"));
-        };
         let authorization: Vec<&[u8]> = self.all("authorization").collect();
         let credentials = Credentials { authorization, query: self.query, socket: true };
-        let client_id = |principal: &Principal| match (&principal.client_id, &parameters.client_id) {
-            (Some(forced), _) => Ok(Some(forced.clone())),
-            (None, None) => Ok(None),
-            (None, Some(chosen)) => check_client_id(chosen, limits).map(Some),
-        };
-        match auth.authenticate(&credentials) {
-            Ok(principal) => match client_id(&principal) {
-                Err(error) => Decision::Refuse(Refusal::malformed(error)),
-                Ok(client_id) => {
-                    let Parameters { format, echo, heartbeat_pings, .. } = parameters;
-                    let principal = Arc::new(principal);
-                    Decision::Open {
-                        accept,
-                        opening: Opening { principal, client_id, format, echo, heartbeat_pings },
-                    }
-                }
-            },
-            Err(_) if parameters.errors_in_socket => {
-                Decision::OpenRefused { accept, format: parameters.format }
+        let parameters = Parameters::read(self.query);
+        let (principal, parameters) = match (auth.authenticate(&credentials), parameters) {
+            (Err(_), Some(Parameters { errors_in_socket: true, format, .. })) => {
+                return Decision::OpenRefused { accept, format };
             }
-            Err(_) => Decision::Refuse(Refusal::unauthorized()),
-        }
+            (Err(_), _) => return Decision::Refuse(Refusal::unauthorized()),
+            (Ok(_), None) => return Decision::Refuse(Refusal::malformed("format must be json or msgpack")),
+            (Ok(principal), Some(parameters)) => (Arc::new(principal), parameters),
+        };
+        let Parameters { format, echo, heartbeat_pings, client_id, .. } = parameters;
+        let client_id = match (&principal.client_id, client_id) {
+            (Some(forced), _) => Some(forced.clone()),
+            (None, None) => None,
+            (None, Some(chosen)) => match check_client_id(&chosen, limits) {
+                Ok(client_id) => Some(client_id),
+                Err(error) => return Decision::Refuse(Refusal::malformed(error)),
+            },
+        };
+        Decision::Open { accept, opening: Opening { principal, client_id, format, echo, heartbeat_pings } }
+    }
+
+    /// Whether a header that is a list holds the word.
+    fn lists(&self, name: &str, word: &[u8]) -> bool {
+        let mut words = self.all(name).flat_map(|value| value.split(|byte| *byte == b','));
+        words.any(|own| own.trim_ascii().eq_ignore_ascii_case(word))
     }
 
     fn all(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
@@ -136,6 +136,10 @@ fn check_client_id(text: &str, limits: &Limits) -> Result<ClientId, String> {
         return Err(format!("clientId is longer than {} bytes", limits.name_bytes));
     }
     Ok(client_id)
+}
+
+fn is_key(text: &[u8]) -> bool {
+    STANDARD.decode(text).is_ok_and(|key| key.len() == 16)
 }
 
 fn accept_of(key: &[u8]) -> String {

@@ -26,7 +26,9 @@ const READ_BYTES: usize = 64 * 1024;
 /// How long one part of a turn may hold up the others.
 const SLICE: Duration = Duration::from_millis(1);
 /// What a stopping shard waits for its clients to go.
-const STOP_MS: u64 = 1_000;
+const STOP_MS: u64 = 3_000;
+/// How often a change of the directory is looked for.
+const DIRECTORY_LOOK_MS: u64 = 500;
 
 pub struct Shard {
     index: usize,
@@ -52,6 +54,9 @@ pub struct Shard {
     now_ms: u64,
     epoch_ms: u64,
     stop_ms: Option<u64>,
+    /// Of the directory, when every credential here was last held against it.
+    generation: u64,
+    directory_look_ms: u64,
     heartbeat_json: Bytes,
     heartbeat_msgpack: Bytes,
     metrics: Metrics,
@@ -97,6 +102,8 @@ impl Shard {
             now_ms: 0,
             epoch_ms: services.clock.now_ms(),
             stop_ms: None,
+            generation: services.auth.generation(),
+            directory_look_ms: DIRECTORY_LOOK_MS,
             heartbeat_json: heartbeat(Format::Json),
             heartbeat_msgpack: heartbeat(Format::MsgPack),
             metrics: Metrics {
@@ -113,13 +120,17 @@ impl Shard {
         let mut events = Events::with_capacity(1024);
         while !self.is_done() {
             let timeout = self.timeout();
-            if let Err(error) = self.poll.poll(&mut events, timeout)
-                && error.kind() != io::ErrorKind::Interrupted
-            {
-                tracing::error!(%error, "a shard cannot poll and ends");
-                return;
-            }
+            let polled = self.poll.poll(&mut events, timeout);
             self.handle.inbox.woke();
+            match polled {
+                Ok(()) => {}
+                // What came meanwhile is seen before any time is taken for over.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    tracing::error!(%error, "a shard cannot poll and ends");
+                    return;
+                }
+            }
             self.now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.epoch_ms = self.services.clock.now_ms();
             for event in &events {
@@ -131,6 +142,10 @@ impl Shard {
             self.read_turn();
             self.flush_turn();
             self.timer_turn();
+            if self.now_ms >= self.directory_look_ms {
+                self.directory_look_ms = self.now_ms + DIRECTORY_LOOK_MS;
+                self.credential_turn();
+            }
         }
     }
 
@@ -151,7 +166,8 @@ impl Shard {
             return Some(Duration::ZERO);
         }
         let unanswered = self.unanswered.front().map(|unanswered| unanswered.deadline_ms);
-        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms].into_iter().flatten().min()?;
+        let look = Some(self.directory_look_ms).filter(|_| self.slots.len() > self.free.len());
+        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms, look].into_iter().flatten().min()?;
         let now = self.started.elapsed();
         Some((Duration::from_millis(due_ms) + Duration::from_micros(500)).saturating_sub(now))
     }

@@ -1,5 +1,7 @@
 //! Connections coming and going, what they listen to, and what time does to them.
 
+use std::sync::Arc;
+
 use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
 use mio::net::TcpStream;
 
@@ -11,7 +13,9 @@ use crate::model::{ChannelName, Stamp};
 use crate::session::PublishResult;
 
 /// A stopping node asks its clients to come back within this time.
-const RECONNECT_SPREAD_MS: u64 = 1_000;
+const RECONNECT_SPREAD_MS: u64 = 500;
+/// After op 4 and its delay the client closes; the node does so when it has not.
+const CLOSE_AFTER_MS: u64 = 1_000;
 
 impl Shard {
     pub(super) fn accept(&mut self, socket: std::net::TcpStream, permit: Permit) {
@@ -85,6 +89,12 @@ impl Shard {
     pub(super) fn end(&mut self, connection: &mut Connection, slot: u32, code: u16, after_ms: u64) {
         self.leave(connection, slot);
         connection.begin_closing(wire::close(code, ""), self.now_ms, after_ms);
+        // Read again, so that nothing unread stands against the ending when the socket is closed.
+        connection.paused = false;
+        if !connection.in_ready {
+            connection.in_ready = true;
+            self.ready.push_back(slot);
+        }
         self.close_if_due(connection, slot);
         self.rearm(connection, slot);
     }
@@ -195,6 +205,23 @@ impl Shard {
         }
     }
 
+    /// Ends the connections whose key was revoked or changed, once after each change of the directory.
+    pub(super) fn credential_turn(&mut self) {
+        let generation = self.services.auth.generation();
+        if generation == self.generation {
+            return;
+        }
+        self.generation = generation;
+        let auth = Arc::clone(&self.services.auth);
+        for slot in 0..u32::try_from(self.slots.len()).expect("slots are numbered by u32") {
+            self.with_session(slot, |session, _, out| {
+                if !auth.still_holds(session.principal()) {
+                    session.fail("unauthorized", code::CREDENTIAL, close::CREDENTIAL, out);
+                }
+            });
+        }
+    }
+
     /// False when the connection's time is over.
     fn look_at_time(&mut self, connection: &mut Connection, slot: u32) -> bool {
         let now_ms = self.now_ms;
@@ -211,8 +238,18 @@ impl Shard {
             }
             Stage::Open(open) => open,
         };
-        if silence_over {
+        if silence_over && connection.last_look {
             return false;
+        }
+        if silence_over {
+            // After a pause of the whole process the frames are there and were not read.
+            connection.last_look = true;
+            connection.readable = true;
+            if !connection.in_ready {
+                connection.in_ready = true;
+                self.ready.push_back(slot);
+            }
+            return true;
         }
         if connection.blocked_ms.is_some_and(|since_ms| now_ms >= since_ms + limits.outbox_stall_ms) {
             self.end_slow(connection, slot);
@@ -252,7 +289,8 @@ impl Shard {
             };
             let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes())) % RECONNECT_SPREAD_MS;
             let (code, close) = (code::UNAVAILABLE, close::DRAINING);
-            open.session.disconnect("the node is stopping", code, close, spread, 0, &mut outputs);
+            let close_after = spread + CLOSE_AFTER_MS;
+            open.session.disconnect("the node is stopping", code, close, spread, close_after, &mut outputs);
             self.run_outputs(&mut connection, slot, outputs);
             self.slots[slot as usize] = Some(connection);
         }

@@ -17,7 +17,7 @@ use crate::edge::errors::{Kind, Refusal};
 use crate::hub::wire;
 use crate::session::Output;
 
-/// Nothing is read from a client that leaves this much unread itself.
+/// Nothing is read from a client that leaves this much of its answers unread.
 pub(super) const UNREAD_BYTES_MAX: usize = 64 * 1024;
 /// A request with more headers goes to the HTTP side.
 const HEADERS_MAX: usize = 64;
@@ -65,7 +65,7 @@ impl Shard {
 
     fn read_once(&mut self, connection: &mut Connection, slot: u32) -> Next {
         let full = connection.open_mut().is_some_and(|open| open.session.is_full());
-        if full || connection.outbox.bytes() > UNREAD_BYTES_MAX {
+        if full || connection.outbox.answers() > UNREAD_BYTES_MAX {
             connection.paused = true;
             return Next::Keep;
         }
@@ -78,6 +78,7 @@ impl Shard {
                 // A short read has emptied the socket, and the end comes as an event of its own, unless it came before.
                 connection.readable = count == self.buffer.len() || connection.read_closed;
                 connection.received_ms = self.now_ms;
+                connection.last_look = false;
                 self.feed(connection, slot, count)
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -103,7 +104,16 @@ impl Shard {
                 self.buffer = buffer;
                 Next::Keep
             }
-            Stage::Closing { .. } => Next::Keep,
+            Stage::Closing { close, .. } => {
+                // The client closes first, as it is asked to: nothing is left to wait for.
+                if let Some((close_ms, _)) = close
+                    && self.buffer[..count].first().is_some_and(|byte| byte & 0x0f == 8)
+                {
+                    *close_ms = self.now_ms;
+                    self.close_if_due(connection, slot);
+                }
+                Next::Keep
+            }
         }
     }
 

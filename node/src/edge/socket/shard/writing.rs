@@ -57,7 +57,7 @@ impl Shard {
     }
 
     pub(super) fn send(&mut self, connection: &mut Connection, slot: u32, frame: Bytes) {
-        connection.outbox.push(frame);
+        connection.outbox.push_answer(frame);
         if !connection.in_dirty && connection.blocked_ms.is_none() {
             connection.in_dirty = true;
             self.dirty.push_back(slot);
@@ -109,6 +109,7 @@ impl Shard {
                     connection.blocked_ms = Some(self.now_ms);
                     self.rearm(&mut connection, slot);
                 }
+                self.unpause(&mut connection, slot);
             }
             Err(_) => return self.forget(connection, slot),
         }
@@ -137,7 +138,7 @@ impl Shard {
     /// Reading goes on once the client is owed less.
     pub(super) fn unpause(&mut self, connection: &mut Connection, slot: u32) {
         let waits = connection.open_mut().is_some_and(|open| !open.session.has_room());
-        if !connection.paused || waits || connection.outbox.bytes() > UNREAD_BYTES_MAX {
+        if !connection.paused || waits || connection.outbox.answers() > UNREAD_BYTES_MAX {
             return;
         }
         connection.resume_reading(self.now_ms);
