@@ -81,7 +81,8 @@ impl Client {
         self.events.recv().await
     }
 
-    /// Ends cleanly: what was requested before is answered, events not yet taken are dropped.
+    /// Ends cleanly and at once: a request whose answer has not come may stay without one, so await it first;
+    /// events not yet taken are dropped.
     pub async fn close(mut self) -> Result<(), Error> {
         self.handle.send(&Request { id: None, body: Body::Close }).await?;
         // The reader must not wait for room in the events, and tells of the answer before it ends them.
