@@ -147,6 +147,22 @@ impl Node {
             .await
     }
 
+    /// Stands still, as if its machine did; [`Node::resume`] ends that.
+    pub fn pause(&self) {
+        system::pause(self.pid());
+    }
+
+    pub fn resume(&self) {
+        system::resume(self.pid());
+    }
+
+    /// Puts another directory in the place of the one that it runs with, which it is to notice by itself.
+    pub fn replace_directory(&self, directory: &Directory) {
+        let new = self.data.path().join("directory.toml.new");
+        std::fs::write(&new, directory.toml()).expect("the data folder is writable");
+        std::fs::rename(new, self.data.path().join("directory.toml")).expect("the data folder is writable");
+    }
+
     /// Starts again on the same data, after [`Node::kill`] or [`Node::stop`]. The addresses are new ones.
     pub async fn restart(&mut self) {
         self.kill();

@@ -140,6 +140,30 @@ impl Raw {
         timeout(deadline, read).await.unwrap_or(Err(End::Silence))
     }
 
+    /// A whole HTTP answer: status, head and the body of its stated length.
+    pub async fn response(&mut self, deadline: Duration) -> Result<(u16, String, String), End> {
+        let (status, head) = self.head(deadline).await?;
+        let length = head.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+        });
+        let length = length.unwrap_or_default();
+        let read = async {
+            while self.buffer.len() < length {
+                self.fill().await?;
+            }
+            Ok(())
+        };
+        timeout(deadline, read).await.unwrap_or(Err(End::Silence))?;
+        let body = self.buffer.split_to(length);
+        Ok((status, head, String::from_utf8_lossy(&body).into_owned()))
+    }
+
+    /// Says that nothing more is sent, and goes on reading.
+    pub async fn half_close(&mut self) {
+        self.stream.shutdown().await.expect("the connection is open");
+    }
+
     /// The next frame.
     pub async fn frame(&mut self, deadline: Duration) -> Result<Frame, End> {
         let read = async {

@@ -39,13 +39,12 @@ impl Socket {
         let path = format!("/realtime{query}");
         let (status, head) = raw.upgrade(&path, &[("authorization", authorization)]).await;
         assert_eq!(status, 101, "{head}");
-        let mut socket = Self {
-            raw,
-            binary: query.contains("format=msgpack"),
-            next_id: 0,
-            backlog: VecDeque::new(),
-            connected: Value::Null,
-        };
+        Self::upgraded(raw, query.contains("format=msgpack")).await
+    }
+
+    /// Takes a connection whose upgrade was accepted, and reads `connected`.
+    pub async fn upgraded(raw: Raw, binary: bool) -> Self {
+        let mut socket = Self { raw, binary, next_id: 0, backlog: VecDeque::new(), connected: Value::Null };
         socket.connected = socket.next().await;
         assert_eq!(socket.connected["op"], 3, "{}", socket.connected);
         socket

@@ -13,10 +13,23 @@ pub(crate) fn raise_open_files(files: u64) {
 }
 
 /// Asks a process to stop (SIGTERM).
-#[expect(unsafe_code, reason = "kill has no safe form in std; it touches no memory of this process")]
 pub(crate) fn terminate(pid: u32) {
+    signal(pid, libc::SIGTERM);
+}
+
+/// Takes all its time from a process (SIGSTOP), until [`resume`].
+pub(crate) fn pause(pid: u32) {
+    signal(pid, libc::SIGSTOP);
+}
+
+pub(crate) fn resume(pid: u32) {
+    signal(pid, libc::SIGCONT);
+}
+
+#[expect(unsafe_code, reason = "kill has no safe form in std; it touches no memory of this process")]
+fn signal(pid: u32, signal: libc::c_int) {
     let pid = libc::pid_t::try_from(pid).expect("a process id");
-    assert!(unsafe { libc::kill(pid, libc::SIGTERM) } == 0, "process {pid} is not there to be stopped");
+    assert!(unsafe { libc::kill(pid, signal) } == 0, "process {pid} is not there to be signalled");
 }
 
 /// Bytes of memory that a process holds resident.
