@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fanfare_proto::serial::Serial;
@@ -86,13 +87,24 @@ struct Inner {
     store: Arc<dyn HistoryStore>,
     limits: Limits,
     claim_wait: Duration,
+    /// Numbers the ids that the node gives, over all channels.
+    next_id: AtomicU64,
     published: metrics::Counter,
 }
 
 impl Publisher {
     pub fn new(hub: Arc<Hub>, store: Arc<dyn HistoryStore>, limits: Limits) -> Self {
         let published = metrics::counter!("fanfare_published_messages_total");
-        Self { inner: Arc::new(Inner { hub, store, limits, claim_wait: ANSWER_WAIT, published }) }
+        Self {
+            inner: Arc::new(Inner {
+                hub,
+                store,
+                limits,
+                claim_wait: ANSWER_WAIT,
+                next_id: AtomicU64::new(1),
+                published,
+            }),
+        }
     }
 
     /// Publishes; `done` runs exactly once, at once for a refusal, else when the outcome is settled, on any thread.
@@ -235,7 +247,7 @@ impl Inner {
         let count = request.messages.len() as u64;
         let key = request.key.clone();
         self.hub.publish(&key, count, |numbering| {
-            let published = number(request, numbering);
+            let published = number(request, numbering, self.next_id.fetch_add(count, Ordering::Relaxed));
             let (inner, stored) = (Arc::clone(self), Arc::clone(&published));
             let done: Done = Box::new(move |result| match result {
                 Ok(()) => {
@@ -253,15 +265,14 @@ impl Inner {
     }
 }
 
-/// Gives each message its number, and an id where the client gave none.
-fn number(request: PublishRequest, numbering: Numbering) -> Arc<Published> {
-    let mut sequence = numbering.first_sequence;
-    let messages = request.messages.into_iter().map(|draft| {
-        let own = sequence;
-        sequence += 1;
+/// Gives each message its number, and where the client gave none an id that no other message of the node has.
+fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<Published> {
+    let messages = request.messages.into_iter().zip(0..).map(|(draft, place)| {
+        let sequence = numbering.first_sequence + place;
         let id_given = draft.id.is_some();
-        let id = draft.id.unwrap_or_else(|| Serial::single(numbering.incarnation, own).to_string().into());
-        Message { id, id_given, sequence: own, name: draft.name, data: draft.data, extras: draft.extras }
+        let own_id = || Serial::single(numbering.incarnation, first_id + place).to_string().into();
+        let id = draft.id.unwrap_or_else(own_id);
+        Message { id, id_given, sequence, name: draft.name, data: draft.data, extras: draft.extras }
     });
     let messages = messages.collect();
     Published::new(

@@ -50,7 +50,7 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
 
 fn command() -> Command {
     Command::new("fanfare")
-        .about("A self-hosted, clustered realtime messaging service")
+        .about("A self-hosted realtime messaging service")
         .version(env!("CARGO_PKG_VERSION"))
         .args(flags::arguments())
         .args_conflicts_with_subcommands(true)

@@ -3,11 +3,13 @@
 use clap::Args;
 use fanfare_client::Key;
 use fanfare_client::sign::{self, JwtParams, TokenParams};
+use fanfare_proto::token::TTL_MAX_MS;
 
 use super::failure::{Failure, Outcome};
 use super::output;
 use super::target::KeyArguments;
 use crate::config::parse_duration;
+use crate::model::{Capability, ClientId};
 
 /// What a JWT, which must carry a capability, may do when none is asked for.
 const ALL: &str = r#"{"*":["subscribe","publish","presence","history","amqp-subscribe"]}"#;
@@ -26,7 +28,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
 
-    /// How long the token holds, such as 10m [default: 1h]
+    /// How long the token holds, such as 90s, 10m or 2h; at most 48h [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = ttl_ms)]
     ttl: Option<u64>,
 
@@ -39,14 +41,31 @@ fn ttl_ms(text: &str) -> Result<u64, String> {
     let ttl = parse_duration(text)?;
     u64::try_from(ttl.as_millis())
         .ok()
-        .filter(|ms| *ms > 0)
-        .ok_or_else(|| "must be longer than nothing".to_owned())
+        .filter(|ms| (1..=TTL_MAX_MS).contains(ms))
+        .ok_or_else(|| "must be longer than nothing and at most 48h".to_owned())
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     let key: Key = arguments.key.key()?.parse().map_err(|error| unusable(&error))?;
+    check(&arguments)?;
+    if arguments.jwt && arguments.capability.is_none() {
+        // On stderr, so that the token alone is what a script reads.
+        eprintln!("signed for every operation on every channel: a key that holds less needs --capability");
+    }
     let signed = if arguments.jwt { jwt(&key, arguments)? } else { token_request(&key, arguments)? };
     output::print(&format!("{signed}\n"))
+}
+
+/// What every node would refuse is not signed.
+fn check(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(capability) = &arguments.capability {
+        Capability::parse_json(capability)
+            .map_err(|error| Failure::usage(format!("--capability: {error}")))?;
+    }
+    if let Some(client_id) = &arguments.client_id {
+        ClientId::new(client_id).map_err(|error| Failure::usage(format!("--client-id {error}")))?;
+    }
+    Ok(())
 }
 
 fn jwt(key: &Key, arguments: Arguments) -> Result<String, Failure> {
@@ -84,6 +103,20 @@ mod tests {
     fn arguments(given: &[&str]) -> Arguments {
         let command = Arguments::augment_args(Command::new("token").no_binary_name(true));
         Arguments::from_arg_matches(&command.get_matches_from(given)).unwrap()
+    }
+
+    #[test]
+    fn what_every_node_would_refuse_is_not_signed() {
+        for bad in [
+            ["--capability", "demo"],
+            ["--capability", r#"{"demo":["fly"]}"#],
+            ["--client-id", "*"],
+            ["--client-id", ""],
+        ] {
+            assert!(check(&arguments(&bad)).is_err(), "{bad:?}");
+        }
+        assert!(check(&arguments(&["--capability", r#"{"demo":["subscribe"]}"#])).is_ok());
+        assert!(ttl_ms("48h").is_ok() && ttl_ms("49h").is_err() && ttl_ms("0s").is_err());
     }
 
     #[test]

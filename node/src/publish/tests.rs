@@ -169,6 +169,7 @@ impl Node {
             limits: Limits::default(),
             claim_wait,
             published,
+            next_id: AtomicU64::new(1),
         };
         Self { store, target, hub, account, publisher: Publisher { inner: Arc::new(inner) } }
     }
