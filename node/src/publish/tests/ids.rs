@@ -78,3 +78,13 @@ fn a_message_without_an_id_gets_its_serial_as_one() {
     let deliveries = node.target.0.lock();
     assert!(deliveries[0].published.messages.iter().all(|message| !message.id_given));
 }
+
+#[test]
+fn no_two_messages_of_a_node_share_an_id_that_it_gave() {
+    let node = Node::new();
+    for channel in ["a", "b"] {
+        node.acked(channel, vec![plain("1"), plain("2")]);
+    }
+    let ids: std::collections::HashSet<_> = node.delivered().into_iter().collect();
+    assert_eq!(ids.len(), 4);
+}
