@@ -46,8 +46,8 @@ pub(super) struct Connection {
     pub(super) readable: bool,
     /// The end of the stream stands behind what was not read; no further event tells of it.
     pub(super) read_closed: bool,
-    /// Its silence is over its time, and what may stand in the socket is being looked at once more.
-    pub(super) last_look: bool,
+    /// Since when its silence is over its time, and what may stand in the socket is being looked at once more.
+    pub(super) last_look_ms: Option<u64>,
     /// Stands in the shard's list of those to read, or to flush.
     pub(super) in_ready: bool,
     pub(super) in_dirty: bool,
@@ -123,7 +123,7 @@ impl Connection {
             outbox: Outbox::default(),
             readable: true,
             read_closed: false,
-            last_look: false,
+            last_look_ms: None,
             in_ready: false,
             in_dirty: false,
             paused: false,
@@ -171,8 +171,8 @@ impl Connection {
     /// When a client that sends nothing is taken for dead. While it is not read, nothing is known of it; then the
     /// outbox that it does not empty ends it.
     pub(super) fn silence_ends_ms(&self, limits: &Limits) -> Option<u64> {
-        let grace_ms = if self.last_look { LAST_LOOK_MS } else { 0 };
-        (!self.paused).then(|| self.received_ms + silence_max_ms(limits) + grace_ms)
+        let first_ms = self.received_ms + silence_max_ms(limits);
+        (!self.paused).then(|| self.last_look_ms.map_or(first_ms, |since_ms| since_ms + LAST_LOOK_MS))
     }
 
     /// By when a message that is begun must be whole.

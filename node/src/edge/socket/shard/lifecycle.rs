@@ -238,12 +238,12 @@ impl Shard {
             }
             Stage::Open(open) => open,
         };
-        if silence_over && connection.last_look {
+        if silence_over && connection.last_look_ms.is_some() {
             return false;
         }
         if silence_over {
             // After a pause of the whole process the frames are there and were not read.
-            connection.last_look = true;
+            connection.last_look_ms = Some(now_ms);
             connection.readable = true;
             if !connection.in_ready {
                 connection.in_ready = true;

@@ -78,7 +78,7 @@ impl Shard {
                 // A short read has emptied the socket, and the end comes as an event of its own, unless it came before.
                 connection.readable = count == self.buffer.len() || connection.read_closed;
                 connection.received_ms = self.now_ms;
-                connection.last_look = false;
+                connection.last_look_ms = None;
                 self.feed(connection, slot, count)
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {

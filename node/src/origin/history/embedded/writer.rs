@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
@@ -20,6 +21,11 @@ use super::{DAY_MS, HIGHEST, HOUR_MS, failed};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
+
+/// Full tables, 64 MiB each, that may wait to be flushed before writing slows down.
+const LAGGING_FLUSHES_MAX: usize = 2;
+/// What a group waits for them at most: it slows down and never stands still.
+const LAG_WAIT: Duration = Duration::from_millis(200);
 
 pub(super) enum Job {
     Append(Append),
@@ -68,10 +74,20 @@ impl Writer {
         let queue = Arc::clone(&self.queue);
         let mut group = Vec::new();
         while let Some(weight) = queue.take(GROUP, &mut group) {
+            self.let_flushes_catch_up();
             let answers = self.write(group.drain(..), weight);
             if self.answers.send(answers).is_err() {
                 return;
             }
+        }
+    }
+
+    /// What is committed stays in memory until it is flushed, and the engine sets no bound to that. So a group waits a
+    /// little while flushes lag behind, the queue fills, and publishers are told that the store is busy.
+    fn let_flushes_catch_up(&self) {
+        let until = Instant::now() + LAG_WAIT;
+        while self.database.outstanding_flushes() > LAGGING_FLUSHES_MAX && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 
