@@ -239,6 +239,9 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
         (connection.silence_ends_ms(&node.limits), connection.message_ends_ms(&node.limits))
     };
     assert_eq!(times(&connection), (Some(40_000), Some(31_000)));
+    connection.last_look_ms = Some(90_000);
+    assert_eq!(times(&connection).0, Some(91_000), "a second from the look on, however late the look was");
+    connection.last_look_ms = None;
     connection.paused = true;
     connection.sent_ms = 100_000;
     assert_eq!(times(&connection), (None, None));
