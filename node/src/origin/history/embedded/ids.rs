@@ -82,7 +82,7 @@ impl IdPartitions {
         let partition = Partition::containing(Kind::Ids, timestamp_ms, width_ms, self.window_ms);
         let numbers = [id.stamp.incarnation, id.stamp.sequence, timestamp_ms];
         let value = numbers.map(u64::to_be_bytes);
-        batch.insert(&self.partitions.get_or_create(partition)?, id.key.clone(), value.as_flattened());
+        self.partitions.get_or_create(partition)?.insert(batch, id.key.clone(), value.as_flattened());
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod open;
 mod partitions;
 mod queue;
 mod reader;
+mod tables;
 mod writer;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use fjall::{Database, PersistMode};
 use parking_lot::Mutex;
 
 use crate::model::Clock;
@@ -17,10 +17,13 @@ use super::ids::{Finder, IdPartitions, PendingIds};
 use super::nonces::Nonces;
 use super::partitions::Partitions;
 use super::queue::{Bounds, Queue};
+use super::tables::Table;
 use super::writer::{Writer, answer};
 use super::{Embedded, HIGHEST, Options, reader};
 
 const FORMAT: &str = "format";
+/// Small, since a journal stays until every keyspace in it is flushed, and each group has a row here.
+const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
 const FORMAT_VERSION: &[u8] = b"fanfare 1";
 /// The file by which fjall knows its own folder; written last when a database is made.
 const MARKER: &str = "version";
@@ -105,7 +108,7 @@ impl Embedded {
 
 struct Opened {
     database: Database,
-    state: Keyspace,
+    state: Table,
     partitions: Partitions,
     highest_ms: u64,
 }
@@ -115,14 +118,13 @@ impl Opened {
         let explain = |error| explain(path, error);
         let database = Database::builder(path).manual_journal_persist(true).open().map_err(explain)?;
         let is_new = database.keyspace_count() == 0;
-        let small = || KeyspaceCreateOptions::default().max_memtable_size(1024 * 1024);
-        let state = database.keyspace("state", small).map_err(explain)?;
-        let found = state.get(FORMAT).map_err(explain)?;
+        let state = Table::open(&database, "state", STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
+        let found = state.keyspace().get(FORMAT).map_err(explain)?;
         match found.as_deref() {
             Some(FORMAT_VERSION) => {}
             // A store whose making was cut short has this one keyspace and nothing in it.
             None if is_new || database.keyspace_count() == 1 => {
-                state.insert(FORMAT, FORMAT_VERSION).map_err(explain)?;
+                state.keyspace().insert(FORMAT, FORMAT_VERSION).map_err(explain)?;
                 database.persist(PersistMode::SyncAll).map_err(explain)?;
             }
             None => return Err(OpenError::Foreign(path.to_owned())),
@@ -131,7 +133,7 @@ impl Opened {
                 return Err(OpenError::Version { path: path.to_owned(), found });
             }
         }
-        let highest_ms = state.get(HIGHEST).map_err(explain)?;
+        let highest_ms = state.keyspace().get(HIGHEST).map_err(explain)?;
         let highest_ms =
             highest_ms.and_then(|value| value.first_chunk().copied()).map_or(0, u64::from_be_bytes);
         let partitions = Partitions::open(database.clone()).map_err(explain)?;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use fjall::{Database, Keyspace};
 use parking_lot::RwLock;
+
+use super::tables::{Table, UNSEALED_BYTES_MAX};
 
 /// A partition outlives its last row by this much, so that nothing queued finds it gone.
 const GRACE_MS: u64 = 10 * 60_000;
@@ -62,7 +64,7 @@ impl Partition {
 
 pub(super) struct Partitions {
     database: Database,
-    open: RwLock<BTreeMap<Partition, Keyspace>>,
+    open: RwLock<BTreeMap<Partition, Table>>,
 }
 
 impl Partitions {
@@ -70,20 +72,26 @@ impl Partitions {
         let mut open = BTreeMap::new();
         for name in database.list_keyspace_names() {
             if let Some(partition) = Partition::parse(&name) {
-                open.insert(partition, database.keyspace(&name, KeyspaceCreateOptions::default)?);
+                open.insert(partition, Table::open(&database, &name, UNSEALED_BYTES_MAX)?);
             }
         }
         Ok(Self { database, open: RwLock::new(open) })
     }
 
-    pub(super) fn get_or_create(&self, partition: Partition) -> fjall::Result<Keyspace> {
-        if let Some(keyspace) = self.open.read().get(&partition) {
-            return Ok(keyspace.clone());
+    pub(super) fn get_or_create(&self, partition: Partition) -> fjall::Result<Table> {
+        if let Some(table) = self.open.read().get(&partition) {
+            return Ok(table.clone());
         }
         let mut open = self.open.write();
-        let keyspace = self.database.keyspace(&partition.name(), KeyspaceCreateOptions::default)?;
-        open.insert(partition, keyspace.clone());
-        Ok(keyspace)
+        let table = Table::open(&self.database, &partition.name(), UNSEALED_BYTES_MAX)?;
+        open.insert(partition, table.clone());
+        Ok(table)
+    }
+
+    /// See [`Table::seal_if_full`].
+    pub(super) fn seal_full(&self) -> fjall::Result<()> {
+        let tables: Vec<Table> = self.open.read().values().cloned().collect();
+        tables.iter().try_for_each(Table::seal_if_full)
     }
 
     /// Those that may hold rows of `from_ms..=to_ms`, oldest first.
@@ -92,7 +100,7 @@ impl Partitions {
         let of_kind = open.iter().filter(|(partition, _)| partition.kind == kind);
         of_kind
             .filter(|(partition, _)| partition.start_ms <= to_ms && partition.end_ms() > from_ms)
-            .map(|(partition, keyspace)| (*partition, keyspace.clone()))
+            .map(|(partition, table)| (*partition, table.keyspace().clone()))
             .collect()
     }
 
@@ -100,8 +108,8 @@ impl Partitions {
         let expired: Vec<Partition> =
             self.open.read().keys().filter(|partition| partition.has_expired(now_ms)).copied().collect();
         for partition in &expired {
-            let Some(keyspace) = self.open.read().get(partition).cloned() else { continue };
-            self.database.delete_keyspace(keyspace)?;
+            let Some(table) = self.open.read().get(partition).cloned() else { continue };
+            self.database.delete_keyspace(table.keyspace().clone())?;
             self.open.write().remove(partition);
         }
         Ok(expired.len())

@@ -5,9 +5,8 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
-use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode};
+use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
 
 use crate::model::Clock;
@@ -17,15 +16,11 @@ use super::ids::{IdPartitions, PendingIds, Remembered};
 use super::nonces::Nonces;
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
+use super::tables::Table;
 use super::{DAY_MS, HIGHEST, HOUR_MS, failed};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
-
-/// Full tables, 64 MiB each, that may wait to be flushed before writing slows down.
-const LAGGING_FLUSHES_MAX: usize = 2;
-/// What a group waits for them at most: it slows down and never stands still.
-const LAG_WAIT: Duration = Duration::from_millis(200);
 
 pub(super) enum Job {
     Append(Append),
@@ -56,7 +51,7 @@ pub(super) struct Answers {
 pub(super) struct Writer {
     pub(super) database: Database,
     pub(super) partitions: Arc<Partitions>,
-    pub(super) state: Keyspace,
+    pub(super) state: Table,
     pub(super) ids: IdPartitions,
     pub(super) pending: Arc<PendingIds>,
     pub(super) nonces: Nonces,
@@ -74,20 +69,13 @@ impl Writer {
         let queue = Arc::clone(&self.queue);
         let mut group = Vec::new();
         while let Some(weight) = queue.take(GROUP, &mut group) {
-            self.let_flushes_catch_up();
             let answers = self.write(group.drain(..), weight);
             if self.answers.send(answers).is_err() {
                 return;
             }
-        }
-    }
-
-    /// What is committed stays in memory until it is flushed, and the engine sets no bound to that. So a group waits a
-    /// little while flushes lag behind, the queue fills, and publishers are told that the store is busy.
-    fn let_flushes_catch_up(&self) {
-        let until = Instant::now() + LAG_WAIT;
-        while self.database.outstanding_flushes() > LAGGING_FLUSHES_MAX && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(2));
+            if let Err(error) = self.partitions.seal_full().and_then(|()| self.state.seal_if_full()) {
+                tracing::error!(%error, "store did not seal its tables");
+            }
         }
     }
 
@@ -144,7 +132,7 @@ impl Writer {
 
     /// Moves the messages into the batch; the ids stay, since they are pending until the commit.
     fn add_rows(&mut self, batch: &mut OwnedWriteBatch, rows: &mut [Rows]) -> fjall::Result<()> {
-        let mut last: Option<(Partition, Keyspace)> = None;
+        let mut last: Option<(Partition, Table)> = None;
         for Rows { timestamp_ms, retention_hours, messages, ids } in rows {
             self.highest_ms = self.highest_ms.max(*timestamp_ms);
             for id in ids {
@@ -155,15 +143,15 @@ impl Writer {
             }
             let keep_ms = u64::from(*retention_hours) * HOUR_MS;
             let partition = Partition::containing(Kind::Messages, *timestamp_ms, DAY_MS, keep_ms);
-            let keyspace = match &last {
-                Some((same, keyspace)) if *same == partition => keyspace,
+            let table = match &last {
+                Some((same, table)) if *same == partition => table,
                 _ => &last.insert((partition, self.partitions.get_or_create(partition)?)).1,
             };
             for (key, value) in messages.drain(..) {
-                batch.insert(keyspace, key, value);
+                table.insert(batch, key, value);
             }
         }
-        batch.insert(&self.state, HIGHEST, self.highest_ms.to_be_bytes());
+        self.state.insert(batch, HIGHEST, self.highest_ms.to_be_bytes());
         Ok(())
     }
 

@@ -1,0 +1,81 @@
+//! Keyspaces: how their rows lie in memory and on the disk, so that a flood of publishes is stored in bounded memory.
+//!
+//! fjall asks its workers to seal a memtable that is full, once per commit. Each of these requests needs the journal,
+//! which a busy writer holds almost always: hundreds wait behind each other, and the flush behind them, while the memtable
+//! grows to gigabytes. So the writer seals, and waits where the flushes lag.
+//!
+//! A merge of tables keeps the last key of each block, and with it the whole block as it was before compression, until its
+//! output is finished. So large values lie in files of their own, which merges do not read, and outputs are small.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fjall::compaction::Leveled;
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, OwnedWriteBatch, Slice};
+
+/// What a keyspace may hold in memory that is not sealed.
+pub(super) const UNSEALED_BYTES_MAX: u64 = 32 * 1024 * 1024;
+/// Memtables that may wait for their flush, of one keyspace.
+const SEALED_MAX: usize = 2;
+/// How long a writer waits for a flush. It slows down and never stands still, whatever became of the disk.
+const FLUSH_WAIT: Duration = Duration::from_secs(2);
+/// A table that a merge writes.
+const MERGED_BYTES: u64 = 16 * 1024 * 1024;
+/// Tables as flushed that are merged together; fjall's own 4 cost a sixth of the publish rate.
+const FRESH_TABLES: u8 = 8;
+/// A value from here on lies in a file of its own kind.
+const LARGE_VALUE_BYTES: u32 = 1024;
+/// What the memtable needs beside a key and its value.
+const ROW_BYTES: u64 = 100;
+
+#[derive(Clone)]
+pub(super) struct Table {
+    keyspace: Keyspace,
+    unsealed: Arc<AtomicU64>,
+    unsealed_max: u64,
+}
+
+impl Table {
+    /// fjall's own limit is left where it is never reached.
+    pub(super) fn open(database: &Database, name: &str, unsealed_max: u64) -> fjall::Result<Self> {
+        let options = || {
+            let merging =
+                Leveled::default().with_l0_threshold(FRESH_TABLES).with_table_target_size(MERGED_BYTES);
+            let large = KvSeparationOptions::default().separation_threshold(LARGE_VALUE_BYTES);
+            KeyspaceCreateOptions::default()
+                .max_memtable_size(u64::MAX)
+                .with_kv_separation(Some(large))
+                .compaction_strategy(Arc::new(merging))
+        };
+        let keyspace = database.keyspace(name, options)?;
+        Ok(Self { keyspace, unsealed: Arc::default(), unsealed_max })
+    }
+
+    pub(super) fn keyspace(&self) -> &Keyspace {
+        &self.keyspace
+    }
+
+    pub(super) fn insert(&self, batch: &mut OwnedWriteBatch, key: impl Into<Slice>, value: impl Into<Slice>) {
+        let (key, value) = (key.into(), value.into());
+        self.unsealed.fetch_add((key.len() + value.len()) as u64 + ROW_BYTES, Ordering::Relaxed);
+        batch.insert(&self.keyspace, key, value);
+    }
+
+    /// Between two commits: seals what is full, and waits while too much of it is not flushed yet.
+    pub(super) fn seal_if_full(&self) -> fjall::Result<()> {
+        if self.unsealed.load(Ordering::Relaxed) < self.unsealed_max {
+            return Ok(());
+        }
+        let until = Instant::now() + FLUSH_WAIT;
+        while self.keyspace.sealed_memtable_count() >= SEALED_MAX {
+            if Instant::now() > until {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.unsealed.store(0, Ordering::Relaxed);
+        self.keyspace.rotate_memtable().map(|_| ())
+    }
+}
