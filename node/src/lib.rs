@@ -15,3 +15,5 @@ pub mod publish;
 pub mod session;
 pub mod tasks;
 pub mod telemetry;
+#[cfg(test)]
+mod testing;

@@ -16,29 +16,18 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::testing::DirectoryText;
 
 const NOW_MS: u64 = 1_767_225_600_500;
 const NOW_S: u64 = NOW_MS / 1000;
 
-const DIRECTORY: &str = r#"
-[[tenants]]
-id = "acme"
-[[tenants.accounts]]
-id = "acme-prod"
-[[tenants.accounts.keys]]
-name = "k1"
-secret = "s.e.c"
-capability = { "*" = ["subscribe", "publish", "history"] }
-[[tenants.accounts.keys]]
-name = "narrow"
-secret = "narrow-secret"
-capability = { "chat:*" = ["publish", "subscribe"] }
-[[tenants.accounts.keys]]
-name = "gone"
-secret = "gone-secret"
-status = "revoked"
-capability = { "*" = ["publish"] }
-"#;
+fn directory() -> DirectoryText {
+    DirectoryText::default()
+        .account("acme")
+        .key_with("k1", secret_of("k1"), "active", r#"{ "*" = ["subscribe", "publish", "history"] }"#)
+        .key_with("narrow", secret_of("narrow"), "active", r#"{ "chat:*" = ["publish", "subscribe"] }"#)
+        .key_with("gone", secret_of("gone"), "revoked", r#"{ "*" = ["publish"] }"#)
+}
 
 const PUBLISH: &str = r#"{"*":["publish"]}"#;
 
@@ -68,7 +57,7 @@ impl Fixture {
     }
 
     fn with(auth_on: bool) -> Self {
-        Self::over(Accounts::from_text(DIRECTORY).unwrap(), auth_on)
+        Self::over(Accounts::from_text(directory().text()).unwrap(), auth_on)
     }
 
     fn over(accounts: Arc<Accounts>, auth_on: bool) -> Self {

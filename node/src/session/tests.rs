@@ -14,45 +14,21 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::auth::{Claim, Credentials, Nonce, NonceStore};
+use crate::auth::Credentials;
 use crate::model::Clock;
+use crate::testing::{DirectoryText, NoNonces};
 
 const NOW_MS: u64 = 1_767_225_600_500;
 const NOW_S: u64 = NOW_MS / 1000;
 
-const DIRECTORY: &str = r#"
-[[tenants]]
-id = "acme"
-[[tenants.accounts]]
-id = "acme-prod"
-[[tenants.accounts.keys]]
-name = "all"
-secret = "secret-of-all"
-capability = { "*" = ["subscribe", "publish", "presence", "history"] }
-[[tenants.accounts.keys]]
-name = "chat"
-secret = "secret-of-chat"
-capability = { "chat:*" = ["subscribe", "publish"] }
-[[tenants.accounts.keys]]
-name = "writer"
-secret = "secret-of-writer"
-capability = { "*" = ["publish"] }
-[[tenants]]
-id = "other"
-[[tenants.accounts]]
-id = "other-prod"
-[[tenants.accounts.keys]]
-name = "other"
-secret = "secret-of-other"
-capability = { "*" = ["subscribe", "publish"] }
-"#;
-
-struct NoNonces;
-
-impl NonceStore for NoNonces {
-    fn claim_nonce(&self, _: Nonce) -> Claim {
-        Box::pin(async { Ok(true) })
-    }
+fn directory() -> DirectoryText {
+    DirectoryText::default()
+        .account("acme")
+        .key("all", r#"{ "*" = ["subscribe", "publish", "presence", "history"] }"#)
+        .key("chat", r#"{ "chat:*" = ["subscribe", "publish"] }"#)
+        .key("writer", r#"{ "*" = ["publish"] }"#)
+        .account("other")
+        .key("other", r#"{ "*" = ["subscribe", "publish"] }"#)
 }
 
 /// What the owner of a session has to do, in the order in which it has to.
@@ -100,7 +76,7 @@ impl Client {
 
     fn begin(authorization: &str, chosen: Option<&str>, format: Format, limits: Limits) -> Self {
         let clock = Clock::manual(NOW_MS);
-        let accounts = Accounts::from_text(DIRECTORY).unwrap();
+        let accounts = Accounts::from_text(directory().text()).unwrap();
         let auth = Authenticator::new(accounts, NoNonces, clock.clone(), &limits, true);
         let credentials =
             Credentials { authorization: vec![authorization.as_bytes()], query: "", socket: true };

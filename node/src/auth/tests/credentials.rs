@@ -13,7 +13,7 @@ fn the_header_carries_the_whole_key_or_a_token() {
     ];
     for value in &accepted {
         let principal = node.http(&[value]).expect(value);
-        assert_eq!((&*principal.key_name, principal.account.id.as_str()), ("k1", "acme-prod"));
+        assert_eq!((&*principal.key_name, principal.account.id.as_str()), ("k1", "acme"));
     }
     let refused = [
         String::new(),

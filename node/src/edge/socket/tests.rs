@@ -9,30 +9,12 @@ use parking_lot::Mutex;
 use super::connection::{Connection, Open, Stage};
 use super::*;
 use crate::accounts::Accounts;
-use crate::auth::{Claim, Credentials, Nonce, NonceStore};
+use crate::auth::Credentials;
 use crate::model::Published;
 use crate::origin::history;
 use crate::origin::history::StoreError;
 use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope};
-
-const DIRECTORY: &str = r#"
-[[tenants]]
-id = "acme"
-[[tenants.accounts]]
-id = "acme-prod"
-[[tenants.accounts.keys]]
-name = "all"
-secret = "secret-of-all"
-capability = { "*" = ["subscribe", "publish"] }
-"#;
-
-struct NoNonces;
-
-impl NonceStore for NoNonces {
-    fn claim_nonce(&self, _: Nonce) -> Claim {
-        Box::pin(async { Ok(true) })
-    }
-}
+use crate::testing::{DirectoryText, NoNonces};
 
 /// Keeps what it owes.
 #[derive(Default)]
@@ -82,7 +64,9 @@ impl Node {
         let clock = Clock::system();
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone()));
         let store = Arc::new(Store::default());
-        let accounts = Accounts::from_text(DIRECTORY).unwrap();
+        let directory =
+            DirectoryText::default().account("acme").key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
+        let accounts = Accounts::from_text(directory.text()).unwrap();
         let auth = Arc::new(Authenticator::new(accounts, NoNonces, clock.clone(), &limits, true));
         let services = Services {
             publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone()),

@@ -76,7 +76,7 @@ fn after_a_refusal_the_old_credential_stands() {
     assert_eq!(brief(&seen), ["2 au 40140"]);
     assert_eq!(brief(&client.send(&publish("p", "a"))), ["publish 1"]);
     assert_eq!(client.session.due_ms(), Some(expires_ms(HOUR_S) - 30_000));
-    assert_eq!(client.session.principal().account.id.as_str(), "acme-prod");
+    assert_eq!(client.session.principal().account.id.as_str(), "acme");
 }
 
 #[test]

@@ -19,44 +19,24 @@ use crate::hub::Hub;
 use crate::model::{Clock, Limits};
 use crate::origin::history::{self, Embedded, HistoryStore, Options};
 use crate::publish::Publisher;
+use crate::testing::DirectoryText;
 
 pub(super) const NOW_MS: u64 = 1_767_225_600_000;
 
-const DIRECTORY: &str = r#"
-[[tenants]]
-id = "acme"
+/// Everything that a key can hold.
+const FULL: &str = r#"{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subscribe"] }"#;
 
-[[tenants.accounts]]
-id = "acme-prod"
-[[tenants.accounts.channels]]
-pattern = "off:*"
-history = false
-[[tenants.accounts.channels]]
-pattern = "short:*"
-retention_hours = 1
-[[tenants.accounts.keys]]
-name = "full"
-secret = "secret-of-full"
-capability = { "*" = ["subscribe", "publish", "presence", "history", "amqp-subscribe"] }
-[[tenants.accounts.keys]]
-name = "narrow"
-secret = "secret.of.narrow"
-capability = { "chat:*" = ["publish", "subscribe"] }
-[[tenants.accounts.keys]]
-name = "revoked"
-secret = "secret-of-revoked"
-status = "revoked"
-capability = { "*" = ["publish"] }
-
-[[tenants]]
-id = "other"
-[[tenants.accounts]]
-id = "other-prod"
-[[tenants.accounts.keys]]
-name = "other"
-secret = "secret-of-other"
-capability = { "*" = ["publish", "history"] }
-"#;
+fn directory() -> DirectoryText {
+    DirectoryText::default()
+        .account("acme")
+        .channels("off:*", "history = false")
+        .channels("short:*", "retention_hours = 1")
+        .key("full", FULL)
+        .key_with("narrow", &secret("narrow"), "active", r#"{ "chat:*" = ["publish", "subscribe"] }"#)
+        .revoked_key("revoked")
+        .account("other")
+        .key("other", r#"{ "*" = ["publish", "history"] }"#)
+}
 
 /// `<secret>.<keyName>`, as the directory has it.
 pub(super) fn key_string(name: &str) -> String {
@@ -91,9 +71,9 @@ impl Fixture {
     }
 
     fn build(folder: TempDir, limits: Limits, clock: Clock, store: Arc<dyn HistoryStore>) -> Self {
-        let directory = folder.path().join("directory.toml");
-        std::fs::write(&directory, DIRECTORY).unwrap();
-        let accounts = Accounts::open(&directory).unwrap();
+        let file = folder.path().join("directory.toml");
+        std::fs::write(&file, directory().text()).unwrap();
+        let accounts = Accounts::open(&file).unwrap();
         let limits = Arc::new(limits);
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone()));
         let services = Arc::new(Services {
