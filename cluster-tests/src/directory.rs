@@ -18,6 +18,27 @@ impl Directory {
         self
     }
 
+    /// A tenant; the accounts that follow by [`Directory::account_of_tenant`] belong to it.
+    pub fn tenant(mut self, id: &str, connection_limit: Option<u64>) -> Self {
+        let _ = write!(self.toml, "[[tenants]]\nid = \"{id}\"\n");
+        if let Some(limit) = connection_limit {
+            let _ = writeln!(self.toml, "connection_limit = {limit}");
+        }
+        self
+    }
+
+    /// An account of the last tenant.
+    pub fn account_of_tenant(mut self, id: &str) -> Self {
+        let _ = write!(self.toml, "\n[[tenants.accounts]]\nid = \"{id}\"\n\n");
+        self
+    }
+
+    /// What the last account says of channels; before its keys. `rule` is the inside of the table.
+    pub fn channels(mut self, rule: &str) -> Self {
+        let _ = write!(self.toml, "[[tenants.accounts.channels]]\n{rule}\n\n");
+        self
+    }
+
     /// An active key of the last account. `capability` is an inline TOML table.
     pub fn key(self, name: &str, secret: &str, capability: &str) -> Self {
         self.key_with_status(name, secret, "active", capability)

@@ -44,10 +44,15 @@ impl Socket {
 
     /// Takes a connection whose upgrade was accepted, and reads `connected`.
     pub async fn upgraded(raw: Raw, binary: bool) -> Self {
-        let mut socket = Self { raw, binary, next_id: 0, backlog: VecDeque::new(), connected: Value::Null };
+        let mut socket = Self::refused(raw, binary);
         socket.connected = socket.next().await;
         assert_eq!(socket.connected["op"], 3, "{}", socket.connected);
         socket
+    }
+
+    /// Takes a connection whose upgrade was accepted, and reads nothing: what comes is expected to be a refusal.
+    pub fn refused(raw: Raw, binary: bool) -> Self {
+        Self { raw, binary, next_id: 0, backlog: VecDeque::new(), connected: Value::Null }
     }
 
     pub fn raw(&mut self) -> &mut Raw {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::accounts::{Accounts, Directory, development};
+use crate::accounts::{Accounts, Directory, TenantConnections, development};
 use crate::auth::Authenticator;
 use crate::config::{Config, StoreKind};
 use crate::edge::admin::{self, AdminState, AdminToken, Readiness};
@@ -100,6 +100,8 @@ impl App {
         let auth = Authenticator::new(Arc::clone(&accounts), nonces, clock.clone(), &limits, config.auth);
         let auth = Arc::new(auth);
 
+        let connections = Arc::new(TenantConnections::default());
+
         let threads = thread_count(&config);
         let (shards, polls) =
             Shards::prepare(threads).map_err(StartError::at("cannot prepare the socket threads"))?;
@@ -111,6 +113,7 @@ impl App {
             hub,
             publisher: publisher.clone(),
             auth: Arc::clone(&auth),
+            connections: Arc::clone(&connections),
             limits: config.limits.clone(),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
@@ -124,6 +127,7 @@ impl App {
             auth: Arc::clone(&auth),
             publisher: Arc::new(publisher),
             store: Arc::clone(&store),
+            connections: Arc::clone(&connections),
             limits: Arc::clone(&limits),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
@@ -131,6 +135,7 @@ impl App {
         let http = HttpServices {
             router,
             auth,
+            connections,
             limits: Arc::clone(&limits),
             shards: Arc::clone(&shards),
             tasks: Arc::clone(&tasks),

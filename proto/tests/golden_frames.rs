@@ -81,9 +81,16 @@ fn server_frame<'a>(name: &str, serials: &'a [String]) -> Option<ServerFrame<'a>
         "connected-anonymous" => {
             ServerFrame::Connected(Connected { client_id: None, expires: None, resumed: true, ..connected() })
         }
-        "disconnected" => ServerFrame::Disconnected { error: None, code: 50003, reconnect_after_ms: 2500 },
+        "disconnected" => {
+            ServerFrame::Disconnected { error: None, code: 50003, reason: None, reconnect_after_ms: 2500 }
+        }
         "disconnected-error" => {
-            ServerFrame::Disconnected { error: Some("token expired"), code: 40142, reconnect_after_ms: 0 }
+            let error = Some("token expired");
+            ServerFrame::Disconnected { error, code: 40142, reason: None, reconnect_after_ms: 0 }
+        }
+        "disconnected-reason" => {
+            let (error, reason) = (Some("too many connections"), Some("connection_limit"));
+            ServerFrame::Disconnected { error, code: 42900, reason, reconnect_after_ms: 3000 }
         }
         "closed" => ServerFrame::Closed,
         "error" => ServerFrame::Error { error: "frame is not an object", code: 40000, channel: None },

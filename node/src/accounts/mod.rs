@@ -1,5 +1,6 @@
 //! Who may use the service and under which rules: tenants, accounts and keys, read from one watched file.
 
+mod connections;
 pub mod development;
 mod directory;
 mod parse;
@@ -9,6 +10,7 @@ mod secret;
 mod tests;
 mod watch;
 
+pub use connections::{Seat, TenantConnections};
 pub use directory::{
     Account, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant,
 };

@@ -25,7 +25,8 @@ use tower_service::Service as _;
 use super::PeerAddress;
 use super::errors::{Kind, Refusal};
 use super::http::cors;
-use super::socket::{Decision, Head, HttpConnection, Input, PATH, Permit, Shards, refusal_bytes};
+use super::socket::{Decision, Gate, Head, HttpConnection, Input, PATH, Permit, Shards, refusal_bytes};
+use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::model::Limits;
 use crate::tasks::{OnStop, Tasks};
@@ -149,6 +150,7 @@ impl Accept {
 pub struct HttpServices {
     pub router: Router,
     pub auth: Arc<Authenticator>,
+    pub connections: Arc<TenantConnections>,
     pub limits: Arc<Limits>,
     pub shards: Arc<Shards>,
     pub tasks: Arc<Tasks>,
@@ -214,7 +216,8 @@ fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<R
         if request.method() != Method::GET || request.uri().path() != PATH || !head.asks_for_websocket() {
             return None;
         }
-        head.decide(&services.auth, &services.limits)
+        let HttpServices { auth, connections, limits, .. } = services;
+        head.decide(Gate { auth, connections, limits })
     };
     let (accept, adopt): (_, Box<dyn FnOnce(ReadStream) -> Option<Input> + Send>) = match decision {
         Decision::Refuse(refusal) => return Some(axum::response::IntoResponse::into_response(refusal)),
@@ -225,10 +228,10 @@ fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<R
             };
             (accept, Box::new(adopt))
         }
-        Decision::OpenRefused { accept, format } => {
+        Decision::OpenRefused { accept, format, refused } => {
             let adopt = move |stream: ReadStream| {
                 let (socket, permit, _) = stream.into_parts()?;
-                Some(Input::AdoptRefused { socket, permit, format })
+                Some(Input::AdoptRefused { socket, permit, format, refused })
             };
             (accept, Box::new(adopt))
         }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::accounts::Accounts;
+use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::Authenticator;
 use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
@@ -21,6 +21,7 @@ pub struct Services {
     pub auth: Arc<Authenticator>,
     pub publisher: Arc<Publisher>,
     pub store: Arc<dyn HistoryStore>,
+    pub connections: Arc<TenantConnections>,
     pub limits: Arc<Limits>,
     pub clock: Clock,
     pub node_id: Arc<str>,

@@ -90,7 +90,7 @@ impl Session {
             Ok(place) => self.attached[place].modes = modes,
             Err(_) if self.attached.len() >= cx.limits.attached_channels => {
                 let error = format!("more than {} channels on one connection", cx.limits.attached_channels);
-                return self.nack(id.as_deref(), code::LIMIT, &error, None, out);
+                return self.nack(id.as_deref(), code::LIMIT, &error, Some("channel_limit"), out);
             }
             Err(place) => self.attached.insert(place, Attachment { channel: channel.clone(), modes }),
         }

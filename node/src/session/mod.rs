@@ -177,7 +177,10 @@ impl Session {
         close_after_ms: u64,
         out: &mut Vec<Output>,
     ) {
-        self.send(&ServerFrame::Disconnected { error: Some(error), code, reconnect_after_ms }, out);
+        self.send(
+            &ServerFrame::Disconnected { error: Some(error), code, reason: None, reconnect_after_ms },
+            out,
+        );
         self.end(close_code, close_after_ms, out);
     }
 

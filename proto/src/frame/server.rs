@@ -27,6 +27,8 @@ pub enum ServerFrame<'a> {
     Disconnected {
         error: Option<&'a str>,
         code: u32,
+        /// Names a ceiling.
+        reason: Option<&'a str>,
         reconnect_after_ms: u64,
     },
     Closed,
@@ -111,9 +113,12 @@ fn write(frame: &ServerFrame<'_>, object: &mut Object<'_>) {
             object.number("code", code).text_if("reason", *reason)
         }
         ServerFrame::Connected(connected) => write_connected(connected, object),
-        ServerFrame::Disconnected { error, code, reconnect_after_ms } => {
+        ServerFrame::Disconnected { error, code, reason, reconnect_after_ms } => {
             object.number("op", op::DISCONNECTED).text_if("error", *error);
-            object.number("code", code).number("reconnectAfterMs", reconnect_after_ms)
+            object
+                .number("code", code)
+                .text_if("reason", *reason)
+                .number("reconnectAfterMs", reconnect_after_ms)
         }
         ServerFrame::Closed => object.number("op", op::CLOSED),
         ServerFrame::Error { error, code, channel } => object

@@ -27,6 +27,7 @@ use crate::model::{ChannelKey, ChannelName, Operation};
 
 mod batch;
 mod body;
+mod connections;
 pub mod cors;
 mod history;
 mod publish;
@@ -92,6 +93,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
     let query = head.uri.query();
     match route.action {
         Action::Time => Ok(time(api)),
+        Action::ConnectionCount => Ok(connections::count(api, &principal)),
         Action::Publish { channel } => publish::publish(api, &principal, &channel, body).await,
         Action::PublishBatch => batch::publish(api, &principal, body).await,
         Action::History { channel } => history::messages(api, &principal, &channel, query).await,

@@ -23,6 +23,7 @@ pub(super) enum Action {
     /// The socket's address, reached without an upgrade.
     UpgradeRequired,
     Time,
+    ConnectionCount,
     Publish {
         channel: String,
     },
@@ -64,7 +65,7 @@ impl Route {
             "/time" => ("/time", READ, Action::Time),
             "/api/publish" => ("/api/publish", WRITE, Action::PublishBatch),
             "/api/metrics/series" => ("/api/metrics/series", READ, Action::NotWired { needs: None }),
-            "/api/connections/count" => ("/api/connections/count", READ, Action::NotWired { needs: None }),
+            "/api/connections/count" => ("/api/connections/count", READ, Action::ConnectionCount),
             "/api/channels" => ("/api/channels", READ, Action::NotWired { needs: None }),
             "/api/connections" => ("/api/connections", READ, Action::NotWired { needs: None }),
             "/api/presence" => ("/api/presence", READ, Action::NotWired { needs: None }),

@@ -8,6 +8,7 @@ use mio::net::TcpStream;
 
 use super::handshake::Opening;
 use super::reader::Reader;
+use crate::accounts::Seat;
 use crate::hub::Outbox;
 use crate::model::{ChannelName, Limits};
 use crate::session::Session;
@@ -87,19 +88,22 @@ pub(super) struct Open {
     pub(super) subscriptions: Vec<(ChannelName, u64)>,
     pub(super) pings: u32,
     pub(super) pings_second: u64,
+    /// Held as long as the session is open, and so given back before the last frames are out.
+    _seat: Seat,
 }
 
 impl Open {
-    pub(super) fn new(opening: &Opening, limits: &Limits, epoch_ms: u64) -> Box<Self> {
-        let Opening { principal, client_id, format, .. } = opening;
+    pub(super) fn new(opening: Opening, limits: &Limits, epoch_ms: u64) -> Box<Self> {
+        let Opening { principal, client_id, format, echo, heartbeat_pings, seat } = opening;
         Box::new(Self {
-            session: Session::new(Arc::clone(principal), client_id.clone(), *format, limits, epoch_ms),
+            session: Session::new(principal, client_id, format, limits, epoch_ms),
             reader: Reader::default(),
-            echo: opening.echo,
-            heartbeat_pings: opening.heartbeat_pings,
+            echo,
+            heartbeat_pings,
             subscriptions: Vec::new(),
             pings: 0,
             pings_second: 0,
+            _seat: seat,
         })
     }
 

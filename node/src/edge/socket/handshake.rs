@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use fanfare_proto::frame::Format;
 use sha1::{Digest as _, Sha1};
 
+use crate::accounts::{Seat, TenantConnections};
 use crate::auth::{Authenticator, Credentials, Principal};
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::http::cors;
@@ -31,6 +32,22 @@ pub struct Opening {
     pub format: Format,
     pub echo: bool,
     pub heartbeat_pings: bool,
+    pub seat: Seat,
+}
+
+/// What a socket must pass.
+#[derive(Clone, Copy)]
+pub struct Gate<'a> {
+    pub auth: &'a Authenticator,
+    pub connections: &'a TenantConnections,
+    pub limits: &'a Limits,
+}
+
+/// Why a socket is refused after its upgrade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    Credential,
+    ConnectionLimit,
 }
 
 #[derive(Debug)]
@@ -40,10 +57,11 @@ pub enum Decision {
         accept: String,
         opening: Opening,
     },
-    /// Answer 101, then refuse by op 7 and close 4001, for clients that cannot read a status.
+    /// Answer 101, then refuse within the socket, for clients that cannot read a status.
     OpenRefused {
         accept: String,
         format: Format,
+        refused: Refused,
     },
     Refuse(Refusal),
 }
@@ -85,8 +103,8 @@ impl<'a> Head<'a> {
         self.lists("upgrade", b"websocket") && self.lists("connection", b"upgrade")
     }
 
-    /// Checks the handshake and the credential.
-    pub fn decide(&self, auth: &Authenticator, limits: &Limits) -> Decision {
+    /// Checks the handshake and the credential, and takes a seat of the tenant.
+    pub fn decide(&self, gate: Gate<'_>) -> Decision {
         if self.all("sec-websocket-version").next() != Some(b"13") {
             let error = "sec-websocket-version must be 13";
             return Decision::Refuse(Refusal::new(Kind::UpgradeRequired, error));
@@ -98,24 +116,31 @@ impl<'a> Head<'a> {
         let authorization: Vec<&[u8]> = self.all("authorization").collect();
         let credentials = Credentials { authorization, query: self.query, socket: true };
         let parameters = Parameters::read(self.query);
-        let (principal, parameters) = match (auth.authenticate(&credentials), parameters) {
+        let (principal, parameters) = match (gate.auth.authenticate(&credentials), parameters) {
             (Err(_), Some(Parameters { errors_in_socket: true, format, .. })) => {
-                return Decision::OpenRefused { accept, format };
+                return Decision::OpenRefused { accept, format, refused: Refused::Credential };
             }
             (Err(_), _) => return Decision::Refuse(Refusal::unauthorized()),
             (Ok(_), None) => return Decision::Refuse(Refusal::malformed("format must be json or msgpack")),
             (Ok(principal), Some(parameters)) => (Arc::new(principal), parameters),
         };
-        let Parameters { format, echo, heartbeat_pings, client_id, .. } = parameters;
+        let Parameters { format, echo, heartbeat_pings, errors_in_socket, client_id } = parameters;
         let client_id = match (&principal.client_id, client_id) {
             (Some(forced), _) => Some(forced.clone()),
             (None, None) => None,
-            (None, Some(chosen)) => match check_client_id(&chosen, limits) {
+            (None, Some(chosen)) => match check_client_id(&chosen, gate.limits) {
                 Ok(client_id) => Some(client_id),
                 Err(error) => return Decision::Refuse(Refusal::malformed(error)),
             },
         };
-        Decision::Open { accept, opening: Opening { principal, client_id, format, echo, heartbeat_pings } }
+        let Some(seat) = gate.connections.admit(&principal.account) else {
+            if errors_in_socket {
+                return Decision::OpenRefused { accept, format, refused: Refused::ConnectionLimit };
+            }
+            return Decision::Refuse(Refusal::connection_limit());
+        };
+        let opening = Opening { principal, client_id, format, echo, heartbeat_pings, seat };
+        Decision::Open { accept, opening }
     }
 
     /// Whether a header that is a list holds the word.

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fanfare_proto::frame::Format;
 use tokio::sync::mpsc;
 
+use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox};
 use crate::model::{Clock, Limits};
@@ -21,7 +22,7 @@ use crate::publish::Publisher;
 use crate::session::PublishResult;
 
 pub use connection::Permit;
-pub use handshake::{Decision, Head, Opening, PATH, refusal_bytes};
+pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, refusal_bytes};
 pub use shard::Shard;
 
 /// What waits for a shard before publishers are held back, in bytes.
@@ -43,6 +44,7 @@ pub enum Input {
         socket: std::net::TcpStream,
         permit: Permit,
         format: Format,
+        refused: Refused,
     },
     Deliver(Arc<Delivery>),
     Answered {
@@ -68,11 +70,18 @@ pub struct Services {
     pub hub: Arc<Hub>,
     pub publisher: Publisher,
     pub auth: Arc<Authenticator>,
+    pub connections: Arc<TenantConnections>,
     pub limits: Limits,
     pub clock: Clock,
     pub node_id: Arc<str>,
     /// Connections for the HTTP side. Bounded: when it is full the connection is closed.
     pub http: mpsc::Sender<HttpConnection>,
+}
+
+impl Services {
+    fn gate(&self) -> Gate<'_> {
+        Gate { auth: &self.auth, connections: &self.connections, limits: &self.limits }
+    }
 }
 
 /// The way to a shard from other threads.

@@ -210,8 +210,10 @@ impl Shard {
                 self.answered(slot, generation, ticket, result)
             }
             Input::Accept(socket, permit) => self.accept(socket, permit),
-            Input::Adopt { socket, permit, read, opening } => self.adopt(socket, permit, read, &opening),
-            Input::AdoptRefused { socket, permit, format } => self.adopt_refused(socket, permit, format),
+            Input::Adopt { socket, permit, read, opening } => self.adopt(socket, permit, read, *opening),
+            Input::AdoptRefused { socket, permit, format, refused } => {
+                self.adopt_refused(socket, permit, format, refused);
+            }
             Input::Stop => self.stop(),
         }
     }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::connection::{Connection, Open, Stage};
 use super::*;
-use crate::accounts::Accounts;
+use crate::accounts::{Account, Accounts};
 use crate::auth::Credentials;
 use crate::model::Published;
 use crate::origin::history;
@@ -72,6 +72,7 @@ impl Node {
             publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone()),
             hub,
             auth: Arc::clone(&auth),
+            connections: Arc::default(),
             limits: limits.clone(),
             clock,
             node_id: "node-1".into(),
@@ -211,8 +212,9 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
         format: Format::Json,
         echo: true,
         heartbeat_pings: false,
+        seat: TenantConnections::default().admit(&Account::plain("acme-prod")).unwrap(),
     };
-    connection.stage = Stage::Open(Open::new(&opening, &node.limits, 0));
+    connection.stage = Stage::Open(Open::new(opening, &node.limits, 0));
     let feed_a_part = |connection: &mut Connection| {
         let part = &mut frame(r#"{"op":0}"#)[..5];
         let reader = &mut connection.open_mut().unwrap().reader;

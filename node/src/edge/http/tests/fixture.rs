@@ -87,6 +87,7 @@ impl Fixture {
             publisher: Arc::new(Publisher::new(hub, Arc::clone(&store), Limits::clone(&limits))),
             accounts,
             store,
+            connections: Arc::default(),
             limits,
             clock,
             node_id: "node-1".into(),

@@ -29,7 +29,7 @@ const ORDER: &[(&str, &str, u16, u16)] = &[
     ("GET", "/api/publish", 405, 401),
     ("GET", "/api/channels", 503, 401),
     ("GET", "/api/connections", 503, 401),
-    ("GET", "/api/connections/count", 503, 401),
+    ("GET", "/api/connections/count", 200, 401),
     ("POST", "/api/connections/count", 405, 401),
     ("GET", "/api/presence", 503, 401),
     ("GET", "/api/metrics/series?window=1h", 503, 401),

@@ -6,7 +6,7 @@ use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
 use mio::net::TcpStream;
 
 use super::super::connection::{Connection, Open, Permit, Stage};
-use super::super::handshake::Opening;
+use super::super::handshake::{Opening, Refused};
 use super::{STOP_MS, Shard, context};
 use crate::hub::{Subscriber, wire};
 use crate::model::{ChannelName, Stamp};
@@ -14,6 +14,8 @@ use crate::session::PublishResult;
 
 /// A stopping node asks its clients to come back within this time.
 const RECONNECT_SPREAD_MS: u64 = 500;
+/// Who is refused at a ceiling is asked to come back after this time at the earliest, and twice it at the latest.
+const REFUSED_MS: u64 = 2_000;
 /// After op 4 and its delay the client closes; the node does so when it has not.
 const CLOSE_AFTER_MS: u64 = 1_000;
 
@@ -30,7 +32,7 @@ impl Shard {
         socket: std::net::TcpStream,
         permit: Permit,
         mut read: Vec<u8>,
-        opening: &Opening,
+        opening: Opening,
     ) {
         self.add(socket, permit, |shard, connection, slot| {
             shard.open(connection, slot, opening);
@@ -38,8 +40,16 @@ impl Shard {
         });
     }
 
-    pub(super) fn adopt_refused(&mut self, socket: std::net::TcpStream, permit: Permit, format: Format) {
-        self.add(socket, permit, |shard, connection, slot| shard.refuse_in_socket(connection, slot, format));
+    pub(super) fn adopt_refused(
+        &mut self,
+        socket: std::net::TcpStream,
+        permit: Permit,
+        format: Format,
+        refused: Refused,
+    ) {
+        self.add(socket, permit, |shard, connection, slot| {
+            shard.refuse_in_socket(connection, slot, format, refused);
+        });
     }
 
     fn add(
@@ -68,7 +78,7 @@ impl Shard {
         self.slots[slot as usize] = Some(connection);
     }
 
-    pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, opening: &Opening) {
+    pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, opening: Opening) {
         self.metrics.connections.increment(1.0);
         let mut open = Open::new(opening, &self.services.limits, self.epoch_ms);
         let mut outputs = Vec::new();
@@ -77,11 +87,33 @@ impl Shard {
         self.run_outputs(connection, slot, outputs);
     }
 
-    pub(super) fn refuse_in_socket(&mut self, connection: &mut Connection, slot: u32, format: Format) {
-        let refusal = ServerFrame::Error { error: "unauthorized", code: code::CREDENTIAL, channel: None };
+    pub(super) fn refuse_in_socket(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        format: Format,
+        refused: Refused,
+    ) {
+        let error = match refused {
+            Refused::Credential => "unauthorized",
+            Refused::ConnectionLimit => "too many connections",
+        };
+        let (refusal, close_code, after_ms) = match refused {
+            Refused::Credential => {
+                (ServerFrame::Error { error, code: code::CREDENTIAL, channel: None }, close::CREDENTIAL, 0)
+            }
+            Refused::ConnectionLimit => {
+                let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes()));
+                let reconnect_after_ms = REFUSED_MS + spread % REFUSED_MS;
+                let (code, reason) = (code::LIMIT, Some("connection_limit"));
+                let frame =
+                    ServerFrame::Disconnected { error: Some(error), code, reason, reconnect_after_ms };
+                (frame, close::RATE, reconnect_after_ms + CLOSE_AFTER_MS)
+            }
+        };
         let frame = super::writing::payload_frame(format, &frame::encode(&refusal, format));
         self.send(connection, slot, frame);
-        connection.begin_closing(wire::close(close::CREDENTIAL, "unauthorized"), self.now_ms, 0);
+        connection.begin_closing(wire::close(close_code, error), self.now_ms, after_ms);
         self.close_if_due(connection, slot);
     }
 

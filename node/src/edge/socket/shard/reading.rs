@@ -142,15 +142,15 @@ impl Shard {
         if length > self.services.limits.header_bytes {
             return self.refuse(connection, slot, &headers_too_large());
         }
-        match head.decide(&self.services.auth, &self.services.limits) {
+        match head.decide(self.services.gate()) {
             Decision::Refuse(refusal) => return self.refuse(connection, slot, &refusal),
             Decision::Open { accept, opening } => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());
-                self.open(connection, slot, &opening);
+                self.open(connection, slot, opening);
             }
-            Decision::OpenRefused { accept, format } => {
+            Decision::OpenRefused { accept, format, refused } => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());
-                self.refuse_in_socket(connection, slot, format);
+                self.refuse_in_socket(connection, slot, format, refused);
             }
         }
         self.feed_frames(connection, slot, &mut bytes[length..]);
