@@ -1,7 +1,7 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
 mod files;
-mod nonces;
+mod tokens;
 
 use std::error::Error;
 use std::fmt;
@@ -96,9 +96,7 @@ impl App {
 
         let (accounts, development_key) = open_accounts(&config)?;
         let store = open_store(&config, &stamps).await?;
-        let nonces = nonces::StoredNonces(Arc::clone(&store));
-        let auth = Authenticator::new(Arc::clone(&accounts), nonces, clock.clone(), &limits, config.auth);
-        let auth = Arc::new(auth);
+        let auth = open_auth(&config, &accounts, &store, &clock).await?;
 
         let connections = Arc::new(TenantConnections::default());
 
@@ -134,7 +132,7 @@ impl App {
         }));
         let http = HttpServices {
             router,
-            auth,
+            auth: Arc::clone(&auth),
             connections,
             limits: Arc::clone(&limits),
             shards: Arc::clone(&shards),
@@ -146,7 +144,7 @@ impl App {
         let admin_state = admin_state(&config, metrics.clone(), Arc::clone(&store), Arc::clone(&draining))?;
         let admin = serve_admin(&config, admin_state, &tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
-        tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), stamps));
+        tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), Arc::clone(&auth), stamps));
         tasks.spawn("metrics upkeep", OnStop::Cancel, async move {
             loop {
                 tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
@@ -232,6 +230,23 @@ async fn open_store(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistorySt
     Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
 }
 
+/// Knows what was revoked before it is asked for the first time.
+async fn open_auth(
+    config: &Config,
+    accounts: &Arc<Accounts>,
+    store: &Arc<dyn HistoryStore>,
+    clock: &Clock,
+) -> Result<Arc<Authenticator>, StartError> {
+    let tokens = tokens::StoredTokens(Arc::clone(store));
+    let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth);
+    let store = Arc::clone(store);
+    let revoked = tokio::task::spawn_blocking(move || store.revoked_tokens()).await;
+    let doing = "cannot read the revocations in the store";
+    let revoked = revoked.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
+    auth.restore_revocations(&revoked);
+    Ok(Arc::new(auth))
+}
+
 fn thread_count(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     (if config.threads > 0 { config.threads } else { cores() }).min(64)
@@ -297,9 +312,10 @@ fn start_acceptor(
     Ok((acceptor, address))
 }
 
-async fn sweep(store: Arc<dyn HistoryStore>, clock: Clock) {
+async fn sweep(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>, clock: Clock) {
     loop {
         tokio::time::sleep(SWEEP_EVERY).await;
+        auth.forget_ended_revocations();
         let (store, now_ms) = (Arc::clone(&store), clock.now_ms());
         let swept = tokio::task::spawn_blocking(move || store.sweep(now_ms)).await;
         if let Ok(Err(error)) = swept {

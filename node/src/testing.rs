@@ -2,14 +2,19 @@
 
 use std::fmt::Write as _;
 
-use crate::auth::{Claim, Nonce, NonceStore};
+use crate::auth::{Claim, Kept, Nonce, TokenStore};
+use crate::model::Revocation;
 
-/// Takes every nonce for new, and remembers none.
-pub(crate) struct NoNonces;
+/// Takes every nonce for new, and remembers nothing.
+pub(crate) struct NoTokens;
 
-impl NonceStore for NoNonces {
+impl TokenStore for NoTokens {
     fn claim_nonce(&self, _: Nonce) -> Claim {
         Box::pin(async { Ok(true) })
+    }
+
+    fn keep_revocation(&self, _: Revocation) -> Kept {
+        Box::pin(async { Ok(()) })
     }
 }
 

@@ -153,6 +153,52 @@ impl fmt::Debug for TokenDetails {
     }
 }
 
+/// The body that takes back tokens of a key; `{}` is all of them that were issued until now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RevokeRequest {
+    /// Only tokens that force this clientId.
+    pub client_id: Option<String>,
+    /// Only tokens issued before it, in epoch milliseconds.
+    pub issued_before: Option<u64>,
+}
+
+impl RevokeRequest {
+    /// Reads a body. An unknown field is refused: misspelt, it would take back the tokens of everybody.
+    pub fn parse(body: &[u8], nesting_max: usize) -> Result<Self, TokenRequestError> {
+        let malformed = TokenRequestError::Malformed;
+        let body = json::tidy(body, nesting_max).map_err(|error| malformed(error.to_string()))?;
+        if !body.starts_with('{') {
+            return Err(malformed("body must be an object".into()));
+        }
+        let fields: RevokeFields<'_> =
+            serde_json::from_str(&body).map_err(|error| malformed(json::error_text(&error)))?;
+        let issued_before = integer("issuedBefore", fields.issued_before)?;
+        Ok(Self {
+            client_id: text("clientId", fields.client_id)?,
+            issued_before: issued_before.map(|decimal| decimal.value),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RevokeFields<'a> {
+    #[serde(borrow, default, deserialize_with = "json::present_ref")]
+    client_id: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::present_ref")]
+    issued_before: Option<&'a RawValue>,
+}
+
+/// What is refused from now on. `issued_before` in epoch milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Revoked {
+    pub key_name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
+    pub issued_before: u64,
+}
+
 /// The claims of a service JWT; times in epoch seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceClaims {

@@ -10,8 +10,8 @@ use fanfare_proto::token::{
 use subtle::ConstantTimeEq as _;
 
 use super::credentials::Credentials;
-use super::nonce::Nonce;
 use super::principal::PrincipalKind;
+use super::store::Nonce;
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
 use crate::model::{Capability, ClientId};
@@ -96,7 +96,7 @@ impl Authenticator {
             timestamp_ms: asked.request.timestamp.value,
             nonce: asked.request.nonce.into(),
         };
-        match self.nonces.claim_nonce(nonce).await {
+        match self.tokens.claim_nonce(nonce).await {
             Ok(true) => Ok(details),
             Ok(false) => Err(ExchangeError::NonceUsed),
             Err(_) => Err(ExchangeError::Unavailable),
@@ -164,7 +164,9 @@ impl Authenticator {
             Some(_) => return Err(ExchangeError::Capability { key_name: key.name.to_string() }),
         };
         let ttl_ms = asked.request.ttl.as_ref().map_or(TTL_DEFAULT_MS, |ttl| ttl.value);
-        let iat = now_ms / 1000;
+        // In the second of a revocation the token says the next one, or it would be refused with those before it.
+        let revoked_ms = self.revocations.before_ms(&key.name, asked.client_id.as_ref());
+        let iat = (now_ms / 1000).max(revoked_ms.div_ceil(1000));
         let claims = ServiceClaims {
             iat,
             exp: iat + ttl_ms.div_ceil(1000),

@@ -9,7 +9,7 @@ use crate::accounts::{Key, Secret};
 use crate::model::{Capability, ClientId};
 
 /// How far ahead of this clock a signer's may be.
-const FUTURE_IAT_MS: u64 = 120_000;
+pub(super) const FUTURE_IAT_MS: u64 = 120_000;
 /// Also what catches an `exp` in milliseconds.
 const LIFETIME_S_MAX: u64 = 48 * 3600;
 

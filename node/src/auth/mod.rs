@@ -6,8 +6,9 @@ mod credentials;
 mod exchange;
 mod failures;
 mod jwt;
-mod nonce;
 mod principal;
+mod revocation;
+mod store;
 #[cfg(test)]
 mod tests;
 
@@ -19,11 +20,13 @@ use crate::model::{Clock, Limits, random_bytes};
 
 pub use credentials::Credentials;
 pub use exchange::ExchangeError;
-pub use nonce::{Claim, Nonce, NonceStore, NonceStoreError};
 pub use principal::{Principal, PrincipalKind};
+pub use revocation::RevokeError;
+pub use store::{Claim, Kept, Nonce, TokenStore, TokenStoreError};
 
 use credentials::Presented;
 use failures::Failures;
+use revocation::Revocations;
 
 /// No usable credential. Malformed, wrong, unknown and revoked are told apart by nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +43,8 @@ impl std::error::Error for Unauthorized {}
 /// Checks credentials against the directory of the moment.
 pub struct Authenticator {
     accounts: Arc<Accounts>,
-    nonces: Box<dyn NonceStore>,
+    tokens: Box<dyn TokenStore>,
+    revocations: Revocations,
     clock: Clock,
     token_bytes: usize,
     nesting: usize,
@@ -58,7 +62,7 @@ impl Authenticator {
 
     pub fn new(
         accounts: Arc<Accounts>,
-        nonces: impl NonceStore,
+        tokens: impl TokenStore,
         clock: Clock,
         limits: &Limits,
         auth_on: bool,
@@ -66,7 +70,8 @@ impl Authenticator {
         let decoy: String = random_bytes::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
             accounts,
-            nonces: Box::new(nonces),
+            tokens: Box::new(tokens),
+            revocations: Revocations::new(limits.revoked_client_ids),
             clock,
             token_bytes: limits.token_bytes,
             nesting: limits.nesting,
@@ -97,15 +102,18 @@ impl Authenticator {
         }
     }
 
-    /// Changes whenever the directory does.
+    /// Changes whenever the directory does, or a token is revoked.
     pub fn generation(&self) -> u64 {
-        self.accounts.generation()
+        self.accounts.generation() + self.revocations.changes()
     }
 
     /// Whether the credential behind a live connection would still be taken, its expiry apart: to be asked
-    /// whenever the generation of the accounts has changed.
+    /// whenever the generation has changed.
     pub fn still_holds(&self, principal: &Principal) -> bool {
         let Some(former) = principal.key() else { return self.anonymous.is_some() };
+        if self.is_revoked(principal) {
+            return false;
+        }
         self.accounts.current().key(&former.name).is_some_and(|key| {
             key.active
                 && key.account.id == former.account.id
@@ -144,7 +152,14 @@ impl Authenticator {
         if !granted.capability.is_subset_of(&key.capability) {
             return Err(Unauthorized);
         }
-        Ok(Principal::of_token(key.clone(), granted))
+        let principal = Principal::of_token(key.clone(), granted);
+        if self.is_revoked(&principal) { Err(Unauthorized) } else { Ok(principal) }
+    }
+
+    fn is_revoked(&self, principal: &Principal) -> bool {
+        let Principal { key_name, client_id, issued_s, .. } = principal;
+        principal.kind == PrincipalKind::Token
+            && self.revocations.covers(key_name, client_id.as_ref(), *issued_s)
     }
 
     fn key_or_decoy<'a>(

@@ -1,9 +1,10 @@
-//! The rules of credentials as tables, over a directory, a clock that stands still and nonces in memory.
+//! The rules of credentials as tables, over a directory, a clock that stands still and a store in memory.
 
 mod credentials;
 mod exchange;
 mod jwt;
 mod principal;
+mod revocation;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::Revocation;
 use crate::testing::DirectoryText;
 
 const NOW_MS: u64 = 1_767_225_600_500;
@@ -34,20 +36,29 @@ const PUBLISH: &str = r#"{"*":["publish"]}"#;
 #[derive(Clone, Default)]
 struct Memory {
     claimed: Arc<Mutex<HashSet<Nonce>>>,
+    kept: Arc<Mutex<Vec<Revocation>>>,
     down: Arc<AtomicBool>,
 }
 
-impl NonceStore for Memory {
+impl TokenStore for Memory {
     fn claim_nonce(&self, nonce: Nonce) -> Claim {
         let down = self.down.load(Ordering::Relaxed);
         let new = !down && self.claimed.lock().insert(nonce);
-        Box::pin(async move { if down { Err(NonceStoreError) } else { Ok(new) } })
+        Box::pin(async move { if down { Err(TokenStoreError) } else { Ok(new) } })
+    }
+
+    fn keep_revocation(&self, revocation: Revocation) -> Kept {
+        let down = self.down.load(Ordering::Relaxed);
+        if !down {
+            self.kept.lock().push(revocation);
+        }
+        Box::pin(async move { if down { Err(TokenStoreError) } else { Ok(()) } })
     }
 }
 
 struct Fixture {
     auth: Authenticator,
-    nonces: Memory,
+    tokens: Memory,
     clock: Clock,
 }
 
@@ -61,9 +72,17 @@ impl Fixture {
     }
 
     fn over(accounts: Arc<Accounts>, auth_on: bool) -> Self {
-        let (nonces, clock) = (Memory::default(), Clock::manual(NOW_MS));
-        let auth = Authenticator::new(accounts, nonces.clone(), clock.clone(), &Limits::default(), auth_on);
-        Self { auth, nonces, clock }
+        Self::build(accounts, &Limits::default(), auth_on)
+    }
+
+    fn limited(limits: &Limits) -> Self {
+        Self::build(Accounts::from_text(directory().text()).unwrap(), limits, true)
+    }
+
+    fn build(accounts: Arc<Accounts>, limits: &Limits, auth_on: bool) -> Self {
+        let (tokens, clock) = (Memory::default(), Clock::manual(NOW_MS));
+        let auth = Authenticator::new(accounts, tokens.clone(), clock.clone(), limits, auth_on);
+        Self { auth, tokens, clock }
     }
 
     fn http(&self, headers: &[&str]) -> Result<Principal, Unauthorized> {

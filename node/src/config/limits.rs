@@ -48,6 +48,7 @@ limits! {
     pings_per_second 1..=4_294_967_295: "WebSocket pings per socket";
     failed_token_requests_per_second 0..=4_294_967_295: "Failed token requests per address and key; 0: no limit";
     token_bytes 1..=65_536: "Token";
+    revoked_client_ids 1..=1_000_000: "clientIds per key whose tokens are revoked at a time";
     resume_window_ms 1..=86_400_000: "How long a lost connection can be resumed without a gap";
     heartbeat_ms 100..=3_600_000: "The server sends a heartbeat after this much silence of its own";
     header_bytes 1_024..=1_048_576: "Headers of a request";

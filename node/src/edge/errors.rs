@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use fanfare_proto::frame::code;
 use fanfare_proto::http::ErrorBody;
 
-use crate::auth::{ExchangeError, Unauthorized};
+use crate::auth::{ExchangeError, RevokeError, Unauthorized};
 use crate::model::{DraftError, NameError};
 use crate::origin::history::StoreError;
 use crate::publish::PublishError;
@@ -178,6 +178,18 @@ impl From<ExchangeError> for Refusal {
             ExchangeError::Mac | ExchangeError::Timestamp | ExchangeError::NonceUsed => Kind::TokenRefused,
             ExchangeError::Capability { .. } => Kind::Forbidden,
             ExchangeError::Unavailable => Kind::Unavailable,
+        };
+        Self::new(kind, error.to_string())
+    }
+}
+
+impl From<RevokeError> for Refusal {
+    fn from(error: RevokeError) -> Self {
+        let kind = match &error {
+            RevokeError::NotTheKey => Kind::Forbidden,
+            RevokeError::Malformed(_) => Kind::Malformed,
+            RevokeError::TooManyClientIds { .. } => Kind::Limited,
+            RevokeError::Unavailable => Kind::Unavailable,
         };
         Self::new(kind, error.to_string())
     }

@@ -34,6 +34,8 @@ pub struct Limits {
     /// Failed token exchanges per second, address and key; 0: no limit.
     pub failed_token_requests_per_second: u32,
     pub token_bytes: usize,
+    /// ClientIds per key whose tokens are revoked at a time.
+    pub revoked_client_ids: usize,
     pub resume_window_ms: u64,
     /// The server sends a heartbeat after this much silence of its own.
     pub heartbeat_ms: u64,
@@ -73,6 +75,7 @@ impl Default for Limits {
             pings_per_second: 10,
             failed_token_requests_per_second: 100,
             token_bytes: 8 * 1024,
+            revoked_client_ids: 1_000,
             resume_window_ms: 120_000,
             heartbeat_ms: 15_000,
             header_bytes: 16 * 1024,

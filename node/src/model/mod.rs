@@ -5,6 +5,7 @@ mod clock;
 mod ids;
 mod limits;
 mod message;
+mod revocation;
 
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};
@@ -14,3 +15,4 @@ pub(crate) use ids::random_bytes;
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
 pub use limits::Limits;
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes};
+pub use revocation::Revocation;

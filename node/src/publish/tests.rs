@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::*;
 use crate::accounts::Accounts;
 use crate::hub::{Delivery, DeliveryTarget};
-use crate::model::{AccountId, ChannelName, Clock};
+use crate::model::{AccountId, ChannelName, Clock, Revocation};
 use crate::origin::history::{BoxFuture, FoundIds, HistoryPage, HistoryQuery, Nonce};
 
 const DIRECTORY: &str = r#"
@@ -111,6 +111,14 @@ impl HistoryStore for Store {
 
     fn claim_nonce(&self, _: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
         Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
+        Err(StoreError::Off)
     }
 
     fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {

@@ -16,7 +16,7 @@ use super::*;
 use crate::accounts::Accounts;
 use crate::auth::Credentials;
 use crate::model::Clock;
-use crate::testing::{DirectoryText, NoNonces};
+use crate::testing::{DirectoryText, NoTokens};
 
 const NOW_MS: u64 = 1_767_225_600_500;
 const NOW_S: u64 = NOW_MS / 1000;
@@ -77,7 +77,7 @@ impl Client {
     fn begin(authorization: &str, chosen: Option<&str>, format: Format, limits: Limits) -> Self {
         let clock = Clock::manual(NOW_MS);
         let accounts = Accounts::from_text(directory().text()).unwrap();
-        let auth = Authenticator::new(accounts, NoNonces, clock.clone(), &limits, true);
+        let auth = Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true);
         let credentials =
             Credentials { authorization: vec![authorization.as_bytes()], query: "", socket: true };
         let principal = auth.authenticate(&credentials).unwrap();

@@ -257,7 +257,7 @@ async fn bodies_that_are_no_request_are_malformed() {
         let outcome = node.exchange("k1", &[], &body).await;
         assert_eq!(kind(&outcome), "malformed", "{body}: {outcome:?}");
     }
-    assert!(node.nonces.claimed.lock().is_empty());
+    assert!(node.tokens.claimed.lock().is_empty());
 }
 
 #[tokio::test]
@@ -272,7 +272,7 @@ async fn a_nonce_is_used_once_and_only_by_what_becomes_a_token() {
     assert_eq!(kind(&node.signed(&beyond).await), "capability", "what is asked goes before the nonce");
     assert_eq!(kind(&node.signed(&Sent::at(NOW_MS + 1)).await), "token", "unique per key and timestamp");
     assert_eq!(kind(&node.signed(&Sent::of("narrow")).await), "token");
-    node.nonces.down.store(true, Ordering::Relaxed);
+    node.tokens.down.store(true, Ordering::Relaxed);
     assert_eq!(kind(&node.signed(&Sent::nonce(20)).await), "unavailable");
 }
 
@@ -311,7 +311,7 @@ async fn a_token_that_would_be_too_long_is_not_issued() {
     let patterns: Vec<String> = (0..600).map(|index| format!(r#""channel-{index}":["publish"]"#)).collect();
     let outcome = node.signed(&Sent::capability(&format!("{{{}}}", patterns.join(",")))).await;
     assert_eq!(kind(&outcome), "malformed");
-    assert!(node.nonces.claimed.lock().is_empty());
+    assert!(node.tokens.claimed.lock().is_empty());
 }
 
 #[tokio::test]

@@ -95,6 +95,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         Action::Time => Ok(time(api)),
         Action::ConnectionCount => Ok(connections::count(api, &principal)),
         Action::Publish { channel } => publish::publish(api, &principal, &channel, body).await,
+        Action::RevokeTokens { key_name } => token::revoke(api, &principal, &key_name, body).await,
         Action::PublishBatch => batch::publish(api, &principal, body).await,
         Action::History { channel } => history::messages(api, &principal, &channel, query).await,
         Action::PresenceHistory { channel } => history::presence(api, &principal, &channel, query),

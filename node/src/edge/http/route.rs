@@ -20,6 +20,9 @@ pub(super) enum Action {
     ExchangeToken {
         key_name: String,
     },
+    RevokeTokens {
+        key_name: String,
+    },
     /// The socket's address, reached without an upgrade.
     UpgradeRequired,
     Time,
@@ -57,7 +60,7 @@ impl Route {
             Ok(None) => {}
             Err(error) => return Self::malformed(error.to_string()),
         }
-        if let Some(route) = Self::of_token_exchange(raw_path) {
+        if let Some(route) = Self::of_key(raw_path) {
             return route;
         }
         let (template, allow, action) = match raw_path {
@@ -103,14 +106,18 @@ impl Route {
         Self { template, allow, action }
     }
 
-    fn of_token_exchange(raw_path: &str) -> Option<Self> {
-        let raw_name = raw_path.strip_prefix("/keys/")?.strip_suffix("/requestToken")?;
-        if raw_name.is_empty() || raw_name.contains('/') {
+    fn of_key(raw_path: &str) -> Option<Self> {
+        let (raw_name, operation) = raw_path.strip_prefix("/keys/")?.split_once('/')?;
+        if raw_name.is_empty() {
             return None;
         }
-        let key_name = path::decode(raw_name).ok()?;
-        let action = Action::ExchangeToken { key_name };
-        Some(Self { template: "/keys/{keyName}/requestToken", allow: WRITE, action })
+        let key_name = path::decode(raw_name).ok();
+        let (template, action) = match operation {
+            "requestToken" => ("/keys/{keyName}/requestToken", Action::ExchangeToken { key_name: key_name? }),
+            "revokeTokens" => ("/keys/{keyName}/revokeTokens", Action::RevokeTokens { key_name: key_name? }),
+            _ => return None,
+        };
+        Some(Self { template, allow: WRITE, action })
     }
 
     fn malformed(error: String) -> Self {
@@ -143,6 +150,9 @@ mod tests {
             ("/api/queuesabc", "unmatched"),
             ("/keys/k1/requestToken", "/keys/{keyName}/requestToken"),
             ("/keys//requestToken", "unmatched"),
+            ("/keys/k1/revokeTokens", "/keys/{keyName}/revokeTokens"),
+            ("/keys/a/b/revokeTokens", "unmatched"),
+            ("/keys/k1/other", "unmatched"),
             ("/keys/a/b/requestToken", "unmatched"),
             ("/time", "/time"),
             ("/time/", "unmatched"),

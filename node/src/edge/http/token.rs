@@ -1,4 +1,4 @@
-//! `POST /keys/{keyName}/requestToken`: the one resource whose credential is its body.
+//! `POST /keys/{keyName}/requestToken`, the one resource whose credential is its body, and `…/revokeTokens`.
 
 use std::net::IpAddr;
 
@@ -9,6 +9,7 @@ use axum::response::Response;
 
 use super::body::{self, Unread};
 use super::{Api, authorization};
+use crate::auth::Principal;
 use crate::edge::PeerAddress;
 use crate::edge::errors::Refusal;
 
@@ -24,4 +25,14 @@ pub(super) async fn exchange(
     let mut response = body::json(&details);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)
+}
+
+pub(super) async fn revoke(
+    api: &Api,
+    principal: &Principal,
+    key_name: &str,
+    body: Unread,
+) -> Result<Response, Refusal> {
+    let text = body.read(api.services.limits.token_request_bytes).await?;
+    Ok(body::json(&api.services.auth.revoke_tokens(principal, key_name, &text).await?))
 }

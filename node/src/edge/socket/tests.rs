@@ -4,17 +4,18 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use parking_lot::Mutex;
 
 use super::connection::{Connection, Open, Stage};
 use super::*;
 use crate::accounts::{Account, Accounts};
 use crate::auth::Credentials;
-use crate::model::Published;
+use crate::model::{Published, Revocation};
 use crate::origin::history;
 use crate::origin::history::StoreError;
 use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope};
-use crate::testing::{DirectoryText, NoNonces};
+use crate::testing::{DirectoryText, NoTokens};
 
 /// Keeps what it owes.
 #[derive(Default)]
@@ -31,6 +32,14 @@ impl HistoryStore for Store {
 
     fn claim_nonce(&self, _: history::Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
         Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
+        Err(StoreError::Off)
     }
 
     fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
@@ -67,7 +76,7 @@ impl Node {
         let directory =
             DirectoryText::default().account("acme").key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
         let accounts = Accounts::from_text(directory.text()).unwrap();
-        let auth = Arc::new(Authenticator::new(accounts, NoNonces, clock.clone(), &limits, true));
+        let auth = Arc::new(Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true));
         let services = Services {
             publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone()),
             hub,
@@ -235,4 +244,42 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
     connection.resume_reading(90_000);
     assert!(!connection.paused);
     assert_eq!(times(&connection), (Some(130_000), Some(120_000)));
+}
+
+#[test]
+fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
+    let node = Node::start();
+    let now_s = Clock::system().now_ms() / 1000;
+    let claims = serde_json::json!({
+        "iat": now_s - 1, "exp": now_s + 60, "x-service-capability": r#"{"*":["subscribe"]}"#,
+    });
+    let header = Header { kid: Some("all".into()), ..Header::new(Algorithm::HS256) };
+    let token = encode(&header, &claims, &EncodingKey::from_secret(b"secret-of-all")).unwrap();
+    let principal = Arc::new(node.auth.authenticate_token(&token).unwrap());
+    let adopt = || {
+        let (client, server) = node.pair();
+        let opening = Box::new(Opening {
+            principal: Arc::clone(&principal),
+            client_id: None,
+            format: Format::Json,
+            echo: true,
+            heartbeat_pings: false,
+            seat: TenantConnections::default().admit(&Account::plain("acme")).unwrap(),
+        });
+        let permit = Permit::take(&node.open);
+        node.shards.push_next(Input::Adopt { socket: server, permit, read: Vec::new(), opening });
+        client
+    };
+    let mut early = adopt();
+    read_until(&mut early, "serverTime");
+    let by_key = node.auth.authenticate(&Credentials {
+        authorization: vec![],
+        query: "key=secret-of-all.all",
+        socket: true,
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(node.auth.revoke_tokens(&by_key.unwrap(), "all", b"{}")).unwrap();
+    // When this one is told, the shard has looked and will not look again.
+    read_until(&mut early, "40100");
+    read_until(&mut adopt(), "40100");
 }

@@ -1,4 +1,4 @@
-//! What was published, kept for reading; and what must be remembered to refuse or recognise a repetition.
+//! What was published, kept for reading; and what must be remembered to refuse or recognise something later.
 
 #[cfg(test)]
 mod contract;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use fanfare_proto::serial::Serial;
 
-use crate::model::{ChannelKey, ClientId, KeyName, Published, Stamp};
+use crate::model::{ChannelKey, ClientId, KeyName, Published, Revocation, Stamp};
 
 pub use embedded::{Embedded, OpenError, Options};
 pub use position::{BadPosition, Position};
@@ -24,9 +24,9 @@ pub type Done = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// The answer to `find_ids`: one entry per id that was asked for, in that order.
 pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Send>;
 
-/// A store of messages, of client-given message ids and of nonces. Every row is scoped to its account.
+/// A store of messages, of client-given message ids, of nonces and of revocations. Every row is scoped to its account.
 ///
-/// No call blocks but `sweep` and `shutdown`. Queues are bounded; what does not fit is answered `Busy` at once,
+/// No call blocks but `revoked_tokens`, `sweep` and `shutdown`. Queues are bounded; what does not fit is answered `Busy` at once,
 /// in which case the callback runs before the call returns.
 pub trait HistoryStore: Send + Sync + 'static {
     /// Stores the messages under `retention_hours`, or only their client-given ids when that is `None`.
@@ -49,6 +49,14 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// Resolves to true if nobody claimed this nonce within the last ten minutes; then the claim is durable.
     fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>>;
+
+    /// Resolves when the revocation is durable. It is kept for [`Revocation::KEPT_MS`] from its moment on; of those with the
+    /// same key and clientId the latest counts.
+    fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>>;
+
+    /// All revocations that are kept, in any order. Those of clientIds may be missing where a later one of their whole key
+    /// says as much. Blocks on the disk; to be called at start.
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError>;
 
     /// One page. It may hold fewer rows than `limit` although more follow: `next` alone says whether they do.
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>>;

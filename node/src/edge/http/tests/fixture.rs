@@ -12,11 +12,11 @@ use tempfile::TempDir;
 use tower::ServiceExt as _;
 
 use crate::accounts::Accounts;
-use crate::auth::{Authenticator, Claim, Nonce, NonceStore, NonceStoreError};
+use crate::auth::{Authenticator, Claim, Kept, Nonce, TokenStore, TokenStoreError};
 use crate::edge::Services;
 use crate::edge::http::router;
 use crate::hub::Hub;
-use crate::model::{Clock, Limits};
+use crate::model::{Clock, Limits, Revocation};
 use crate::origin::history::{self, Embedded, HistoryStore, Options};
 use crate::publish::Publisher;
 use crate::testing::DirectoryText;
@@ -79,7 +79,7 @@ impl Fixture {
         let services = Arc::new(Services {
             auth: Arc::new(Authenticator::new(
                 Arc::clone(&accounts),
-                Nonces(Arc::clone(&store)),
+                Tokens(Arc::clone(&store)),
                 clock.clone(),
                 &limits,
                 true,
@@ -106,13 +106,18 @@ impl Fixture {
     }
 }
 
-struct Nonces(Arc<dyn HistoryStore>);
+struct Tokens(Arc<dyn HistoryStore>);
 
-impl NonceStore for Nonces {
+impl TokenStore for Tokens {
     fn claim_nonce(&self, nonce: Nonce) -> Claim {
         let Nonce { key_name, timestamp_ms, nonce } = nonce;
         let claim = self.0.claim_nonce(history::Nonce { key_name, timestamp_ms, nonce });
-        Box::pin(async { claim.await.map_err(|_| NonceStoreError) })
+        Box::pin(async { claim.await.map_err(|_| TokenStoreError) })
+    }
+
+    fn keep_revocation(&self, revocation: Revocation) -> Kept {
+        let kept = self.0.revoke_tokens(revocation);
+        Box::pin(async { kept.await.map_err(|_| TokenStoreError) })
     }
 }
 

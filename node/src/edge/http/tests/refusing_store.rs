@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::model::Published;
+use crate::model::{Published, Revocation};
 use crate::origin::history::{
     BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, StoreError,
 };
@@ -29,6 +29,14 @@ impl HistoryStore for RefusingStore {
 
     fn claim_nonce(&self, _: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
         Box::pin(async { Err(StoreError::Failed("no disk".into())) })
+    }
+
+    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Err(StoreError::Failed("no disk".into())) })
+    }
+
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
+        Err(StoreError::Failed("no disk".into()))
     }
 
     fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {

@@ -1,7 +1,5 @@
 //! Connections coming and going, what they listen to, and what time does to them.
 
-use std::sync::Arc;
-
 use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
 use mio::net::TcpStream;
 
@@ -36,6 +34,8 @@ impl Shard {
     ) {
         self.add(socket, permit, |shard, connection, slot| {
             shard.open(connection, slot, opening);
+            // Its credential was checked elsewhere, and what became of it since may have been looked for already.
+            shard.check_credential(connection, slot);
             shard.feed_frames(connection, slot, &mut read);
         });
     }
@@ -237,20 +237,26 @@ impl Shard {
         }
     }
 
-    /// Ends the connections whose key was revoked or changed, once after each change of the directory.
+    /// Ends the connections whose key or token was revoked or changed, once after each change of the directory and revocation.
     pub(super) fn credential_turn(&mut self) {
         let generation = self.services.auth.generation();
         if generation == self.generation {
             return;
         }
         self.generation = generation;
-        let auth = Arc::clone(&self.services.auth);
         for slot in 0..u32::try_from(self.slots.len()).expect("slots are numbered by u32") {
-            self.with_session(slot, |session, _, out| {
-                if !auth.still_holds(session.principal()) {
-                    session.fail("unauthorized", code::CREDENTIAL, close::CREDENTIAL, out);
-                }
-            });
+            let Some(mut connection) = self.slots[slot as usize].take() else { continue };
+            self.check_credential(&mut connection, slot);
+            self.slots[slot as usize] = Some(connection);
+        }
+    }
+
+    fn check_credential(&mut self, connection: &mut Connection, slot: u32) {
+        let Some(open) = connection.open_mut() else { return };
+        if !self.services.auth.still_holds(open.session.principal()) {
+            let mut outputs = Vec::new();
+            open.session.fail("unauthorized", code::CREDENTIAL, close::CREDENTIAL, &mut outputs);
+            self.run_outputs(connection, slot, outputs);
         }
     }
 

@@ -1,6 +1,7 @@
 //! What every history store must do, as tests over any implementation: `contract_tests!(make_a_place)`.
 
 mod bench;
+mod revocations;
 
 use std::sync::{Arc, mpsc};
 
@@ -11,6 +12,9 @@ use crate::model::{ClientId, Clock, ConnectionId, KeyName, Message, Published, S
 
 use bench::{Bench, message, raw, sequences, stamp};
 pub(super) use bench::{PATIENCE, channel, messages, nonce, query, scope, wait, with_ids};
+pub(super) use revocations::{
+    revocations_end_with_the_last_token, revocations_merge_and_survive_reopening, revocations_of_many_at_once,
+};
 
 /// Where a store keeps its rows; opened again it finds what was stored.
 pub(super) trait Place {
@@ -27,6 +31,7 @@ macro_rules! contract_tests {
             the_clock_is_raised_over_what_is_stored, callbacks_come_in_order,
             ids_within_the_window, ids_belong_to_their_scope, ids_without_history, ids_while_being_written,
             lookups_are_first_in_first_out, nonce_twice, nonce_over_reopening, nonce_claimed_by_many_at_once,
+            revocations_merge_and_survive_reopening, revocations_of_many_at_once, revocations_end_with_the_last_token,
             after_shutdown_nothing_is_taken);
     };
     ($place:expr; $($name:ident),* $(,)?) => {

@@ -1,6 +1,6 @@
 //! How rows are named. Every variable part is preceded by its length, so that no two scopes share a prefix.
 
-use crate::model::ChannelKey;
+use crate::model::{ChannelKey, ClientId};
 use crate::origin::history::{IdScope, Nonce, Position};
 
 /// The first bytes of all rows of a channel.
@@ -34,6 +34,22 @@ pub(super) fn nonce_key(nonce: &Nonce) -> Vec<u8> {
     key.extend_from_slice(&nonce.timestamp_ms.to_be_bytes());
     key.extend_from_slice(nonce.nonce.as_bytes());
     key
+}
+
+/// The clientId follows bare; none is none at all, so that the row of a whole key is the prefix of its clientIds'.
+pub(super) fn revocation_key(key_name: &str, client_id: Option<&ClientId>) -> Vec<u8> {
+    let mut key = Vec::with_capacity(key_name.len() + client_id.map_or(0, |id| id.as_str().len()) + 1);
+    push_part(&mut key, key_name);
+    key.extend_from_slice(client_id.map_or("", ClientId::as_str).as_bytes());
+    key
+}
+
+/// The key's name and the clientId, empty for none.
+pub(super) fn read_revocation_key(key: &[u8]) -> Option<(&str, &str)> {
+    // The names of keys are far shorter than what takes a longer length.
+    let (length, rest) = key.split_first().filter(|(length, _)| **length < u8::MAX)?;
+    let (key_name, client_id) = rest.split_at_checked(usize::from(*length))?;
+    Some((std::str::from_utf8(key_name).ok()?, std::str::from_utf8(client_id).ok()?))
 }
 
 fn push_part(out: &mut Vec<u8>, part: &str) {

@@ -10,6 +10,7 @@ mod open;
 mod partitions;
 mod queue;
 mod reader;
+mod revocations;
 mod tables;
 mod writer;
 
@@ -25,7 +26,7 @@ use fanfare_proto::http::{Record, write_record};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::model::{Limits, Published, Stamp};
+use crate::model::{ClientId, Limits, Published, Revocation, Stamp};
 
 use super::{
     BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position, StoreError,
@@ -34,6 +35,7 @@ use ids::{Lookup, PendingIds, Remembered};
 use partitions::Partitions;
 use queue::{Queue, Refused, Weight};
 use reader::Read;
+use revocations::Revocations;
 use writer::{Append, Job, Rows};
 
 pub use open::OpenError;
@@ -137,6 +139,20 @@ impl HistoryStore for Embedded {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        let weight = Weight { items: 1, bytes: size_of::<Revocation>() + ClientId::BYTES_MAX };
+        if let Err((refused, _)) = self.writes.push(weight, Job::Revoke { revocation, answer }) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
+        let partitions = self.partitions.lock().clone().ok_or_else(stopped)?;
+        Revocations(partitions).all().map_err(failed)
     }
 
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {

@@ -17,6 +17,7 @@ use super::ids::{Finder, IdPartitions, PendingIds};
 use super::nonces::Nonces;
 use super::partitions::Partitions;
 use super::queue::{Bounds, Queue};
+use super::revocations::Revocations;
 use super::tables::Table;
 use super::writer::{Writer, answer};
 use super::{Embedded, HIGHEST, Options, reader};
@@ -163,6 +164,7 @@ impl Opened {
             ids,
             pending: pending.clone(),
             nonces: Nonces(partitions.clone()),
+            revocations: Revocations(partitions.clone()),
             clock,
             queue: writes.clone(),
             answers,

@@ -15,6 +15,7 @@ pub(super) enum Kind {
     Messages,
     Ids,
     Nonces,
+    Revocations,
 }
 
 /// A stretch of time and how long its rows are kept; both stand in its name.
@@ -45,6 +46,7 @@ impl Partition {
             Kind::Messages => "messages",
             Kind::Ids => "ids",
             Kind::Nonces => "nonces",
+            Kind::Revocations => "revocations",
         };
         format!("{kind}.{}.{}.{}", self.start_ms, self.width_ms, self.keep_ms)
     }
@@ -55,6 +57,7 @@ impl Partition {
             "messages" => Kind::Messages,
             "ids" => Kind::Ids,
             "nonces" => Kind::Nonces,
+            "revocations" => Kind::Revocations,
             _ => return None,
         };
         let mut number = || parts.next()?.parse().ok();
@@ -102,6 +105,12 @@ impl Partitions {
             .filter(|(partition, _)| partition.start_ms <= to_ms && partition.end_ms() > from_ms)
             .map(|(partition, table)| (*partition, table.keyspace().clone()))
             .collect()
+    }
+
+    pub(super) fn of_kind(&self, kind: Kind) -> Vec<(Partition, Table)> {
+        let open = self.open.read();
+        let of_kind = open.iter().filter(|(partition, _)| partition.kind == kind);
+        of_kind.map(|(partition, table)| (*partition, table.clone())).collect()
     }
 
     pub(super) fn drop_expired(&self, now_ms: u64) -> fjall::Result<usize> {

@@ -63,6 +63,11 @@ impl Table {
         batch.insert(&self.keyspace, key, value);
     }
 
+    pub(super) fn remove(&self, batch: &mut OwnedWriteBatch, key: Slice) {
+        self.unsealed.fetch_add(key.len() as u64 + ROW_BYTES, Ordering::Relaxed);
+        batch.remove(&self.keyspace, key);
+    }
+
     /// Between two commits: seals what is full, and waits while too much of it is not flushed yet.
     pub(super) fn seal_if_full(&self) -> fjall::Result<()> {
         if self.unsealed.load(Ordering::Relaxed) < self.unsealed_max {

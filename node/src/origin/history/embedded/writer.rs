@@ -9,13 +9,14 @@ use std::sync::{Arc, OnceLock};
 use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
 
-use crate::model::Clock;
+use crate::model::{Clock, Revocation};
 use crate::origin::history::{Done, StoreError};
 
 use super::ids::{IdPartitions, PendingIds, Remembered};
 use super::nonces::Nonces;
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
+use super::revocations::Revocations;
 use super::tables::Table;
 use super::{DAY_MS, HIGHEST, HOUR_MS, failed};
 
@@ -25,6 +26,7 @@ const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
 pub(super) enum Job {
     Append(Append),
     Claim { key: Vec<u8>, answer: oneshot::Sender<Result<bool, StoreError>> },
+    Revoke { revocation: Revocation, answer: oneshot::Sender<Result<(), StoreError>> },
 }
 
 pub(super) struct Append {
@@ -46,6 +48,7 @@ pub(super) struct Answers {
     weight: Weight,
     appended: Vec<Done>,
     claimed: Vec<(oneshot::Sender<Result<bool, StoreError>>, bool)>,
+    revoked: Vec<oneshot::Sender<Result<(), StoreError>>>,
 }
 
 pub(super) struct Writer {
@@ -55,6 +58,7 @@ pub(super) struct Writer {
     pub(super) ids: IdPartitions,
     pub(super) pending: Arc<PendingIds>,
     pub(super) nonces: Nonces,
+    pub(super) revocations: Revocations,
     pub(super) clock: Clock,
     pub(super) queue: Arc<Queue<Job>>,
     pub(super) answers: mpsc::Sender<Answers>,
@@ -81,7 +85,13 @@ impl Writer {
 
     fn write(&mut self, jobs: impl Iterator<Item = Job>, weight: Weight) -> Answers {
         let mut rows = Vec::new();
-        let mut answers = Answers { result: Ok(()), weight, appended: Vec::new(), claimed: Vec::new() };
+        let mut answers = Answers {
+            result: Ok(()),
+            weight,
+            appended: Vec::new(),
+            claimed: Vec::new(),
+            revoked: Vec::new(),
+        };
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
         answers.result = commit.unwrap_or_else(|_| {
             let text = "the storage engine panicked";
@@ -104,7 +114,7 @@ impl Writer {
         rows: &mut Vec<Rows>,
         answers: &mut Answers,
     ) -> Result<(), StoreError> {
-        let mut claims = Vec::new();
+        let (mut claims, mut revocations) = (Vec::new(), Vec::new());
         for job in jobs {
             match job {
                 Job::Append(append) => {
@@ -115,6 +125,10 @@ impl Writer {
                     answers.claimed.push((answer, false));
                     claims.push(key);
                 }
+                Job::Revoke { revocation, answer } => {
+                    answers.revoked.push(answer);
+                    revocations.push(revocation);
+                }
             }
         }
         if let Some(text) = self.broken.get() {
@@ -124,6 +138,7 @@ impl Writer {
         let mut batch = batch.durability(Some(PersistMode::SyncData));
         self.add_rows(&mut batch, rows).map_err(failed)?;
         self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(failed)?;
+        self.revocations.add(&mut batch, revocations).map_err(failed)?;
         batch.commit().map_err(|error| {
             let text = format!("the disk did not take a write, restart the node: {error}");
             StoreError::Failed(self.broken.get_or_init(|| text).clone())
@@ -187,6 +202,9 @@ pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
         for (answer, is_new) in group.claimed {
             // A caller that has gone needs no answer.
             let _ = answer.send(group.result.clone().map(|()| is_new));
+        }
+        for answer in group.revoked {
+            let _ = answer.send(group.result.clone());
         }
     }
 }

@@ -1,0 +1,40 @@
+//! What is needed of a store.
+
+use std::fmt;
+use std::pin::Pin;
+
+use crate::model::{KeyName, Revocation};
+
+/// What makes a token request usable once.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Nonce {
+    pub key_name: KeyName,
+    /// Epoch milliseconds, as the request says.
+    pub timestamp_ms: u64,
+    pub nonce: Box<str>,
+}
+
+/// It was not done, or nobody knows whether it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenStoreError;
+
+impl fmt::Display for TokenStoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the store of nonces and revocations cannot be reached")
+    }
+}
+
+impl std::error::Error for TokenStoreError {}
+
+/// True: new, and durably remembered for at least ten minutes. False: claimed before.
+pub type Claim = Pin<Box<dyn Future<Output = Result<bool, TokenStoreError>> + Send>>;
+
+/// Resolves when the revocation is durable.
+pub type Kept = Pin<Box<dyn Future<Output = Result<(), TokenStoreError>> + Send>>;
+
+pub trait TokenStore: Send + Sync + 'static {
+    fn claim_nonce(&self, nonce: Nonce) -> Claim;
+
+    /// To be given to `Authenticator::restore_revocations` at the next start.
+    fn keep_revocation(&self, revocation: Revocation) -> Kept;
+}

@@ -1,0 +1,101 @@
+//! Revocations of tokens: one row for each key and clientId, and one for all tokens of the key.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fjall::OwnedWriteBatch;
+
+use crate::model::{ClientId, KeyName, Revocation};
+
+use super::partitions::{Kind, Partition, Partitions};
+use super::tables::Table;
+use super::{DAY_MS, keys};
+
+/// The value of a row is its `issued_before_ms`, which also decides the partition, so that a row goes when no token
+/// is left that it speaks of.
+pub(super) struct Revocations(pub(super) Arc<Partitions>);
+
+impl Revocations {
+    /// Of one key and clientId the latest is kept. What a key revokes as a whole takes the place of its clientIds.
+    pub(super) fn add(&self, batch: &mut OwnedWriteBatch, revocations: Vec<Revocation>) -> fjall::Result<()> {
+        // What is in the batch cannot be read yet, so the group is merged before it is held against the rows.
+        let mut group: BTreeMap<(KeyName, Option<ClientId>), u64> = BTreeMap::new();
+        for Revocation { key_name, client_id, issued_before_ms } in revocations {
+            let latest = group.entry((key_name, client_id)).or_default();
+            *latest = issued_before_ms.max(*latest);
+        }
+        for ((key_name, client_id), issued_before_ms) in &group {
+            let of_group = group.get(&(key_name.clone(), None)).copied().unwrap_or_default();
+            let stored = self.latest(&keys::revocation_key(key_name, None))?;
+            let of_key = stored.max(if client_id.is_some() { of_group } else { 0 });
+            if of_key >= *issued_before_ms {
+                continue;
+            }
+            let row = keys::revocation_key(key_name, client_id.as_ref());
+            if client_id.is_some() && self.latest(&row)? >= *issued_before_ms {
+                continue;
+            }
+            let own =
+                Partition::containing(Kind::Revocations, *issued_before_ms, DAY_MS, Revocation::KEPT_MS);
+            for (partition, table) in self.0.of_kind(Kind::Revocations) {
+                if client_id.is_none() {
+                    remove_covered(&table, batch, &row, *issued_before_ms, partition == own)?;
+                } else if partition != own && table.keyspace().contains_key(&row)? {
+                    table.remove(batch, row.as_slice().into());
+                }
+            }
+            self.0.get_or_create(own)?.insert(batch, row, issued_before_ms.to_be_bytes());
+        }
+        Ok(())
+    }
+
+    /// Every row, in no order.
+    pub(super) fn all(&self) -> fjall::Result<Vec<Revocation>> {
+        let mut all = Vec::new();
+        for (_, table) in self.0.of_kind(Kind::Revocations) {
+            for row in table.keyspace().iter() {
+                let (key, value) = row.into_inner()?;
+                all.extend(read(&key, &value));
+            }
+        }
+        Ok(all)
+    }
+
+    /// 0: there is none.
+    fn latest(&self, row: &[u8]) -> fjall::Result<u64> {
+        let mut latest = 0;
+        for (_, table) in self.0.of_kind(Kind::Revocations) {
+            latest = latest.max(table.keyspace().get(row)?.map_or(0, |value| number(&value)));
+        }
+        Ok(latest)
+    }
+}
+
+/// Removes the rows of a key that say no more than its new one; `is_written`: that one goes into this very table, and what a
+/// batch removes and inserts at once has no order.
+fn remove_covered(
+    table: &Table,
+    batch: &mut OwnedWriteBatch,
+    row: &[u8],
+    issued_before_ms: u64,
+    is_written: bool,
+) -> fjall::Result<()> {
+    for found in table.keyspace().prefix(row) {
+        let (key, value) = found.into_inner()?;
+        if number(&value) <= issued_before_ms && !(is_written && *key == *row) {
+            table.remove(batch, key);
+        }
+    }
+    Ok(())
+}
+
+fn number(value: &[u8]) -> u64 {
+    value.first_chunk().copied().map_or(0, u64::from_be_bytes)
+}
+
+/// None: the row is damaged.
+fn read(key: &[u8], value: &[u8]) -> Option<Revocation> {
+    let (key_name, client_id) = keys::read_revocation_key(key)?;
+    let client_id = if client_id.is_empty() { None } else { Some(ClientId::new(client_id).ok()?) };
+    Some(Revocation { key_name: key_name.into(), client_id, issued_before_ms: number(value) })
+}
