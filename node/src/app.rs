@@ -126,6 +126,7 @@ impl App {
             publisher: Arc::new(publisher),
             store: Arc::clone(&store),
             connections: Arc::clone(&connections),
+            shards: Arc::clone(&shards),
             limits: Arc::clone(&limits),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),

@@ -50,6 +50,47 @@ pub struct ConnectionCount {
     pub limit: Option<u64>,
 }
 
+/// A channel with live connections, of the listing `/api/channels`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelEntry {
+    pub name: String,
+    pub connections: u64,
+    /// Distinct clientIds, or connections when none is identified.
+    pub subscribers: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelList {
+    pub channels: Vec<ChannelEntry>,
+}
+
+/// A live connection, of the listing `/api/connections`; `connected_at` in epoch milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConnectionEntry {
+    pub connection_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
+    /// Sorted by name.
+    pub channels: Vec<String>,
+    pub channel_count: usize,
+    /// `websocket` or `sse`.
+    pub transport: String,
+    pub authenticated: bool,
+    pub connected_at: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionList {
+    pub connections: Vec<ConnectionEntry>,
+}
+
+/// How many connections of a client were closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Closed {
+    pub closed: u64,
+}
+
 /// A publish to several channels; both lists hold at least one.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BatchRequest {

@@ -2,8 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use fanfare_proto::http::{
-    BatchResponse, BatchResult, ConnectionCount, ErrorBody, Published, Record, Time, history_body,
-    parse_batch, parse_publish, presence_history_body, write_record,
+    BatchResponse, BatchResult, ChannelEntry, ChannelList, Closed, ConnectionCount, ConnectionEntry,
+    ConnectionList, ErrorBody, Published, Record, Time, history_body, parse_batch, parse_publish,
+    presence_history_body, write_record,
 };
 use fanfare_proto::token::{ServiceClaims, TokenDetails, TokenRequest, mac};
 use serde::Serialize;
@@ -24,6 +25,32 @@ fn small_bodies() {
     assert_body(&Time { now: 1_764_000_000_000 }, r#"{"now":1764000000000}"#);
     assert_body(&ConnectionCount { connections: 2, limit: None }, r#"{"connections":2,"limit":null}"#);
     assert_body(&ConnectionCount { connections: 2, limit: Some(5) }, r#"{"connections":2,"limit":5}"#);
+}
+
+#[test]
+fn listings() {
+    let channels = vec![ChannelEntry { name: "a:b".into(), connections: 3, subscribers: 2 }];
+    let text = r#"{"channels":[{"name":"a:b","connections":3,"subscribers":2}]}"#;
+    assert_body(&ChannelList { channels }, text);
+    let connection = ConnectionEntry {
+        connection_id: "c_AAAAAAAAAAAAAAAAAAAAAA".into(),
+        client_id: Some("alice".into()),
+        channels: vec!["a".into(), "b".into()],
+        channel_count: 2,
+        transport: "websocket".into(),
+        authenticated: true,
+        connected_at: 1_764_000_000_000,
+    };
+    let nobody =
+        ConnectionEntry { client_id: None, channels: vec![], channel_count: 0, ..connection.clone() };
+    let text = concat!(
+        r#"{"connections":[{"connectionId":"c_AAAAAAAAAAAAAAAAAAAAAA","clientId":"alice","channels":["a","b"],"#,
+        r#""channelCount":2,"transport":"websocket","authenticated":true,"connectedAt":1764000000000},"#,
+        r#"{"connectionId":"c_AAAAAAAAAAAAAAAAAAAAAA","channels":[],"channelCount":0,"#,
+        r#""transport":"websocket","authenticated":true,"connectedAt":1764000000000}]}"#
+    );
+    assert_body(&ConnectionList { connections: vec![connection, nobody] }, text);
+    assert_body(&Closed { closed: 2 }, r#"{"closed":2}"#);
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Live connections: how many there may be, who they are, and what ends or narrows them.
 
 mod ceiling;
+mod listings;
+mod narrowing;
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, http};

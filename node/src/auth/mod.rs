@@ -107,19 +107,23 @@ impl Authenticator {
         self.accounts.generation() + self.revocations.changes()
     }
 
-    /// Whether the credential behind a live connection would still be taken, its expiry apart: to be asked
-    /// whenever the generation has changed.
-    pub fn still_holds(&self, principal: &Principal) -> bool {
-        let Some(former) = principal.key() else { return self.anonymous.is_some() };
+    /// The principal behind a live connection as the directory has it now, to be asked whenever the generation has
+    /// changed. A key's capability is what it is by then, a token's must still be covered by its key's.
+    ///
+    /// `None`: the credential would not be taken any more, its expiry apart.
+    pub fn review(&self, principal: &Principal) -> Option<Principal> {
+        let Some(former) = principal.key() else {
+            return self.anonymous.as_ref().map(|_| principal.clone());
+        };
         if self.is_revoked(principal) {
-            return false;
+            return None;
         }
-        self.accounts.current().key(&former.name).is_some_and(|key| {
-            key.active
-                && key.account.id == former.account.id
-                && key.secret == former.secret
-                && principal.capability.is_subset_of(&key.capability)
-        })
+        let directory = self.accounts.current();
+        let key = directory
+            .key(&former.name)
+            .filter(|key| key.active && key.account.id == former.account.id && key.secret == former.secret)?;
+        let renewed = principal.renewed(key);
+        renewed.capability.is_subset_of(&key.capability).then_some(renewed)
     }
 
     fn check(&self, presented: Presented<'_>) -> Result<Principal, Unauthorized> {

@@ -67,6 +67,20 @@ impl Principal {
         }
     }
 
+    /// The same credential under a later reading of its key.
+    pub(super) fn renewed(&self, key: &Arc<Key>) -> Self {
+        let capability = match self.kind {
+            PrincipalKind::Key => &key.capability,
+            PrincipalKind::Token | PrincipalKind::Anonymous => &self.capability,
+        };
+        Self {
+            account: key.account.clone(),
+            capability: capability.clone(),
+            key: Some(key.clone()),
+            ..self.clone()
+        }
+    }
+
     pub(super) fn anonymous(account: Arc<Account>) -> Self {
         Self {
             account,

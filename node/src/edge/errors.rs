@@ -89,6 +89,11 @@ impl Refusal {
         Self::new(Kind::Forbidden, format!("the capability does not allow {operation} here"))
     }
 
+    /// Authenticated, but what is asked is not for whoever holds a token.
+    pub fn key_required() -> Self {
+        Self::new(Kind::Forbidden, "this needs a key, not a token")
+    }
+
     pub fn not_found() -> Self {
         Self::new(Kind::NotFound, "not found")
     }
@@ -107,6 +112,11 @@ impl Refusal {
 
     pub fn not_wired() -> Self {
         Self::new(Kind::Unavailable, "not wired on this node")
+    }
+
+    /// The connections could not be walked over in time.
+    pub fn unanswered() -> Self {
+        Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, "the node is busy, try again") }
     }
 
     pub fn internal() -> Self {

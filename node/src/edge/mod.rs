@@ -8,6 +8,7 @@ use crate::auth::Authenticator;
 use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
 use crate::publish::Publisher;
+use socket::Shards;
 
 pub mod admin;
 pub mod errors;
@@ -22,6 +23,7 @@ pub struct Services {
     pub publisher: Arc<Publisher>,
     pub store: Arc<dyn HistoryStore>,
     pub connections: Arc<TenantConnections>,
+    pub shards: Arc<Shards>,
     pub limits: Arc<Limits>,
     pub clock: Clock,
     pub node_id: Arc<str>,

@@ -118,6 +118,11 @@ impl Capability {
             })
     }
 
+    /// Whether the operation is allowed on every channel there can be, by `*` alone.
+    pub fn grants_everywhere(&self, operation: Operation) -> bool {
+        self.everywhere.contains(operation)
+    }
+
     /// Whether some channel exists on which the operation is allowed.
     pub fn grants_anywhere(&self, operation: Operation) -> bool {
         self.entries.iter().any(|(_, operations)| operations.contains(operation))

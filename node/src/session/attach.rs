@@ -107,6 +107,11 @@ impl Session {
         }
     }
 
+    /// What is attached, sorted by name.
+    pub fn channels(&self) -> impl Iterator<Item = &ChannelName> {
+        self.attached.iter().map(|attachment| &attachment.channel)
+    }
+
     /// Takes from what is attached all that the present capability does not grant.
     pub(super) fn narrow(&mut self, out: &mut Vec<Output>) {
         let mut place = 0;

@@ -7,6 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::frame::{Connected, ServerFrame, close, code};
 
 use super::{Context, Output, Session};
+use crate::auth::Principal;
 
 /// A client is asked for a new token this long before the old one expires.
 const REFRESH_AHEAD_MS: u64 = 30_000;
@@ -46,6 +47,12 @@ impl Session {
             server_time: cx.now_ms,
         };
         self.send(&ServerFrame::Connected(connected), out);
+    }
+
+    /// The same credential as the directory has it now: what it no longer grants is taken from what is attached.
+    pub fn renew(&mut self, principal: Principal, out: &mut Vec<Output>) {
+        self.principal = Arc::new(principal);
+        self.narrow(out);
     }
 
     /// Op 15: the new token takes over if it keeps the account and the clientId, else the old credential stands.

@@ -102,6 +102,10 @@ impl Session {
         &self.principal
     }
 
+    pub fn client_id(&self) -> Option<&ClientId> {
+        self.client_id.as_ref()
+    }
+
     pub fn format(&self) -> Format {
         self.format
     }

@@ -40,8 +40,8 @@ async fn without_a_moment_all_tokens_until_now_are_refused() {
     assert!(!node.takes(NOW_S - 10, None) && !node.takes(NOW_S - 10, Some("ann")));
     assert!(!node.takes(NOW_S, None), "of the same second, before or after: nobody can tell");
     assert!(node.takes(NOW_S + 1, None));
-    assert!(!node.auth.still_holds(&live) && node.auth.generation() != generation);
-    assert!(node.auth.still_holds(&node.key()), "the key itself is not taken back");
+    assert!(node.auth.review(&live).is_none() && node.auth.generation() != generation);
+    assert!(node.auth.review(&node.key()).is_some(), "the key itself is not taken back");
     let kept = node.tokens.kept.lock().clone();
     assert_eq!(kept, [Revocation { key_name: "k1".into(), client_id: None, issued_before_ms: NOW_MS }]);
 }

@@ -1,10 +1,16 @@
-//! `GET /api/connections/count`.
+//! `GET /api/connections` and `…/count`, and `POST /api/clients/{clientId}/connections/close`.
+
+use std::cmp::Reverse;
 
 use axum::response::Response;
-use fanfare_proto::http::ConnectionCount;
+use fanfare_proto::http::{Closed, ConnectionCount, ConnectionEntry, ConnectionList};
 
-use super::{Api, body};
-use crate::auth::Principal;
+use super::query::Query;
+use super::{Api, body, listing};
+use crate::auth::{Principal, PrincipalKind};
+use crate::edge::errors::Refusal;
+use crate::edge::socket::{ConnectionPlace, ConnectionsPage};
+use crate::model::{ClientId, ConnectionId, Operation};
 
 /// What the ceiling is held against: every connection of the caller's tenant, whatever its account.
 pub(super) fn count(api: &Api, principal: &Principal) -> Response {
@@ -12,5 +18,69 @@ pub(super) fn count(api: &Api, principal: &Principal) -> Response {
     body::json(&ConnectionCount {
         connections: api.services.connections.count(&account.tenant),
         limit: account.tenant_connection_limit,
+    })
+}
+
+/// The account's connections on this node, newest first.
+pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) -> Result<Response, Refusal> {
+    let query = Query::new(query);
+    let limit = query.limit();
+    let page = ConnectionsPage::new(limit, listing::cursor(&query, place)?);
+    let page = listing::walk(api, api.services.shards.connections(&principal.account.id, page)).await?;
+    let (rows, mut more) = page.finish();
+    let mut connections = Vec::with_capacity(rows.len());
+    let mut last = None;
+    let mut bytes = 0;
+    for (place, row) in rows {
+        bytes += row.channels.iter().map(|channel| channel.as_str().len()).sum::<usize>();
+        if bytes > listing::PAGE_BYTES_MAX && last.is_some() {
+            more = true;
+            break;
+        }
+        last = Some(place);
+        connections.push(ConnectionEntry {
+            connection_id: place.connection_id.to_string(),
+            client_id: row.client_id.map(|client_id| client_id.as_str().to_owned()),
+            channel_count: row.channels.len(),
+            channels: row.channels.iter().map(|channel| channel.as_str().to_owned()).collect(),
+            transport: "websocket".to_owned(),
+            authenticated: row.authenticated,
+            connected_at: place.connected_ms.0,
+        });
+    }
+    let next = last.filter(|_| more).map(cursor_bytes);
+    let next = next.as_ref().map(<[u8; 24]>::as_slice);
+    Ok(listing::answer(api, "/api/connections", &ConnectionList { connections }, limit, next))
+}
+
+/// Ends every connection of a client of the account. Whoever holds a token is a client and closes nobody.
+pub(super) async fn close(api: &Api, principal: &Principal, client_id: &str) -> Result<Response, Refusal> {
+    let client_id =
+        ClientId::new(client_id).map_err(|error| Refusal::malformed(format!("clientId {error}")))?;
+    if principal.kind == PrincipalKind::Token {
+        return Err(Refusal::key_required());
+    }
+    for operation in [Operation::Subscribe, Operation::Presence] {
+        if !principal.capability.grants_everywhere(operation) {
+            return Err(Refusal::forbidden(operation.as_str()));
+        }
+    }
+    let close = api.services.shards.close_client(&principal.account.id, &client_id);
+    let closed = listing::walk(api, close).await?;
+    Ok(body::json(&Closed { closed }))
+}
+
+fn cursor_bytes(place: ConnectionPlace) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    bytes[..8].copy_from_slice(&place.connected_ms.0.to_be_bytes());
+    bytes[8..].copy_from_slice(place.connection_id.as_bytes());
+    bytes
+}
+
+fn place(bytes: &[u8]) -> Option<ConnectionPlace> {
+    let (connected_ms, connection_id) = bytes.split_first_chunk::<8>()?;
+    Some(ConnectionPlace {
+        connected_ms: Reverse(u64::from_be_bytes(*connected_ms)),
+        connection_id: ConnectionId::from_bytes(connection_id.try_into().ok()?),
     })
 }

@@ -16,6 +16,7 @@ use axum::middleware::from_fn;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
 use fanfare_proto::http::Time;
+use tokio::sync::Semaphore;
 
 use self::body::Unread;
 use self::rate::KeyRates;
@@ -27,9 +28,11 @@ use crate::model::{ChannelKey, ChannelName, Operation};
 
 mod batch;
 mod body;
+mod channels;
 mod connections;
 pub mod cors;
 mod history;
+mod listing;
 mod publish;
 mod query;
 mod rate;
@@ -40,7 +43,8 @@ mod token;
 
 /// Everything under the client listener that is not an upgrade of `/realtime`.
 pub fn router(services: Arc<Services>) -> Router {
-    let api = Arc::new(Api { publishes: KeyRates::new(services.limits.http_publishes_per_second), services });
+    let publishes = KeyRates::new(services.limits.http_publishes_per_second);
+    let api = Arc::new(Api { publishes, walks: Semaphore::new(listing::WALKS_MAX), services });
     Router::new()
         .route("/health", any(health))
         .fallback(move |request| serve(Arc::clone(&api), request))
@@ -51,6 +55,8 @@ pub fn router(services: Arc<Services>) -> Router {
 struct Api {
     services: Arc<Services>,
     publishes: KeyRates,
+    /// Walks over all connections that are under way; further ones wait for theirs, and not for long.
+    walks: Semaphore,
 }
 
 /// Outside the JSON router, so that it answers even if that cannot.
@@ -94,6 +100,9 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
     match route.action {
         Action::Time => Ok(time(api)),
         Action::ConnectionCount => Ok(connections::count(api, &principal)),
+        Action::Connections => connections::list(api, &principal, query).await,
+        Action::Channels => channels::list(api, &principal, query).await,
+        Action::CloseClient { client_id } => connections::close(api, &principal, &client_id).await,
         Action::Publish { channel } => publish::publish(api, &principal, &channel, body).await,
         Action::RevokeTokens { key_name } => token::revoke(api, &principal, &key_name, body).await,
         Action::PublishBatch => batch::publish(api, &principal, body).await,

@@ -27,6 +27,11 @@ pub(super) enum Action {
     UpgradeRequired,
     Time,
     ConnectionCount,
+    Channels,
+    Connections,
+    CloseClient {
+        client_id: String,
+    },
     Publish {
         channel: String,
     },
@@ -60,7 +65,7 @@ impl Route {
             Ok(None) => {}
             Err(error) => return Self::malformed(error.to_string()),
         }
-        if let Some(route) = Self::of_key(raw_path) {
+        if let Some(route) = Self::of_key(raw_path).or_else(|| Self::of_client(raw_path)) {
             return route;
         }
         let (template, allow, action) = match raw_path {
@@ -69,8 +74,8 @@ impl Route {
             "/api/publish" => ("/api/publish", WRITE, Action::PublishBatch),
             "/api/metrics/series" => ("/api/metrics/series", READ, Action::NotWired { needs: None }),
             "/api/connections/count" => ("/api/connections/count", READ, Action::ConnectionCount),
-            "/api/channels" => ("/api/channels", READ, Action::NotWired { needs: None }),
-            "/api/connections" => ("/api/connections", READ, Action::NotWired { needs: None }),
+            "/api/channels" => ("/api/channels", READ, Action::Channels),
+            "/api/connections" => ("/api/connections", READ, Action::Connections),
             "/api/presence" => ("/api/presence", READ, Action::NotWired { needs: None }),
             "/api/webhooks" => ("/api/webhooks", READ, Action::NotWired { needs: None }),
             "/api/amqp" => ("/api/amqp", READ, Action::NotWired { needs: None }),
@@ -120,6 +125,22 @@ impl Route {
         Some(Self { template, allow: WRITE, action })
     }
 
+    fn of_client(raw_path: &str) -> Option<Self> {
+        let raw_id = raw_path.strip_prefix("/api/clients/")?.strip_suffix("/connections/close")?;
+        if raw_id.is_empty() || raw_id.contains('/') {
+            return None;
+        }
+        let client_id = match path::decode(raw_id) {
+            Ok(client_id) => client_id,
+            Err(PathError::Escape) => return Some(Self::malformed(PathError::Escape.to_string())),
+            Err(PathError::Utf8) => {
+                return Some(Self::malformed("clientId in the path is not valid UTF-8".into()));
+            }
+        };
+        let template = "/api/clients/{clientId}/connections/close";
+        Some(Self { template, allow: WRITE, action: Action::CloseClient { client_id } })
+    }
+
     fn malformed(error: String) -> Self {
         Self { template: "unmatched", allow: ANY, action: Action::Malformed(error) }
     }
@@ -154,6 +175,9 @@ mod tests {
             ("/keys/a/b/revokeTokens", "unmatched"),
             ("/keys/k1/other", "unmatched"),
             ("/keys/a/b/requestToken", "unmatched"),
+            ("/api/clients/a%2Fb/connections/close", "/api/clients/{clientId}/connections/close"),
+            ("/api/clients//connections/close", "unmatched"),
+            ("/api/clients/a/b/connections/close", "unmatched"),
             ("/time", "/time"),
             ("/time/", "unmatched"),
             ("/api/status", "unmatched"),
@@ -169,7 +193,8 @@ mod tests {
         let mut count = 0;
         for path in documented.filter(|path| *path != "health") {
             let template = format!("/{path}");
-            let sent = template.replace("{channel}", "c").replace("{keyName}", "k");
+            let sent =
+                template.replace("{channel}", "c").replace("{keyName}", "k").replace("{clientId}", "a");
             assert_eq!(Route::of(&sent).template, template);
             count += 1;
         }

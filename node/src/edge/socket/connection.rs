@@ -88,6 +88,8 @@ pub(super) struct Open {
     pub(super) subscriptions: Vec<(ChannelName, u64)>,
     pub(super) pings: u32,
     pub(super) pings_second: u64,
+    /// Epoch milliseconds.
+    pub(super) opened_ms: u64,
     /// Held as long as the session is open, and so given back before the last frames are out.
     _seat: Seat,
 }
@@ -103,6 +105,7 @@ impl Open {
             subscriptions: Vec::new(),
             pings: 0,
             pings_second: 0,
+            opened_ms: epoch_ms,
             _seat: seat,
         })
     }

@@ -4,6 +4,7 @@ mod connection;
 mod handshake;
 mod reader;
 mod shard;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -12,18 +13,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fanfare_proto::frame::Format;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox};
-use crate::model::{Clock, Limits};
+use crate::model::{AccountId, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
 
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, refusal_bytes};
 pub use shard::Shard;
+use survey::Question;
+pub use survey::{ChannelsPage, ConnectionPlace, ConnectionsPage, Survey};
 
 /// What waits for a shard before publishers are held back, in bytes.
 const INBOX_BYTES_MAX: usize = 32 * 1024 * 1024;
@@ -53,6 +56,8 @@ pub enum Input {
         ticket: u64,
         result: PublishResult,
     },
+    /// Answered once every connection of the shard was seen, a few in each turn.
+    Survey(Box<Survey>),
     /// Say goodbye to all and end the thread.
     Stop,
 }
@@ -142,6 +147,50 @@ impl Shards {
     pub fn push_next(&self, input: Input) {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         self.handles[turn % self.handles.len()].push(input);
+    }
+
+    /// The first connections of the account after a place; `None` when a shard is stopping.
+    pub async fn connections(&self, account: &AccountId, page: ConnectionsPage) -> Option<ConnectionsPage> {
+        let asked = self.ask(account, |reply| Question::Connections { page: page.clone(), reply });
+        let mut merged = page;
+        for answer in asked {
+            merged.merge(answer.await.ok()?);
+        }
+        Some(merged)
+    }
+
+    /// The first channels of the account after a name; `None` when a shard is stopping.
+    pub async fn channels(&self, account: &AccountId, page: ChannelsPage) -> Option<ChannelsPage> {
+        let asked = self.ask(account, |reply| Question::Channels { page: page.clone(), reply });
+        let mut merged = page;
+        for answer in asked {
+            merged.merge(answer.await.ok()?);
+        }
+        Some(merged)
+    }
+
+    /// Ends every connection of the account under this client id; how many, or `None` when a shard is stopping.
+    pub async fn close_client(&self, account: &AccountId, client_id: &ClientId) -> Option<u64> {
+        let close = |reply| Question::CloseClient { client_id: client_id.clone(), closed: 0, reply };
+        let mut closed = 0;
+        for answer in self.ask(account, close) {
+            closed += answer.await.ok()?;
+        }
+        Some(closed)
+    }
+
+    fn ask<A>(
+        &self,
+        account: &AccountId,
+        question: impl Fn(oneshot::Sender<A>) -> Question,
+    ) -> Vec<oneshot::Receiver<A>> {
+        let ask_one = |handle: &Arc<ShardHandle>| {
+            let (reply, answer) = oneshot::channel();
+            let survey = Survey { account: account.clone(), question: question(reply) };
+            handle.push(Input::Survey(Box::new(survey)));
+            answer
+        };
+        self.handles.iter().map(ask_one).collect()
     }
 
     pub fn stop(&self) {

@@ -2,6 +2,7 @@
 
 mod lifecycle;
 mod reading;
+mod rounds;
 mod writing;
 
 use std::collections::VecDeque;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fanfare_proto::frame::{self, Format, ServerFrame};
 use mio::{Events, Poll, Token};
+use rounds::Round;
 
 use super::connection::{Connection, Stage};
 use super::timers::Timers;
@@ -46,6 +48,8 @@ pub struct Shard {
     /// Taken from the inbox and not done yet.
     inputs: VecDeque<Input>,
     taken: Vec<Input>,
+    /// Walks over all connections that are under way. Bounded by what the HTTP side asks at once, and one review.
+    rounds: VecDeque<Round>,
     /// Publishes by their deadline. Bounded by what sessions may have in flight within the wait.
     unanswered: VecDeque<Unanswered>,
     buffer: Box<[u8]>,
@@ -54,7 +58,7 @@ pub struct Shard {
     now_ms: u64,
     epoch_ms: u64,
     stop_ms: Option<u64>,
-    /// Of the directory, when every credential here was last held against it.
+    /// Of the directory that every credential here was last held against, or is just being held against.
     generation: u64,
     directory_look_ms: u64,
     heartbeat_json: Bytes,
@@ -96,6 +100,7 @@ impl Shard {
             dirty: VecDeque::new(),
             inputs: VecDeque::new(),
             taken: Vec::new(),
+            rounds: VecDeque::new(),
             unanswered: VecDeque::new(),
             buffer: vec![0; READ_BYTES].into_boxed_slice(),
             started: Instant::now(),
@@ -142,9 +147,10 @@ impl Shard {
             self.read_turn();
             self.flush_turn();
             self.timer_turn();
+            self.rounds_turn();
             if self.now_ms >= self.directory_look_ms {
                 self.directory_look_ms = self.now_ms + DIRECTORY_LOOK_MS;
-                self.credential_turn();
+                self.look_at_directory();
             }
         }
     }
@@ -155,7 +161,7 @@ impl Shard {
 
     /// How long nothing needs this thread.
     fn timeout(&self) -> Option<Duration> {
-        if !self.inputs.is_empty() || !self.dirty.is_empty() {
+        if !self.inputs.is_empty() || !self.dirty.is_empty() || !self.rounds.is_empty() {
             return Some(Duration::ZERO);
         }
         if !self.ready.is_empty() {
@@ -214,6 +220,7 @@ impl Shard {
             Input::AdoptRefused { socket, permit, format, refused } => {
                 self.adopt_refused(socket, permit, format, refused);
             }
+            Input::Survey(survey) => self.begin_survey(*survey),
             Input::Stop => self.stop(),
         }
     }

@@ -171,3 +171,18 @@ fn a_key_does_not_expire() {
     assert_eq!(client.session.due_ms(), None);
     assert_eq!(client.tick_at(u64::MAX / 2), []);
 }
+
+#[test]
+fn a_key_that_was_narrowed_takes_what_it_no_longer_grants() {
+    let mut client = Client::key("all");
+    for channel in ["a", "chat:1", "chat:2"] {
+        client.send(&attach("at", channel));
+    }
+    let narrower = Client::key("chat").session.principal().clone();
+    let seen = client.act(|session, _, out| session.renew(narrower.clone(), out));
+    let expected = ["11  40160", "detach a", "deliver chat:1 true", "9 ", "deliver chat:2 true", "9 "];
+    assert_eq!(brief(&seen), expected, "no presence on chat");
+    assert_eq!(brief(&client.send(&publish("p", "a"))), ["2 p 40160"]);
+    assert_eq!(brief(&client.send(&publish("p", "chat:1"))), ["publish 2"]);
+    assert_eq!(client.act(|session, _, out| session.renew(narrower.clone(), out)), []);
+}

@@ -15,6 +15,7 @@ use crate::accounts::Accounts;
 use crate::auth::{Authenticator, Claim, Kept, Nonce, TokenStore, TokenStoreError};
 use crate::edge::Services;
 use crate::edge::http::router;
+use crate::edge::socket::Shards;
 use crate::hub::Hub;
 use crate::model::{Clock, Limits, Revocation};
 use crate::origin::history::{self, Embedded, HistoryStore, Options};
@@ -63,14 +64,28 @@ impl Fixture {
         let clock = Clock::manual(NOW_MS);
         let options = Options::new(true, &limits);
         let store = Embedded::open(&folder.path().join("store"), &options, clock.clone()).unwrap();
-        Self::build(folder, limits, clock, Arc::new(store))
+        Self::build(folder, limits, clock, Arc::new(store), 0)
     }
 
     pub(super) fn over(store: impl HistoryStore) -> Self {
-        Self::build(TempDir::new().unwrap(), Limits::default(), Clock::manual(NOW_MS), Arc::new(store))
+        Self::build(TempDir::new().unwrap(), Limits::default(), Clock::manual(NOW_MS), Arc::new(store), 0)
     }
 
-    fn build(folder: TempDir, limits: Limits, clock: Clock, store: Arc<dyn HistoryStore>) -> Self {
+    /// With a thread of sockets that does not come to answering.
+    pub(super) fn with_a_stuck_shard() -> Self {
+        let (folder, clock, limits) = (TempDir::new().unwrap(), Clock::manual(NOW_MS), Limits::default());
+        let options = Options::new(false, &limits);
+        let store = Embedded::open(&folder.path().join("store"), &options, clock.clone()).unwrap();
+        Self::build(folder, limits, clock, Arc::new(store), 1)
+    }
+
+    fn build(
+        folder: TempDir,
+        limits: Limits,
+        clock: Clock,
+        store: Arc<dyn HistoryStore>,
+        shards: usize,
+    ) -> Self {
         let file = folder.path().join("directory.toml");
         std::fs::write(&file, directory().text()).unwrap();
         let accounts = Accounts::open(&file).unwrap();
@@ -88,6 +103,7 @@ impl Fixture {
             accounts,
             store,
             connections: Arc::default(),
+            shards: Arc::new(Shards::prepare(shards).unwrap().0),
             limits,
             clock,
             node_id: "node-1".into(),

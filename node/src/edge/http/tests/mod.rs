@@ -3,6 +3,7 @@
 mod credentials;
 mod fixture;
 mod history;
+mod listings;
 mod order;
 mod publish;
 mod refusing_store;

@@ -27,8 +27,8 @@ const ORDER: &[(&str, &str, u16, u16)] = &[
     ("GET", "/api/channels/a/presence/history?limit=x", 200, 401),
     ("GET", "/api/channels/a/presence", 503, 401),
     ("GET", "/api/publish", 405, 401),
-    ("GET", "/api/channels", 503, 401),
-    ("GET", "/api/connections", 503, 401),
+    ("GET", "/api/channels", 200, 401),
+    ("GET", "/api/connections", 200, 401),
     ("GET", "/api/connections/count", 200, 401),
     ("POST", "/api/connections/count", 405, 401),
     ("GET", "/api/presence", 503, 401),
@@ -127,7 +127,7 @@ async fn the_capability_decides_by_channel_and_operation() {
         ("narrow", "GET", "/api/channels/chat%3Aa/presence/history", 403),
         ("narrow", "GET", "/api/channels/chat%3Aa/presence", 403),
         ("narrow", "GET", "/api/queues/x", 403),
-        ("narrow", "GET", "/api/channels", 503),
+        ("narrow", "GET", "/api/channels", 200),
         ("narrow", "GET", "/time", 200),
     ] {
         let answer = node.send(Sent::new(method, path).key(key).body("{}")).await;

@@ -1,5 +1,7 @@
 //! Connections coming and going, what they listen to, and what time does to them.
 
+use std::sync::Arc;
+
 use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
 use mio::net::TcpStream;
 
@@ -30,12 +32,18 @@ impl Shard {
         socket: std::net::TcpStream,
         permit: Permit,
         mut read: Vec<u8>,
-        opening: Opening,
+        mut opening: Opening,
     ) {
         self.add(socket, permit, |shard, connection, slot| {
-            shard.open(connection, slot, opening);
             // Its credential was checked elsewhere, and what became of it since may have been looked for already.
-            shard.check_credential(connection, slot);
+            match shard.services.auth.review(&opening.principal) {
+                Some(principal) => opening.principal = Arc::new(principal),
+                None => {
+                    let (format, refused) = (opening.format, Refused::Credential);
+                    return shard.refuse_in_socket(connection, slot, format, refused);
+                }
+            }
+            shard.open(connection, slot, opening);
             shard.feed_frames(connection, slot, &mut read);
         });
     }
@@ -234,29 +242,6 @@ impl Shard {
             if let Some(late) = self.unanswered.pop_front() {
                 self.answered(late.slot, late.generation, late.ticket, PublishResult::Unavailable);
             }
-        }
-    }
-
-    /// Ends the connections whose key or token was revoked or changed, once after each change of the directory and revocation.
-    pub(super) fn credential_turn(&mut self) {
-        let generation = self.services.auth.generation();
-        if generation == self.generation {
-            return;
-        }
-        self.generation = generation;
-        for slot in 0..u32::try_from(self.slots.len()).expect("slots are numbered by u32") {
-            let Some(mut connection) = self.slots[slot as usize].take() else { continue };
-            self.check_credential(&mut connection, slot);
-            self.slots[slot as usize] = Some(connection);
-        }
-    }
-
-    fn check_credential(&mut self, connection: &mut Connection, slot: u32) {
-        let Some(open) = connection.open_mut() else { return };
-        if !self.services.auth.still_holds(open.session.principal()) {
-            let mut outputs = Vec::new();
-            open.session.fail("unauthorized", code::CREDENTIAL, close::CREDENTIAL, &mut outputs);
-            self.run_outputs(connection, slot, outputs);
         }
     }
 

@@ -1,0 +1,39 @@
+use super::fixture::{Fixture, Sent};
+
+#[tokio::test]
+async fn a_node_without_connections_lists_none() {
+    let node = Fixture::new();
+    for (path, body) in [
+        ("/api/channels", r#"{"channels":[]}"#),
+        ("/api/connections?limit=5", r#"{"connections":[]}"#),
+        ("/api/connections/count", r#"{"connections":0,"limit":null}"#),
+    ] {
+        let answer = node.send(Sent::new("GET", path).key("narrow")).await;
+        assert_eq!((answer.status, answer.text.as_str()), (200, body), "{path}");
+        let node_id = (!path.ends_with("count")).then_some("node-1");
+        assert_eq!((answer.header("link"), answer.header("x-service-node-id")), (None, node_id), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_cursor_that_is_none_is_refused() {
+    let node = Fixture::new();
+    for path in ["/api/channels?cursor=", "/api/channels?cursor=%ff", "/api/connections?cursor=YQ"] {
+        let answer = node.send(Sent::new("GET", path).key("full")).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text);
+    }
+    let answer = node.send(Sent::new("GET", "/api/channels?cursor=YQ").key("full")).await;
+    assert_eq!(answer.status, 200, "a channel's name is a place in their list");
+}
+
+#[tokio::test]
+async fn what_is_not_answered_in_time_is_refused_and_may_be_tried_again() {
+    let node = Fixture::with_a_stuck_shard();
+    let (listing, closing) = tokio::join!(
+        node.send(Sent::new("GET", "/api/connections").key("full")),
+        node.send(Sent::new("POST", "/api/clients/ann/connections/close").key("full")),
+    );
+    for answer in [listing, closing] {
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.text);
+    }
+}
