@@ -48,6 +48,12 @@ impl Directory {
         self.key_with_status(name, secret, "revoked", ALL)
     }
 
+    /// An integration of the last account, before its keys; `fields` are lines of TOML.
+    pub fn integration(mut self, id: &str, fields: &str) -> Self {
+        let _ = write!(self.toml, "[[tenants.accounts.integrations]]\nid = \"{id}\"\n{fields}\n");
+        self
+    }
+
     pub fn toml(&self) -> &str {
         &self.toml
     }

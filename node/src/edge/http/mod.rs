@@ -32,6 +32,7 @@ mod channels;
 mod connections;
 pub mod cors;
 mod history;
+mod integrations;
 mod listing;
 mod publish;
 mod query;
@@ -99,6 +100,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
     let query = head.uri.query();
     match route.action {
         Action::Time => Ok(time(api)),
+        Action::Integrations { kind } => Ok(integrations::targets(&principal, kind)),
         Action::ConnectionCount => Ok(connections::count(api, &principal)),
         Action::Connections => connections::list(api, &principal, query).await,
         Action::Channels => channels::list(api, &principal, query).await,

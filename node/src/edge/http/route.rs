@@ -2,6 +2,7 @@
 
 use fanfare_proto::path::{self, ChannelRoute, PathError};
 
+use crate::accounts::IntegrationKind;
 use crate::edge::errors::Refusal;
 use crate::model::Operation;
 
@@ -45,6 +46,9 @@ pub(super) enum Action {
     Presence {
         channel: String,
     },
+    Integrations {
+        kind: IntegrationKind,
+    },
     /// Known and not served by this node; a credential that lacks the operation everywhere gets 403.
     NotWired {
         needs: Option<Operation>,
@@ -77,10 +81,12 @@ impl Route {
             "/api/channels" => ("/api/channels", READ, Action::Channels),
             "/api/connections" => ("/api/connections", READ, Action::Connections),
             "/api/presence" => ("/api/presence", READ, Action::NotWired { needs: None }),
-            "/api/webhooks" => ("/api/webhooks", READ, Action::NotWired { needs: None }),
-            "/api/amqp" => ("/api/amqp", READ, Action::NotWired { needs: None }),
-            "/api/lambda" => ("/api/lambda", READ, Action::NotWired { needs: None }),
-            "/api/sns" => ("/api/sns", READ, Action::NotWired { needs: None }),
+            "/api/webhooks" => {
+                ("/api/webhooks", READ, Action::Integrations { kind: IntegrationKind::Webhook })
+            }
+            "/api/amqp" => ("/api/amqp", READ, Action::Integrations { kind: IntegrationKind::Amqp }),
+            "/api/lambda" => ("/api/lambda", READ, Action::Integrations { kind: IntegrationKind::Lambda }),
+            "/api/sns" => ("/api/sns", READ, Action::Integrations { kind: IntegrationKind::Sns }),
             other if other == "/api/queues" || other.starts_with("/api/queues/") => {
                 ("/api/queues", ANY, Action::NotWired { needs: Some(Operation::AmqpSubscribe) })
             }
