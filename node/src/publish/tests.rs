@@ -121,6 +121,10 @@ impl HistoryStore for Store {
         Err(StoreError::Off)
     }
 
+    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
         Box::pin(async { Err(StoreError::Off) })
     }

@@ -68,7 +68,7 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, Re
     let mut page = HistoryPage::default();
     let mut bytes = 0;
     for _ in 0..READS_MAX {
-        let read = tokio::time::timeout(READ_WAIT, api.services.store.read(query.clone())).await;
+        let read = tokio::time::timeout(READ_WAIT, read_settled(api, &query)).await;
         let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
         let more = read.inspect_err(|error| {
             if let StoreError::Failed(reason) = error {
@@ -85,6 +85,14 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, Re
         }
     }
     Ok(page)
+}
+
+/// What an attach found published may still be on its way to the disk, and would stand neither here nor in what is live.
+async fn read_settled(api: &Api, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {
+    if query.until.is_some() {
+        api.services.store.settled().await?;
+    }
+    api.services.store.read(query.clone()).await
 }
 
 /// Presence is not kept yet, so the list is empty, as on a node without a presence-history store.

@@ -58,6 +58,9 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// says as much. Blocks on the disk; to be called at start.
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError>;
 
+    /// Resolves when a `read` gives all that was handed to `append` before this call and did not fail.
+    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>>;
+
     /// One page. It may hold fewer rows than `limit` although more follow: `next` alone says whether they do.
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>>;
 

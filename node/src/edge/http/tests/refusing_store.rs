@@ -39,6 +39,10 @@ impl HistoryStore for RefusingStore {
         Err(StoreError::Failed("no disk".into()))
     }
 
+    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
         let error = self.read.clone().expect("this read panics");
         Box::pin(async { Err(error) })

@@ -26,7 +26,7 @@ macro_rules! contract_tests {
     ($place:expr) => {
         $crate::origin::history::contract::contract_tests!($place;
             append_then_read, newest_first_within_one_millisecond, pages_stay_stable_while_writing,
-            pages_forwards, start_and_end, across_days_and_retentions, retention_cut, until_leaves_out_what_is_live,
+            pages_forwards, start_and_end, across_days_and_retentions, retention_cut, until_leaves_out_what_is_live, what_is_settled_is_read,
             reads_have_no_side_effects, accounts_never_meet, history_survives_reopening,
             the_clock_is_raised_over_what_is_stored, callbacks_come_in_order,
             ids_within_the_window, ids_belong_to_their_scope, ids_without_history, ids_while_being_written,
@@ -221,6 +221,18 @@ pub(super) fn until_leaves_out_what_is_live(place: &dyn Place) {
     assert_eq!(sequences(&bench.read(forwards)), [50, 1, 2, 3, 4]);
     let nothing_yet = HistoryQuery { until: Some(Serial::single(INCARNATION, 0)), ..query(&key) };
     assert_eq!(sequences(&bench.read(nothing_yet)), [50]);
+}
+
+pub(super) fn what_is_settled_is_read(place: &dyn Place) {
+    let bench = Bench::new(place);
+    let key = channel("acme", "a");
+    wait(bench.store.settled()).expect("nothing to wait for");
+    for round in 0..50 {
+        let sequences = round * 20 + 1..=round * 20 + 20;
+        bench.store.append(messages(&key, bench.base_ms, sequences), Some(72), Box::new(|_| {}));
+        wait(bench.store.settled()).expect("settled");
+        assert_eq!(bench.read(query(&key)).rows.len() as u64, round * 20 + 20);
+    }
 }
 
 pub(super) fn reads_have_no_side_effects(place: &dyn Place) {
@@ -438,5 +450,6 @@ pub(super) fn after_shutdown_nothing_is_taken(place: &dyn Place) {
     let late = bench.claim(&nonce("k1", bench.base_ms, "0123456789abcdef"));
     assert!(matches!(late, Err(StoreError::Failed(_))));
     assert!(matches!(wait(bench.store.read(query(&key))), Err(StoreError::Failed(_))));
+    assert!(matches!(wait(bench.store.settled()), Err(StoreError::Failed(_))));
     bench.store.shutdown();
 }

@@ -142,17 +142,17 @@ impl HistoryStore for Embedded {
     }
 
     fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
-        let (answer, answered) = oneshot::channel();
-        let weight = Weight { items: 1, bytes: size_of::<Revocation>() + ClientId::BYTES_MAX };
-        if let Err((refused, _)) = self.writes.push(weight, Job::Revoke { revocation, answer }) {
-            return Box::pin(std::future::ready(Err(refused.into())));
-        }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        let bytes = size_of::<Revocation>() + ClientId::BYTES_MAX;
+        self.written(bytes, |answer| Job::Revoke { revocation, answer })
     }
 
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
         let partitions = self.partitions.lock().clone().ok_or_else(stopped)?;
         Revocations(partitions).all().map_err(failed)
+    }
+
+    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.written(0, |answer| Job::Settle { answer })
     }
 
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
@@ -188,6 +188,21 @@ impl HistoryStore for Embedded {
         self.writes.close();
         threads.for_each(|thread| join(Some(thread)));
         *self.partitions.lock() = None;
+    }
+}
+
+impl Embedded {
+    /// The outcome of a job, when the writer is done with it and all before it.
+    fn written(
+        &self,
+        bytes: usize,
+        job: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> Job,
+    ) -> BoxFuture<'static, Result<(), StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes }, job(answer)) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
 }
 

@@ -25,8 +25,18 @@ const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
 
 pub(super) enum Job {
     Append(Append),
-    Claim { key: Vec<u8>, answer: oneshot::Sender<Result<bool, StoreError>> },
-    Revoke { revocation: Revocation, answer: oneshot::Sender<Result<(), StoreError>> },
+    Claim {
+        key: Vec<u8>,
+        answer: oneshot::Sender<Result<bool, StoreError>>,
+    },
+    Revoke {
+        revocation: Revocation,
+        answer: oneshot::Sender<Result<(), StoreError>>,
+    },
+    /// Answered when all before it is written.
+    Settle {
+        answer: oneshot::Sender<Result<(), StoreError>>,
+    },
 }
 
 pub(super) struct Append {
@@ -48,7 +58,7 @@ pub(super) struct Answers {
     weight: Weight,
     appended: Vec<Done>,
     claimed: Vec<(oneshot::Sender<Result<bool, StoreError>>, bool)>,
-    revoked: Vec<oneshot::Sender<Result<(), StoreError>>>,
+    written: Vec<oneshot::Sender<Result<(), StoreError>>>,
 }
 
 pub(super) struct Writer {
@@ -90,7 +100,7 @@ impl Writer {
             weight,
             appended: Vec::new(),
             claimed: Vec::new(),
-            revoked: Vec::new(),
+            written: Vec::new(),
         };
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
         answers.result = commit.unwrap_or_else(|_| {
@@ -126,13 +136,17 @@ impl Writer {
                     claims.push(key);
                 }
                 Job::Revoke { revocation, answer } => {
-                    answers.revoked.push(answer);
+                    answers.written.push(answer);
                     revocations.push(revocation);
                 }
+                Job::Settle { answer } => answers.written.push(answer),
             }
         }
         if let Some(text) = self.broken.get() {
             return Err(StoreError::Failed(text.clone()));
+        }
+        if rows.is_empty() && claims.is_empty() && revocations.is_empty() {
+            return Ok(());
         }
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
         let mut batch = batch.durability(Some(PersistMode::SyncData));
@@ -203,7 +217,7 @@ pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
             // A caller that has gone needs no answer.
             let _ = answer.send(group.result.clone().map(|()| is_new));
         }
-        for answer in group.revoked {
+        for answer in group.written {
             let _ = answer.send(group.result.clone());
         }
     }
