@@ -32,6 +32,8 @@ use crate::{edge, telemetry};
 const HTTP_QUEUE: usize = 4096;
 /// What expired is dropped this often.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// The recent messages of channels are looked through at least this often.
+const RINGS_SWEEP_MS_MAX: u64 = 5_000;
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Why a node did not start: what was being done, and the cause as its source.
@@ -104,11 +106,11 @@ impl App {
         let (shards, polls) =
             Shards::prepare(threads).map_err(StartError::at("cannot prepare the socket threads"))?;
         let shards = Arc::new(shards);
-        let hub = Arc::new(Hub::new(shards.targets(), stamps.clone()));
+        let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
-            hub,
+            hub: Arc::clone(&hub),
             publisher: publisher.clone(),
             auth: Arc::clone(&auth),
             connections: Arc::clone(&connections),
@@ -146,6 +148,8 @@ impl App {
         let admin = serve_admin(&config, admin_state, &tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), Arc::clone(&auth), stamps));
+        let every = Duration::from_millis((limits.resume_window_ms / 8).clamp(100, RINGS_SWEEP_MS_MAX));
+        tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, every));
         tasks.spawn("metrics upkeep", OnStop::Cancel, async move {
             loop {
                 tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
@@ -311,6 +315,16 @@ fn start_acceptor(
     let address = bound.local_addr().map_err(StartError::at(at()))?;
     let acceptor = Acceptor::start(bound, Arc::clone(shards), limits, tasks).map_err(StartError::at(at()))?;
     Ok((acceptor, address))
+}
+
+async fn sweep_rings(hub: Arc<Hub>, every: Duration) {
+    loop {
+        tokio::time::sleep(every).await;
+        let hub = Arc::clone(&hub);
+        if tokio::task::spawn_blocking(move || hub.sweep()).await.is_err() {
+            tracing::error!("the rings were not swept");
+        }
+    }
 }
 
 async fn sweep(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>, clock: Clock) {

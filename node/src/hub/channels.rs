@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
 use super::delivery::Delivery;
-use crate::model::{ChannelKey, Clock, Published, Stamp};
+use super::ring::{Budget, Ring};
+use crate::model::{ChannelKey, Clock, Limits, Published, Stamp};
 
 /// What gets the frames of a channel: a shard of sockets. `deliver` must not block.
 pub trait DeliveryTarget: Send + Sync {
@@ -17,18 +19,20 @@ pub trait DeliveryTarget: Send + Sync {
     fn congested(&self) -> bool;
 }
 
-/// A channel that somebody on this node listens to or is just publishing on.
+/// A channel that somebody on this node listens to, did so lately, or is just publishing on.
 pub struct Channel {
     number: u64,
     key: ChannelKey,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
-struct State {
+pub(super) struct State {
     /// The last number given in this incarnation.
-    sequence: u64,
+    pub(super) sequence: u64,
     /// Bit per target that has subscribers.
-    targets: u64,
+    pub(super) targets: u64,
+    /// While somebody is attached and for twice the resume window after, unless memory is scarce.
+    pub(super) ring: Option<Box<Ring>>,
     /// Taken out of the map; whoever still holds it looks the key up again.
     removed: bool,
 }
@@ -59,12 +63,14 @@ pub struct Numbering {
 
 /// Every channel of this node, for all accounts.
 ///
-/// A channel without subscribers is forgotten after the publish; its numbers go on above the highest ever given,
-/// so a number is never used twice in one incarnation.
+/// A channel that nobody attached to lately is forgotten after the publish; its numbers go on above the highest ever
+/// given, so a number is never used twice in one incarnation, and while a channel lives its numbers rise by one.
 pub struct Hub {
-    channels: DashMap<ChannelKey, Arc<Channel>>,
+    pub(super) channels: DashMap<ChannelKey, Arc<Channel>>,
     targets: Vec<Arc<dyn DeliveryTarget>>,
-    incarnation: u64,
+    pub(super) rings: Arc<Budget>,
+    started: Instant,
+    pub(super) incarnation: u64,
     next_number: AtomicU64,
     sequence_floor: AtomicU64,
     clock: Clock,
@@ -72,11 +78,13 @@ pub struct Hub {
 
 impl Hub {
     /// At most 64 targets.
-    pub fn new(targets: Vec<Arc<dyn DeliveryTarget>>, clock: Clock) -> Self {
+    pub fn new(targets: Vec<Arc<dyn DeliveryTarget>>, clock: Clock, limits: &Limits) -> Self {
         assert!(targets.len() <= 64, "a channel keeps its targets in one word");
         Self {
             channels: DashMap::new(),
             targets,
+            rings: Budget::new(limits),
+            started: Instant::now(),
             incarnation: u64::from_be_bytes(crate::model::random_bytes()),
             next_number: AtomicU64::new(0),
             sequence_floor: AtomicU64::new(0),
@@ -84,7 +92,7 @@ impl Hub {
         }
     }
 
-    /// Channels that are live: subscribed to, or in the middle of a publish.
+    /// Channels that are live: subscribed to now or lately, or in the middle of a publish.
     pub fn channel_count(&self) -> usize {
         self.channels.len()
     }
@@ -108,8 +116,11 @@ impl Hub {
             state.sequence += count;
             let timestamp_ms = self.clock.now_ms();
             let published = build(Numbering { incarnation: self.incarnation, first_sequence, timestamp_ms });
-            if state.targets != 0 {
+            if state.targets != 0 || state.ring.is_some() {
                 let delivery = Arc::new(Delivery::new(channel.number, Arc::clone(&published)));
+                if let Some(ring) = &mut state.ring {
+                    ring.push(Arc::clone(&delivery), self.now_ms());
+                }
                 for (bit, target) in self.targets.iter().enumerate() {
                     if state.targets & (1 << bit) != 0 {
                         target.deliver(Arc::clone(&delivery));
@@ -117,14 +128,6 @@ impl Hub {
                 }
             }
             published
-        })
-    }
-
-    /// Registers the target's interest. The stamp covers all that was numbered before; all after it is delivered.
-    pub fn attach(&self, key: &ChannelKey, target: usize) -> (Arc<Channel>, Stamp) {
-        self.with_channel(key, |channel, state| {
-            state.targets |= 1 << target;
-            (Arc::clone(channel), Stamp { incarnation: self.incarnation, sequence: state.sequence })
         })
     }
 
@@ -141,10 +144,24 @@ impl Hub {
     pub fn detach(&self, channel: &Arc<Channel>, target: usize) {
         let mut state = channel.state.lock();
         state.targets &= !(1 << target);
+        if state.targets == 0
+            && let Some(ring) = &mut state.ring
+        {
+            ring.idle_ms = Some(self.now_ms());
+        }
         self.remove_if_unused(channel, &mut state);
     }
 
-    fn with_channel<R>(&self, key: &ChannelKey, act: impl FnOnce(&Arc<Channel>, &mut State) -> R) -> R {
+    /// Since the hub began; unlike the clock it is not touched by who sets the time.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn with_channel<R>(
+        &self,
+        key: &ChannelKey,
+        act: impl FnOnce(&Arc<Channel>, &mut State) -> R,
+    ) -> R {
         loop {
             let channel = self.lookup(key);
             let mut state = channel.state.lock();
@@ -168,14 +185,15 @@ impl Hub {
                 state: Mutex::new(State {
                     sequence: self.sequence_floor.load(Ordering::SeqCst),
                     targets: 0,
+                    ring: None,
                     removed: false,
                 }),
             })
         }))
     }
 
-    fn remove_if_unused(&self, channel: &Arc<Channel>, state: &mut State) {
-        if state.targets == 0 && !state.removed {
+    pub(super) fn remove_if_unused(&self, channel: &Arc<Channel>, state: &mut State) {
+        if state.targets == 0 && state.ring.is_none() && !state.removed {
             state.removed = true;
             self.sequence_floor.fetch_max(state.sequence, Ordering::SeqCst);
             self.channels.remove(&channel.key);

@@ -25,37 +25,59 @@ impl Delivery {
         Self { channel, published, json: OnceLock::new(), msgpack: OnceLock::new() }
     }
 
+    pub fn first_sequence(&self) -> u64 {
+        self.published.messages.first().map_or(0, |message| message.sequence)
+    }
+
     pub fn last(&self) -> Stamp {
         self.published.last()
     }
 
     /// Memory that an undelivered frame holds, roughly.
     pub fn bytes(&self) -> usize {
-        let data = |message: &crate::model::Message| message.data.as_ref().map_or(0, |data| data.get().len());
+        let data = |message: &crate::model::Message| {
+            let texts = [&message.data, &message.extras];
+            texts.into_iter().flatten().map(|text| text.get().len()).sum::<usize>()
+        };
         256 + self.published.messages.iter().map(|message| 128 + data(message)).sum::<usize>()
     }
 
     pub fn frame(&self, format: Format) -> Bytes {
         match format {
-            Format::Json => self.json.get_or_init(|| {
-                let mut buffer = wire::payload_buffer(self.bytes());
-                self.encode(&mut buffer);
-                wire::seal(OpCode::Text, buffer)
-            }),
-            Format::MsgPack => self.msgpack.get_or_init(|| {
-                let mut json = Vec::with_capacity(self.bytes());
-                self.encode(&mut json);
-                let json = std::str::from_utf8(&json).expect("an encoded frame is JSON text");
-                wire::frame(OpCode::Binary, &msgpack::from_json(json))
-            }),
+            Format::Json => self.json.get_or_init(|| self.encode(format, 0)),
+            Format::MsgPack => self.msgpack.get_or_init(|| self.encode(format, 0)),
         }
         .clone()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// A frame of the messages after `sequence` alone, for who has the others; some must be left.
+    pub fn frame_after(&self, format: Format, sequence: u64) -> Bytes {
+        match sequence.checked_sub(self.first_sequence()) {
+            None => self.frame(format),
+            Some(before_last) => self.encode(format, before_last as usize + 1),
+        }
+    }
+
+    fn encode(&self, format: Format, skip: usize) -> Bytes {
+        match format {
+            Format::Json => {
+                let mut buffer = wire::payload_buffer(self.bytes());
+                self.write(skip, &mut buffer);
+                wire::seal(OpCode::Text, buffer)
+            }
+            Format::MsgPack => {
+                let mut json = Vec::with_capacity(self.bytes());
+                self.write(skip, &mut json);
+                let json = std::str::from_utf8(&json).expect("an encoded frame is JSON text");
+                wire::frame(OpCode::Binary, &msgpack::from_json(json))
+            }
+        }
+    }
+
+    fn write(&self, skip: usize, out: &mut Vec<u8>) {
         let published = &*self.published;
         let last = published.last();
-        let messages = published.messages.iter().map(|message| MessageOut {
+        let messages = published.messages.iter().skip(skip).map(|message| MessageOut {
             id: &message.id,
             name: message.name.as_deref(),
             data: message.data.as_deref(),

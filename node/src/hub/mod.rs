@@ -4,6 +4,8 @@ mod channels;
 mod delivery;
 mod inbox;
 mod outbox;
+mod resume;
+mod ring;
 mod subscribers;
 #[cfg(test)]
 mod tests;
@@ -13,4 +15,5 @@ pub use channels::{Channel, DeliveryTarget, Hub, Numbering};
 pub use delivery::Delivery;
 pub use inbox::Inbox;
 pub use outbox::{Flush, Outbox};
+pub use resume::{Joined, Pulled, Start};
 pub use subscribers::{Subscriber, Subscribers};

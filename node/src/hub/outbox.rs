@@ -11,7 +11,7 @@ const SLICES_MAX: usize = 64;
 const IDLE_SLOTS: usize = 4;
 
 /// A queue of shared frames. Bounded by its owner, which closes the connection as a slow consumer
-/// when [`Outbox::bytes`] passes the limit.
+/// when [`Outbox::live_bytes`] passes the limit.
 #[derive(Debug, Default)]
 pub struct Outbox {
     frames: VecDeque<Bytes>,
@@ -23,6 +23,8 @@ pub struct Outbox {
     answers_end: u64,
     /// Everything that the socket ever took, in bytes.
     taken: u64,
+    /// What was last pulled for this connection alone, in bytes.
+    replayed: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -47,6 +49,18 @@ impl Outbox {
         self.answers_end = self.taken + self.bytes as u64;
     }
 
+    /// Pushes what was pulled because little waited here: it does not count as live.
+    pub fn push_replay(&mut self, frames: impl Iterator<Item = Bytes>) {
+        let before = self.bytes;
+        frames.for_each(|frame| self.push(frame));
+        self.replayed = self.bytes - before;
+    }
+
+    /// What waits, but for what was pulled last.
+    pub fn live_bytes(&self) -> usize {
+        self.bytes.saturating_sub(self.replayed)
+    }
+
     /// Bytes of answers that the client has not taken; counted down only when the last of them is taken.
     pub fn answers(&self) -> usize {
         if self.taken < self.answers_end { self.answers } else { 0 }
@@ -64,7 +78,7 @@ impl Outbox {
     pub fn keep_begun(&mut self) {
         self.frames.truncate(usize::from(self.written > 0));
         self.bytes = self.frames.front().map_or(0, |frame| frame.len() - self.written);
-        (self.answers, self.answers_end) = (0, self.taken);
+        (self.answers, self.answers_end, self.replayed) = (0, self.taken, 0);
     }
 
     /// Writes until the queue is empty or the socket is full.
@@ -94,6 +108,7 @@ impl Outbox {
         if self.frames.capacity() > IDLE_SLOTS {
             self.frames = VecDeque::new();
         }
+        self.replayed = 0;
         Ok(Flush::Drained)
     }
 
@@ -199,6 +214,19 @@ mod tests {
         assert_eq!((outbox.answers(), outbox.bytes()), (0, 3));
         outbox.push_answer(Bytes::from_static(b"next"));
         assert_eq!(outbox.answers(), 4);
+    }
+
+    #[test]
+    fn what_was_pulled_does_not_count_as_live() {
+        let (mut outbox, _) = outbox(1);
+        outbox.push_replay([Bytes::from_static(b"missed"), Bytes::from_static(b"too")].into_iter());
+        assert_eq!((outbox.bytes(), outbox.live_bytes()), (17, 8));
+        outbox.push(Bytes::from_static(b"live"));
+        assert_eq!(outbox.live_bytes(), 12);
+        let mut socket = Socket { taken: Vec::new(), room: usize::MAX };
+        outbox.flush(&mut socket).unwrap();
+        outbox.push(Bytes::from_static(b"live"));
+        assert_eq!(outbox.live_bytes(), 4);
     }
 
     #[test]

@@ -10,8 +10,13 @@ use super::channels::Channel;
 pub struct Subscriber {
     /// The connection's place in the shard.
     pub slot: u32,
-    /// What its `attached` frame already covers; only what is numbered above it is delivered.
+    /// What it already has; only what is numbered above it is delivered.
     pub after_sequence: u64,
+}
+
+impl Subscriber {
+    /// For who is given what it missed, apart from what is delivered meanwhile.
+    pub const IN_REPLAY: u64 = u64::MAX;
 }
 
 /// Channel number → subscribers, for the shard that owns it.
@@ -35,6 +40,15 @@ impl Subscribers {
             .or_insert_with(|| Local { channel: Arc::clone(channel), subscribers: Vec::new(), delivered: 0 })
             .subscribers
             .push(subscriber);
+    }
+
+    /// The slot has all up to `sequence` and takes part in deliveries from there on.
+    pub fn go_live(&mut self, channel: u64, slot: u32, sequence: u64) {
+        let local = self.channels.get_mut(&channel);
+        let own = local.and_then(|local| local.subscribers.iter_mut().find(|own| own.slot == slot));
+        if let Some(own) = own {
+            own.after_sequence = sequence;
+        }
     }
 
     /// Removes the slot; the channel comes back when it was the last one here.

@@ -3,12 +3,15 @@
 mod frames;
 mod numbering;
 mod race;
+mod resume;
 
 use super::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-use crate::model::{AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Message, Published};
+use crate::model::{
+    AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Limits, Message, Published, Stamp,
+};
 
 const NOW_MS: u64 = 1_767_225_600_500;
 
@@ -37,27 +40,47 @@ impl Target {
 }
 
 fn hub_of(targets: usize, clock: Clock) -> (Hub, Vec<Arc<Target>>) {
+    hub_within(targets, clock, Limits::default())
+}
+
+fn hub_within(targets: usize, clock: Clock, limits: Limits) -> (Hub, Vec<Arc<Target>>) {
     let targets: Vec<_> = (0..targets).map(|_| Arc::new(Target::default())).collect();
     let known = targets.iter().map(|target| Arc::clone(target) as Arc<dyn DeliveryTarget>).collect();
-    (Hub::new(known, clock), targets)
+    (Hub::new(known, clock, &limits), targets)
 }
 
 fn key(channel: &str) -> ChannelKey {
     ChannelKey::new(AccountId::new("acme"), ChannelName::new(channel).unwrap())
 }
 
+/// A hub that keeps no rings, and so forgets a channel with its last subscriber.
+fn hub_without_rings(targets: usize, clock: Clock) -> (Hub, Vec<Arc<Target>>) {
+    hub_within(targets, clock, Limits { rings_bytes: 0, ..Limits::default() })
+}
+
+/// Of the channel 3, numbered so in the incarnation 9.
+pub(in crate::hub) fn delivery_of(sequences: std::ops::RangeInclusive<u64>) -> Arc<Delivery> {
+    let messages = sequences.map(bare_message).collect();
+    let connection_id = ConnectionId::from_bytes([1; 16]);
+    let published = Published::new(key("a"), 9, NOW_MS, connection_id, None, "k".into(), messages);
+    Arc::new(Delivery::new(3, published))
+}
+
+fn bare_message(sequence: u64) -> Message {
+    Message {
+        id: sequence.to_string().into(),
+        id_given: false,
+        sequence,
+        name: None,
+        data: None,
+        extras: None,
+    }
+}
+
 fn publish(hub: &Hub, key: &ChannelKey, count: u64) -> Arc<Published> {
     hub.publish(key, count, |numbering| {
         let first = numbering.first_sequence;
-        let message = |sequence: u64| Message {
-            id: sequence.to_string().into(),
-            id_given: false,
-            sequence,
-            name: None,
-            data: None,
-            extras: None,
-        };
-        let messages = (first..first + count).map(message).collect();
+        let messages = (first..first + count).map(bare_message).collect();
         let (incarnation, timestamp_ms) = (numbering.incarnation, numbering.timestamp_ms);
         let connection_id = ConnectionId::from_bytes([1; 16]);
         Published::new(key.clone(), incarnation, timestamp_ms, connection_id, None, "k".into(), messages)

@@ -37,6 +37,9 @@ pub struct Limits {
     /// ClientIds per key whose tokens are revoked at a time.
     pub revoked_client_ids: usize,
     pub resume_window_ms: u64,
+    /// Recent messages kept of one channel, and of all channels of the node together.
+    pub ring_bytes: usize,
+    pub rings_bytes: usize,
     /// The server sends a heartbeat after this much silence of its own.
     pub heartbeat_ms: u64,
     pub header_bytes: usize,
@@ -77,6 +80,8 @@ impl Default for Limits {
             token_bytes: 8 * 1024,
             revoked_client_ids: 1_000,
             resume_window_ms: 120_000,
+            ring_bytes: 4 * 1024 * 1024,
+            rings_bytes: 256 * 1024 * 1024,
             heartbeat_ms: 15_000,
             header_bytes: 16 * 1024,
             header_ms: 10_000,

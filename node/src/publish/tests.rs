@@ -171,7 +171,7 @@ impl Node {
     fn waiting(claim_wait: Duration) -> Self {
         let (store, target) = (Arc::new(Store::default()), Arc::new(Target::default()));
         let targets = vec![Arc::clone(&target) as Arc<dyn DeliveryTarget>];
-        let hub = Arc::new(Hub::new(targets, Clock::manual(1_767_225_600_500)));
+        let hub = Arc::new(Hub::new(targets, Clock::manual(1_767_225_600_500), &Limits::default()));
         let directory = Accounts::from_text(DIRECTORY).unwrap().current();
         let account = Arc::clone(directory.account(&AccountId::new("acme-prod")).unwrap());
         let published = metrics::counter!("published");

@@ -1,9 +1,10 @@
 //! Attach and detach: what a connection gets of a channel.
 
 use fanfare_proto::frame::{self, Attached, ServerFrame, code};
+use fanfare_proto::serial::Serial;
 
-use super::{Context, Output, Session};
-use crate::model::{ChannelName, Operation, Stamp};
+use super::{Context, Output, PublishResult, Session};
+use crate::model::{ChannelName, Operation};
 
 /// A channel that the connection is attached to, with the granted modes.
 #[derive(Debug)]
@@ -18,8 +19,29 @@ pub struct AttachReply {
     pub channel: ChannelName,
     id: Option<String>,
     modes: Modes,
-    resumed: bool,
-    warning: Option<&'static str>,
+    /// In the channel's lane, when what comes after it waits for the answer.
+    ticket: Option<u64>,
+}
+
+/// Where the delivery of an attach begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Begin {
+    /// After all that was published before.
+    Now,
+    /// After this position of the client, if it can still be told what follows it.
+    After(Serial),
+    /// Where it is: the channel was attached before.
+    Kept,
+}
+
+/// Where the connection stands in a channel.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// The position before the first frame that follows.
+    pub position: Serial,
+    /// Nothing is missing between the client's position and this one.
+    pub resumed: bool,
+    pub warning: Option<&'static str>,
 }
 
 /// A set of `subscribe`, `publish`, `presence`.
@@ -50,16 +72,44 @@ impl Modes {
 }
 
 impl Session {
-    /// The position of the channel for an [`Output::Attach`], which op 9 tells the client, whatever was asked since.
-    pub fn attached(&self, reply: &AttachReply, position: Stamp, out: &mut Vec<Output>) {
+    /// The outcome of an [`Output::Attach`], which op 9 tells the client, whatever was asked since.
+    pub fn attached(
+        &mut self,
+        cx: Context<'_>,
+        reply: &AttachReply,
+        standing: &Standing,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(ticket) = reply.ticket else { return self.say_attached(reply, standing, out) };
+        // The capability may have been narrowed while the answer was looked for.
+        let modes = self.place(&reply.channel).map_or(Modes(0), |place| self.attached[place].modes);
+        let result = if modes == Modes(0) {
+            let error = "the capability no longer covers this channel".to_owned();
+            PublishResult::Refused { code: code::CAPABILITY, error, reason: None }
+        } else {
+            self.say_attached(&AttachReply { modes, ..reply.clone() }, standing, out);
+            PublishResult::Said
+        };
+        self.answered(cx, ticket, result, out);
+    }
+
+    /// Tells a client that did not ask that what it was to be given is not there any more; delivery goes on from here.
+    pub fn continuity_lost(&self, channel: &ChannelName, position: Serial, out: &mut Vec<Output>) {
+        let Ok(place) = self.place(channel) else { return };
+        let modes = self.attached[place].modes;
+        let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None };
+        self.say_attached(&reply, &Standing { position, resumed: false, warning: None }, out);
+    }
+
+    fn say_attached(&self, reply: &AttachReply, standing: &Standing, out: &mut Vec<Output>) {
         let attached = Attached {
             id: reply.id.as_deref(),
             channel: reply.channel.as_str(),
-            serial: &Self::serial_text(position),
-            resumed: reply.resumed,
+            serial: &standing.position.to_string(),
+            resumed: standing.resumed,
             presence: false,
             modes: &reply.modes.names(),
-            warning: reply.warning,
+            warning: standing.warning,
         };
         out.push(Output::Frame(frame::encode(&ServerFrame::Attached(attached), self.format)));
     }
@@ -94,9 +144,16 @@ impl Session {
             }
             Err(place) => self.attached.insert(place, Attachment { channel: channel.clone(), modes }),
         }
-        let warning = attach.rewind.is_some().then_some("rewind is not available on this node");
-        let reply = AttachReply { channel, id, modes, resumed: place.is_ok(), warning };
-        out.push(Output::Attach { delivers: modes.delivers(), reply });
+        // A serial that cannot be read is no position: delivery begins now, and the client is told so.
+        let after = attach.serial.as_deref().and_then(|text| text.parse().ok());
+        let begin = match (place, after) {
+            (Ok(_), _) => Begin::Kept,
+            (Err(_), Some(position)) => Begin::After(position),
+            (Err(_), None) => Begin::Now,
+        };
+        let ticket = matches!(begin, Begin::After(_)).then(|| self.begin_in_lane(&channel, id.clone()));
+        let reply = AttachReply { channel, id, modes, ticket };
+        out.push(Output::Attach { delivers: modes.delivers(), begin, reply });
     }
 
     pub(super) fn detach(&mut self, channel: ChannelName, id: Option<&str>, out: &mut Vec<Output>) {
@@ -129,8 +186,8 @@ impl Session {
             }
             if modes != before {
                 self.attached[place].modes = modes;
-                let reply = AttachReply { channel, id: None, modes, resumed: true, warning: None };
-                out.push(Output::Attach { delivers: modes.delivers(), reply });
+                let reply = AttachReply { channel, id: None, modes, ticket: None };
+                out.push(Output::Attach { delivers: modes.delivers(), begin: Begin::Kept, reply });
             }
             place += 1;
         }

@@ -15,8 +15,8 @@ use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame,
 use crate::auth::{Authenticator, Principal};
 use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp};
 use crate::publish::PublishRequest;
-pub use attach::AttachReply;
 use attach::Attachment;
+pub use attach::{AttachReply, Begin, Standing};
 use lane::{Lane, Waiting};
 pub use publish::PublishResult;
 use rate::RateLimit;
@@ -42,8 +42,9 @@ pub enum Output {
     Frame(Vec<u8>),
     /// Publish, and give the result back by [`Session::answered`].
     Publish { ticket: u64, request: Box<PublishRequest>, queued: bool },
-    /// Begin delivery if `delivers` (else end it), and give the position back by [`Session::attached`] at once.
-    Attach { delivers: bool, reply: AttachReply },
+    /// Begin delivery if `delivers` (else end it), and give the standing back by [`Session::attached`]: at once, or
+    /// later for a `begin` that is looked for.
+    Attach { delivers: bool, begin: Begin, reply: AttachReply },
     /// End delivery.
     Detach { channel: ChannelName },
     /// The frames before this one say why; close with this code after `after_ms`.

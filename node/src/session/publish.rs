@@ -19,6 +19,8 @@ pub enum PublishResult {
     },
     /// The outcome is unknown.
     Unavailable,
+    /// The answer was given already; what waited behind it goes on.
+    Said,
 }
 
 impl From<Result<PublishAck, PublishError>> for PublishResult {
@@ -45,6 +47,23 @@ impl Session {
         self.advance(cx, &channel, out);
     }
 
+    /// A request that is answered later, with what comes after it on the channel waiting in its turn.
+    pub(super) fn begin_in_lane(&mut self, channel: &ChannelName, id: Option<String>) -> u64 {
+        self.next_ticket += 1;
+        self.in_flight += 1;
+        let ticket = self.next_ticket;
+        self.lane_or_new(channel).begin(ticket, id);
+        ticket
+    }
+
+    fn lane_or_new(&mut self, channel: &ChannelName) -> &mut Lane<Waiting> {
+        let place = self.lanes.iter().position(|(name, _)| name == channel).unwrap_or_else(|| {
+            self.lanes.push((channel.clone(), Lane::default()));
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[place].1
+    }
+
     /// Begins a publish whose turn has come; a refusal is its answer, which [`Session::advance`] gives.
     pub(super) fn publish(
         &mut self,
@@ -57,13 +76,7 @@ impl Session {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
         let refusal = self.refusal(cx, &channel, messages.len());
-        let lane = match self.lanes.iter().position(|(name, _)| *name == channel) {
-            Some(place) => &mut self.lanes[place].1,
-            None => {
-                self.lanes.push((channel.clone(), Lane::default()));
-                &mut self.lanes.last_mut().expect("one was just pushed").1
-            }
-        };
+        let lane = self.lane_or_new(&channel);
         lane.begin(ticket, request.id);
         if let Some(refused) = refusal {
             lane.answer(ticket, refused);
@@ -143,6 +156,7 @@ impl Session {
                 let error = "the store did not answer, retry with the same id";
                 self.nack(Some(id), code::UNAVAILABLE, error, None, out);
             }
+            PublishResult::Said => {}
         }
     }
 }

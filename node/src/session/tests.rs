@@ -5,6 +5,7 @@ mod frames;
 mod lanes;
 mod limits;
 mod refresh;
+mod resume;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -46,6 +47,8 @@ struct Client {
     clock: Clock,
     limits: Limits,
     session: Session,
+    /// Attaches whose standing is looked for.
+    looked_for: Vec<(Begin, AttachReply)>,
 }
 
 /// The position that every attach gets from the hub that is not there.
@@ -83,7 +86,7 @@ impl Client {
         let principal = auth.authenticate(&credentials).unwrap();
         let client_id = principal.client_id.clone().or(chosen.map(|id| ClientId::new(id).unwrap()));
         let session = Session::new(Arc::new(principal), client_id, format, &limits, NOW_MS);
-        Self { auth, clock, limits, session }
+        Self { auth, clock, limits, session, looked_for: Vec::new() }
     }
 
     /// Runs `step`, then what it put out.
@@ -99,20 +102,27 @@ impl Client {
                 Output::Publish { ticket, request, queued } => {
                     seen.push(Seen::Publish { ticket, messages: request.messages.len(), queued });
                 }
-                Output::Attach { delivers, reply } => {
+                Output::Attach { delivers, begin, reply } => {
                     seen.push(Seen::Deliver(reply.channel.as_str().to_owned(), delivers));
-                    let mut more = Vec::new();
-                    self.session.attached(&reply, POSITION, &mut more);
-                    for output in more {
-                        let Output::Frame(payload) = output else { panic!("op 9 alone") };
-                        seen.push(Seen::Frame(self.read(&payload)));
+                    if matches!(begin, Begin::After(_)) {
+                        self.looked_for.push((begin, reply));
+                        continue;
                     }
+                    let resumed = begin == Begin::Kept;
+                    seen.extend(self.settle(&reply, POSITION, resumed));
                 }
                 Output::Detach { channel } => seen.push(Seen::Detach(channel.as_str().to_owned())),
                 Output::End { code, after_ms } => seen.push(Seen::End { code, after_ms }),
             }
         }
         seen
+    }
+
+    /// Gives an attach its outcome.
+    fn settle(&mut self, reply: &AttachReply, position: Stamp, resumed: bool) -> Vec<Seen> {
+        let position = Serial::single(position.incarnation, position.sequence);
+        let standing = Standing { position, resumed, warning: None };
+        self.act(|session, cx, out| session.attached(cx, reply, &standing, out))
     }
 
     fn read(&self, payload: &[u8]) -> Value {

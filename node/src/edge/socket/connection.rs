@@ -8,6 +8,7 @@ use mio::net::TcpStream;
 
 use super::handshake::Opening;
 use super::reader::Reader;
+use super::shard::Replay;
 use crate::accounts::Seat;
 use crate::hub::Outbox;
 use crate::model::{ChannelName, Limits};
@@ -49,9 +50,10 @@ pub(super) struct Connection {
     pub(super) read_closed: bool,
     /// Since when its silence is over its time, and what may stand in the socket is being looked at once more.
     pub(super) last_look_ms: Option<u64>,
-    /// Stands in the shard's list of those to read, or to flush.
+    /// Stands in the shard's list of those to read, to flush, or to be given of what they missed.
     pub(super) in_ready: bool,
     pub(super) in_dirty: bool,
+    pub(super) in_replaying: bool,
     /// Reading waits for answers or for room in the outbox.
     pub(super) paused: bool,
     /// The socket is full since then.
@@ -86,6 +88,8 @@ pub(super) struct Open {
     pub(super) heartbeat_pings: bool,
     /// Channels with delivery, by their numbers in the hub.
     pub(super) subscriptions: Vec<(ChannelName, u64)>,
+    /// At most one for each subscription.
+    pub(super) replays: Vec<Replay>,
     pub(super) pings: u32,
     pub(super) pings_second: u64,
     /// Epoch milliseconds.
@@ -103,6 +107,7 @@ impl Open {
             echo,
             heartbeat_pings,
             subscriptions: Vec::new(),
+            replays: Vec::new(),
             pings: 0,
             pings_second: 0,
             opened_ms: epoch_ms,
@@ -133,6 +138,7 @@ impl Connection {
             last_look_ms: None,
             in_ready: false,
             in_dirty: false,
+            in_replaying: false,
             paused: false,
             blocked_ms: None,
             sent_ms: now_ms,

@@ -2,6 +2,7 @@
 
 mod lifecycle;
 mod reading;
+mod replay;
 mod rounds;
 mod writing;
 
@@ -20,6 +21,7 @@ use super::timers::Timers;
 use super::{Input, Services, ShardHandle};
 use crate::hub::Subscribers;
 use crate::session::{Context, Output, PublishResult};
+pub(super) use replay::Replay;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 
@@ -42,9 +44,10 @@ pub struct Shard {
     next_generation: u32,
     subscribers: Subscribers,
     timers: Timers,
-    /// Slots with something to read, or to flush; each stands in its list once.
+    /// Slots with something to read, to flush, or to be given of what was missed; each stands in its list once.
     ready: VecDeque<u32>,
     dirty: VecDeque<u32>,
+    replaying: VecDeque<u32>,
     /// Taken from the inbox and not done yet.
     inputs: VecDeque<Input>,
     taken: Vec<Input>,
@@ -98,6 +101,7 @@ impl Shard {
             timers: Timers::default(),
             ready: VecDeque::new(),
             dirty: VecDeque::new(),
+            replaying: VecDeque::new(),
             inputs: VecDeque::new(),
             taken: Vec::new(),
             rounds: VecDeque::new(),
@@ -145,6 +149,7 @@ impl Shard {
             }
             self.input_turn();
             self.read_turn();
+            self.replay_turn();
             self.flush_turn();
             self.timer_turn();
             self.rounds_turn();
@@ -161,7 +166,8 @@ impl Shard {
 
     /// How long nothing needs this thread.
     fn timeout(&self) -> Option<Duration> {
-        if !self.inputs.is_empty() || !self.dirty.is_empty() || !self.rounds.is_empty() {
+        let unfinished = [&self.dirty, &self.replaying].into_iter().any(|slots| !slots.is_empty());
+        if unfinished || !self.inputs.is_empty() || !self.rounds.is_empty() {
             return Some(Duration::ZERO);
         }
         if !self.ready.is_empty() {
@@ -263,11 +269,12 @@ impl Shard {
                     };
                     self.services.publisher.publish(*request, queued, Box::new(answer));
                 }
-                Output::Attach { delivers, reply } => {
-                    let position = self.subscribe(connection, slot, &reply.channel, delivers);
+                Output::Attach { delivers, begin, reply } => {
+                    let standing = self.subscribe(connection, slot, &reply.channel, delivers, begin);
                     let mut more = Vec::new();
                     if let Some(open) = connection.open_mut() {
-                        open.session.attached(&reply, position, &mut more);
+                        let cx = context(&self.services, self.epoch_ms);
+                        open.session.attached(cx, &reply, &standing, &mut more);
                     }
                     self.run_outputs(connection, slot, more);
                 }

@@ -75,7 +75,7 @@ impl Node {
         let limits = Limits { publishes_per_second: 0, ..Limits::default() };
         let (shards, polls) = Shards::prepare(1).unwrap();
         let clock = Clock::system();
-        let hub = Arc::new(Hub::new(shards.targets(), clock.clone()));
+        let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
         let store = Arc::new(Store::default());
         let directory =
             DirectoryText::default().account("acme").key("all", r#"{ "*" = ["subscribe", "publish"] }"#);

@@ -28,7 +28,7 @@ fn the_same_name_in_another_account_is_another_channel() {
 
 #[test]
 fn the_last_of_64_targets_gets_its_own() {
-    let (hub, targets) = hub_of(64, Clock::manual(NOW_MS));
+    let (hub, targets) = hub_without_rings(64, Clock::manual(NOW_MS));
     let (channel, _) = hub.attach(&key("a"), 63);
     publish(&hub, &key("a"), 1);
     assert_eq!(targets[63].sequences(), [1]);
@@ -50,7 +50,7 @@ fn an_attach_is_told_all_that_was_numbered_before() {
 
 #[test]
 fn a_channel_without_subscribers_is_forgotten_and_its_numbers_are_not() {
-    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    let (hub, _targets) = hub_without_rings(1, Clock::manual(NOW_MS));
     let mut last = 0;
     for round in 0..50 {
         let (channel, mark) = hub.attach(&key("a"), 0);
@@ -70,7 +70,7 @@ fn a_channel_without_subscribers_is_forgotten_and_its_numbers_are_not() {
 
 #[test]
 fn a_channel_that_comes_back_has_another_number() {
-    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    let (hub, _targets) = hub_without_rings(1, Clock::manual(NOW_MS));
     let (former, _) = hub.attach(&key("a"), 0);
     hub.detach(&former, 0);
     let (latter, _) = hub.attach(&key("a"), 0);

@@ -61,7 +61,7 @@ fn attach_and_detach(hub: &Hub, target: usize) -> Vec<(u64, u64)> {
 /// Attaches come and go while others publish, so that the channel is forgotten and made again all the time.
 #[test]
 fn nothing_above_the_mark_is_missed_and_no_number_is_given_twice() {
-    let (hub, targets) = hub_of(2, Clock::system());
+    let (hub, targets) = hub_without_rings(2, Clock::system());
     let done = AtomicBool::new(false);
     let (hub, done) = (&hub, &done);
     let (mut published, spans) = std::thread::scope(|scope| {

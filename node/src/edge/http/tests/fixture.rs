@@ -90,7 +90,7 @@ impl Fixture {
         std::fs::write(&file, directory().text()).unwrap();
         let accounts = Accounts::open(&file).unwrap();
         let limits = Arc::new(limits);
-        let hub = Arc::new(Hub::new(Vec::new(), clock.clone()));
+        let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &Limits::default()));
         let services = Arc::new(Services {
             auth: Arc::new(Authenticator::new(
                 Arc::clone(&accounts),

@@ -8,8 +8,7 @@ use mio::net::TcpStream;
 use super::super::connection::{Connection, Open, Permit, Stage};
 use super::super::handshake::{Opening, Refused};
 use super::{STOP_MS, Shard, context};
-use crate::hub::{Subscriber, wire};
-use crate::model::{ChannelName, Stamp};
+use crate::hub::wire;
 use crate::session::PublishResult;
 
 /// A stopping node asks its clients to come back within this time.
@@ -169,45 +168,7 @@ impl Shard {
         }
     }
 
-    /// Where the channel stands for this connection: the position before the first frame that follows.
-    pub(super) fn subscribe(
-        &mut self,
-        connection: &mut Connection,
-        slot: u32,
-        channel: &ChannelName,
-        delivers: bool,
-    ) -> Stamp {
-        let Some(open) = connection.open_mut() else { return Stamp { incarnation: 0, sequence: 0 } };
-        let key = open.session.principal().channel(channel.clone());
-        let present = open.subscriptions.iter().find(|(name, _)| name == channel).map(|(_, number)| *number);
-        match (present, delivers) {
-            (Some(number), true) => {
-                let position = self.services.hub.position(&key);
-                let sequence = self.subscribers.position(number, slot).unwrap_or(position.sequence);
-                Stamp { sequence, ..position }
-            }
-            (None, true) => {
-                let (channel_state, position) = self.services.hub.attach(&key, self.index);
-                open.subscriptions.push((channel.clone(), channel_state.number()));
-                let subscriber = Subscriber { slot, after_sequence: position.sequence };
-                self.subscribers.add(&channel_state, subscriber);
-                position
-            }
-            (_, false) => {
-                self.unsubscribe(connection, slot, channel);
-                self.services.hub.position(&key)
-            }
-        }
-    }
-
-    pub(super) fn unsubscribe(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
-        let Some(open) = connection.open_mut() else { return };
-        let Some(place) = open.subscriptions.iter().position(|(name, _)| name == channel) else { return };
-        let (_, number) = open.subscriptions.swap_remove(place);
-        self.remove_subscriber(number, slot);
-    }
-
-    fn remove_subscriber(&mut self, number: u64, slot: u32) {
+    pub(super) fn remove_subscriber(&mut self, number: u64, slot: u32) {
         if let Some(channel) = self.subscribers.remove(number, slot) {
             self.services.hub.detach(&channel, self.index);
         }

@@ -35,7 +35,7 @@ impl Shard {
             };
             count += 1;
             connection.outbox.push(frame.clone());
-            if connection.outbox.bytes() > self.services.limits.outbox_bytes {
+            if connection.outbox.live_bytes() > self.services.limits.outbox_bytes {
                 over.push(subscriber.slot);
             }
             if !connection.in_dirty && connection.blocked_ms.is_none() {
@@ -100,6 +100,7 @@ impl Shard {
                     connection.socket.shutdown(std::net::Shutdown::Write).ok();
                 }
                 self.unpause(&mut connection, slot);
+                self.want_replay(&mut connection, slot);
             }
             Ok(Flush::Blocked { progress }) => {
                 if progress {
@@ -110,6 +111,7 @@ impl Shard {
                     self.rearm(&mut connection, slot);
                 }
                 self.unpause(&mut connection, slot);
+                self.want_replay(&mut connection, slot);
             }
             Err(_) => return self.forget(connection, slot),
         }
@@ -119,7 +121,7 @@ impl Shard {
     /// Ends a connection that lets more wait than it may.
     fn check_outbox(&mut self, slot: u32) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
-        if connection.outbox.bytes() > self.services.limits.outbox_bytes {
+        if connection.outbox.live_bytes() > self.services.limits.outbox_bytes {
             self.end_slow(&mut connection, slot);
         }
         self.slots[slot as usize] = Some(connection);

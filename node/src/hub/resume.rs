@@ -1,0 +1,151 @@
+//! Attaching: where a client stands in a channel, and what it is given of what it missed.
+
+use std::sync::Arc;
+
+use fanfare_proto::serial::Serial;
+
+use super::channels::{Channel, Hub, State};
+use super::delivery::Delivery;
+use super::ring::Ring;
+use crate::model::{ChannelKey, Stamp};
+
+/// An attach that has taken effect.
+#[derive(Debug)]
+pub struct Joined {
+    pub channel: Arc<Channel>,
+    /// All that was numbered before; what comes after it is delivered.
+    pub mark: Stamp,
+    pub start: Start,
+}
+
+/// How a client that gave a position is brought to the mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// It is there.
+    Live,
+    /// [`Channel::pull`] gives what follows this sequence.
+    Replay { after: u64 },
+    /// What is between is not in the ring, or the position is not of this incarnation.
+    Unknown,
+}
+
+/// A part of what somebody missed.
+#[derive(Debug)]
+pub struct Pulled {
+    /// In order and without a gap; the first may hold messages that were asked to be left out.
+    pub deliveries: Vec<Arc<Delivery>>,
+    /// Nothing is left: whoever has these has all that the channel's deliveries do not bring.
+    pub is_end: bool,
+}
+
+impl Hub {
+    /// Of this run of the node.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Registers the target's interest. The stamp covers all that was numbered before; all after it is delivered.
+    pub fn attach(&self, key: &ChannelKey, target: usize) -> (Arc<Channel>, Stamp) {
+        self.with_channel(key, |channel, state| (Arc::clone(channel), self.register(state, target)))
+    }
+
+    /// The same for a client that has all up to `position`.
+    pub fn attach_after(&self, key: &ChannelKey, target: usize, position: &Serial) -> Joined {
+        self.with_channel(key, |channel, state| {
+            let start = self.start(state, position);
+            let mark = self.register(state, target);
+            Joined { channel: Arc::clone(channel), mark, start }
+        })
+    }
+
+    /// Where a client with this position would stand; nothing is registered.
+    pub fn look_after(&self, key: &ChannelKey, position: &Serial) -> Start {
+        self.with_channel(key, |_, state| self.start(state, position))
+    }
+
+    fn register(&self, state: &mut State, target: usize) -> Stamp {
+        let now_ms = self.now_ms();
+        if state.ring.is_none() {
+            state.ring = Ring::begin(state.sequence, now_ms, &self.rings);
+        }
+        if let Some(ring) = &mut state.ring {
+            (ring.attached_ms, ring.idle_ms) = (now_ms, None);
+        }
+        state.targets |= 1 << target;
+        Stamp { incarnation: self.incarnation, sequence: state.sequence }
+    }
+
+    fn start(&self, state: &State, position: &Serial) -> Start {
+        match position.sequence_of(self.incarnation) {
+            Some(after) if after == state.sequence => Start::Live,
+            Some(after) if after < state.sequence && reaches(state, after) => Start::Replay { after },
+            _ => Start::Unknown,
+        }
+    }
+
+    /// Forgets what is older than it is kept, and where memory is scarce the rings that were attached to least
+    /// recently. Takes milliseconds where there are many channels; to be called a few times within a resume window.
+    pub fn sweep(&self) {
+        let now_ms = self.now_ms();
+        // Locked one by one: a channel that is being forgotten takes its own lock before that of the map.
+        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        for channel in &channels {
+            let mut state = channel.state.lock();
+            let keep_ms = self.rings.keep_ms;
+            if let Some(ring) = &mut state.ring {
+                ring.drop_old(now_ms);
+                if ring.idle_ms.is_some_and(|since_ms| since_ms + keep_ms < now_ms) {
+                    state.ring = None;
+                    self.remove_if_unused(channel, &mut state);
+                }
+            }
+        }
+        if self.rings.is_scarce() {
+            self.make_room(channels, now_ms);
+        }
+    }
+
+    fn make_room(&self, channels: Vec<Arc<Channel>>, now_ms: u64) {
+        let attached_ms =
+            |channel: &Arc<Channel>| channel.state.lock().ring.as_ref().map(|ring| ring.attached_ms);
+        let dated = channels.into_iter().filter_map(|channel| Some((attached_ms(&channel)?, channel)));
+        let mut dated: Vec<(u64, Arc<Channel>)> = dated.collect();
+        dated.sort_by_key(|(attached_ms, _)| *attached_ms);
+        for (_, channel) in dated {
+            if self.rings.held() <= self.rings.enough() {
+                return;
+            }
+            let mut state = channel.state.lock();
+            state.ring = None;
+            if state.targets != 0 {
+                state.ring = Ring::begin(state.sequence, now_ms, &self.rings);
+            }
+            self.remove_if_unused(&channel, &mut state);
+        }
+    }
+}
+
+impl Channel {
+    /// What follows `after`, about `bytes_max` of it; none when the ring does not reach back to it.
+    pub fn pull(&self, after: u64, bytes_max: usize) -> Option<Pulled> {
+        let state = self.state.lock();
+        if after == state.sequence {
+            return Some(Pulled { deliveries: Vec::new(), is_end: true });
+        }
+        if !reaches(&state, after) {
+            return None;
+        }
+        let deliveries = state.ring.as_ref()?.after(after, bytes_max);
+        let is_end = deliveries.last().is_some_and(|last| last.last().sequence == state.sequence);
+        Some(Pulled { deliveries, is_end })
+    }
+
+    /// The last number given.
+    pub fn sequence(&self) -> u64 {
+        self.state.lock().sequence
+    }
+}
+
+fn reaches(state: &State, after: u64) -> bool {
+    state.ring.as_ref().is_some_and(|ring| ring.reaches(after))
+}
