@@ -1,0 +1,42 @@
+//! A client that comes back gets every message that it missed, once and in order, or is told that it cannot.
+
+mod follower;
+mod reconnecting;
+mod replay;
+
+use fanfare_cluster_tests::{Node, NodeOptions, Socket};
+use serde_json::{Value, json};
+
+use follower::Follower;
+
+/// A node on which one socket may publish as fast as it can.
+async fn node() -> Node {
+    Node::start(unlimited()).await
+}
+
+fn unlimited() -> NodeOptions {
+    NodeOptions::default().limit("publishes_per_second", 0).limit("controls_per_second", 0)
+}
+
+/// Attaches with a position and gives the answer.
+async fn attach_after(socket: &mut Socket, channel: &str, serial: &Value) -> Value {
+    let attached = socket.ask(json!({"op": 8, "channel": channel, "serial": serial})).await;
+    assert_eq!(attached["op"], 9, "{attached}");
+    attached
+}
+
+/// Publishes `from..to` as the data of one message each, and waits until all are acknowledged.
+async fn publish(socket: &mut Socket, channel: &str, numbers: std::ops::Range<u64>) -> Vec<Value> {
+    let mut serials = Vec::new();
+    for numbers in numbers.collect::<Vec<_>>().chunks(100) {
+        let messages: Vec<Value> = numbers.iter().map(|number| json!({"data": number})).collect();
+        let ack = socket.ask(json!({"op": 13, "channel": channel, "messages": messages})).await;
+        serials.extend(ack["serials"].as_array().expect("an ack").clone());
+    }
+    serials
+}
+
+/// Lets go of a connection without a word.
+fn cut(socket: Socket) {
+    drop(socket);
+}

@@ -1,0 +1,132 @@
+//! What a position is worth on one running node.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_missed_is_given_once_and_joins_what_follows() {
+    let node = node().await;
+    for format in ["json", "msgpack"] {
+        let query = format!("?format={format}");
+        let (mut publisher, mut socket) = (Socket::open(&node, "").await, Socket::open(&node, &query).await);
+        let attached = socket.attach(format).await;
+        assert_eq!(attached["resumed"], false);
+        let mut follower = Follower::begin(format, &attached);
+        publish(&mut publisher, format, 0..10).await;
+        follower.read_to(&mut socket, 9).await;
+        cut(socket);
+        publish(&mut publisher, format, 10..3_000).await;
+        let mut socket = Socket::open(&node, &query).await;
+        let attached = attach_after(&mut socket, format, &follower.serial).await;
+        assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &follower.serial));
+        publish(&mut publisher, format, 3_000..3_100).await;
+        follower.read_to(&mut socket, 3_099).await;
+        let other = socket.attach("other").await;
+        assert_eq!(other["resumed"], false);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_serial_of_any_ack_is_a_position() {
+    let node = node().await;
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.attach("a").await;
+    let serials = publish(&mut publisher, "a", 0..20).await;
+    for (number, serial) in serials.iter().enumerate() {
+        let mut socket = Socket::open(&node, "").await;
+        let attached = attach_after(&mut socket, "a", serial).await;
+        assert_eq!(attached["resumed"], true, "{number}");
+        let mut follower = Follower::begin("a", &attached);
+        follower.next = Some(number as u64 + 1);
+        if number < 19 {
+            follower.read_to(&mut socket, 19).await;
+            assert_eq!(&follower.serial, &serials[19]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_that_says_nothing_here_is_told_so() {
+    let node = node().await;
+    let mut socket = Socket::open(&node, "").await;
+    let foreign = fanfare_proto::serial::Serial::single(7, 1).to_string();
+    let long = "A".repeat(513);
+    for serial in ["", "nonsense", "0", &foreign, &long] {
+        let attached = attach_after(&mut socket, "a", &json!(serial)).await;
+        assert_eq!(attached["resumed"], false, "{serial}");
+        socket.ask(json!({"op": 10, "channel": "a"})).await;
+    }
+    let mut publisher = Socket::open(&node, "").await;
+    let early = publish(&mut publisher, "b", 0..3).await;
+    socket.attach("b").await;
+    let mut other = Socket::open(&node, "").await;
+    let attached = attach_after(&mut other, "b", &json!(format!("{}0", early[2].as_str().unwrap()))).await;
+    assert_eq!(attached["resumed"], false, "a position ahead of the channel");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_messages_are_not_given_again_to_who_wants_no_echo() {
+    let node = node().await;
+    let mut socket = Socket::open(&node, "?echo=false").await;
+    let mut other = Socket::open(&node, "").await;
+    let attached = other.attach("a").await;
+    for number in 0..6 {
+        let publisher = if number % 2 == 0 { &mut socket } else { &mut other };
+        publisher.publish("a", json!({"data": number})).await;
+    }
+    let attached = attach_after(&mut socket, "a", &attached["serial"]).await;
+    assert_eq!(attached["resumed"], true);
+    for number in [1, 3, 5] {
+        assert_eq!(socket.message("a").await["messages"][0]["data"], number);
+    }
+}
+
+/// More than an outbox holds is missed, and meanwhile another channel goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_larger_than_the_outbox_is_given_as_the_socket_takes_it() {
+    let options = unlimited().limit("outbox_bytes", 200_000).limit("ring_bytes", 64 << 20);
+    let node = Node::start(options).await;
+    let mut publisher = Socket::open(&node, "").await;
+    let attached = publisher.attach("large").await;
+    publisher.ask(json!({"op": 10, "channel": "large"})).await;
+    let text = "x".repeat(60_000);
+    for number in 0..200 {
+        let draft = json!({"name": text[..200], "data": number, "extras": {"text": text}});
+        publisher.publish("large", draft).await;
+    }
+    let mut socket = Socket::open(&node, "").await;
+    socket.attach("small").await;
+    let answer = attach_after(&mut socket, "large", &attached["serial"]).await;
+    assert_eq!(answer["resumed"], true);
+    publisher.publish("small", json!({"data": "live"})).await;
+    let mut follower = Follower::begin("large", &answer);
+    follower.next = Some(0);
+    let mut live = 0;
+    while follower.next != Some(200) || live == 0 {
+        let frame = socket.next().await;
+        live += usize::from(frame["op"] == 13 && frame["channel"] == "small");
+        follower.take(&frame);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_detach_ends_a_replay() {
+    let node = node().await;
+    let mut publisher = Socket::open(&node, "").await;
+    let attached = publisher.attach("a").await;
+    publish(&mut publisher, "a", 0..5_000).await;
+    let mut socket = Socket::open(&node, "").await;
+    let attach = json!({"op": 8, "channel": "a", "serial": attached["serial"]});
+    socket.send(&attach).await;
+    socket.ask(json!({"op": 10, "channel": "a"})).await;
+    let again = attach_after(&mut socket, "a", &attached["serial"]).await;
+    assert_eq!(again["resumed"], true);
+    let mut follower = Follower::begin("a", &again);
+    // What the first replay gave came before the detach was answered.
+    let mut frames = vec![socket.next().await];
+    while frames.last().is_some_and(|frame| frame["messages"][99]["data"] != 4_999) {
+        frames.push(socket.next().await);
+    }
+    let begun = frames.iter().rposition(|frame| frame["messages"][0]["data"] == 0).expect("all of it");
+    frames[begun..].iter().for_each(|frame| follower.take(frame));
+    assert_eq!(follower.next, Some(5_000));
+}
