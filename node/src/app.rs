@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -24,6 +25,7 @@ use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::{Clock, Limits};
 use crate::origin::history::{Embedded, HistoryStore, Options};
+use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::{edge, telemetry};
@@ -75,6 +77,7 @@ pub struct App {
     shards: Arc<Shards>,
     acceptor: Acceptor,
     store: Arc<dyn HistoryStore>,
+    meter: Arc<Meter>,
     addresses: Addresses,
     node_id: Arc<str>,
     node_file: PathBuf,
@@ -101,6 +104,13 @@ impl App {
         let auth = open_auth(&config, &accounts, &store, &clock).await?;
 
         let connections = Arc::new(TenantConnections::default());
+        let meter = Arc::new(Meter::new(
+            Arc::clone(&accounts),
+            Arc::clone(&store),
+            clock.clone(),
+            Arc::clone(&node_id),
+            limits.metric_minutes,
+        ));
 
         let threads = thread_count(&config);
         let (shards, polls) =
@@ -129,6 +139,7 @@ impl App {
             store: Arc::clone(&store),
             connections: Arc::clone(&connections),
             shards: Arc::clone(&shards),
+            meter: Arc::clone(&meter),
             limits: Arc::clone(&limits),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
@@ -147,15 +158,11 @@ impl App {
         let admin_state = admin_state(&config, metrics.clone(), Arc::clone(&store), Arc::clone(&draining))?;
         let admin = serve_admin(&config, admin_state, &tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
+        tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
         tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), Arc::clone(&auth), stamps));
         let every = Duration::from_millis((limits.resume_window_ms / 8).clamp(100, RINGS_SWEEP_MS_MAX));
         tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, every));
-        tasks.spawn("metrics upkeep", OnStop::Cancel, async move {
-            loop {
-                tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
-                metrics.run_upkeep();
-            }
-        });
+        tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 
         let (acceptor, listen) = start_acceptor(&config, &limits, &shards, &tasks)?;
         let addresses = Addresses { listen, admin };
@@ -168,6 +175,7 @@ impl App {
             shards,
             acceptor,
             store,
+            meter,
             addresses,
             node_id,
             node_file,
@@ -195,12 +203,14 @@ impl App {
         self.tasks.failed().cancelled().await;
     }
 
-    /// Not ready, no new connections, clients told to come back, requests under way finished, the store flushed.
+    /// Not ready, no new connections, clients told to come back, requests under way finished, counts stored, the
+    /// store flushed.
     pub async fn stop(self) {
         self.draining.store(true, Ordering::Relaxed);
         self.acceptor.stop();
         self.shards.stop();
         self.tasks.stop(self.drain_timeout).await;
+        self.meter.finish().await;
         let store = self.store;
         if tokio::task::spawn_blocking(move || store.shutdown()).await.is_err() {
             tracing::error!("the store did not shut down");
@@ -274,7 +284,7 @@ fn start_shards(
 
 fn admin_state(
     config: &Config,
-    metrics: metrics_exporter_prometheus::PrometheusHandle,
+    metrics: PrometheusHandle,
     store: Arc<dyn HistoryStore>,
     draining: Arc<AtomicBool>,
 ) -> Result<AdminState, StartError> {
@@ -324,6 +334,13 @@ async fn sweep_rings(hub: Arc<Hub>, every: Duration) {
         if tokio::task::spawn_blocking(move || hub.sweep()).await.is_err() {
             tracing::error!("the rings were not swept");
         }
+    }
+}
+
+async fn upkeep(metrics: PrometheusHandle) {
+    loop {
+        tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
+        metrics.run_upkeep();
     }
 }
 

@@ -16,7 +16,7 @@ use crate::accounts::Account;
 use crate::hub::{Hub, Numbering};
 use crate::model::{
     ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, Published, Stamp,
-    check_draft,
+    UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
 
@@ -246,12 +246,14 @@ impl Inner {
         let retention_hours = policy.history.then_some(policy.retention_hours);
         let count = request.messages.len() as u64;
         let key = request.key.clone();
+        let usage = Arc::clone(&request.account.usage);
         self.hub.publish(&key, count, |numbering| {
             let published = number(request, numbering, self.next_id.fetch_add(count, Ordering::Relaxed));
             let (inner, stored) = (Arc::clone(self), Arc::clone(&published));
             let done: Done = Box::new(move |result| match result {
                 Ok(()) => {
-                    inner.published.increment(stored.messages.len() as u64);
+                    inner.published.increment(count);
+                    usage.count(UsageKind::Publish, count, stored.bytes);
                     answer.give(Some(&stored));
                 }
                 Err(error) => {

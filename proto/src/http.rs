@@ -91,6 +91,28 @@ pub struct Closed {
     pub closed: u64,
 }
 
+/// What a node counted of one kind within a minute; `minute` is where that begins, in epoch milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MetricRow<'a> {
+    pub account_id: &'a str,
+    pub minute: u64,
+    /// `*` for the sum over all nodes.
+    pub node_id: &'a str,
+    pub kind: &'a str,
+    pub count: u64,
+    pub bytes: u64,
+}
+
+/// The answer of `/api/metrics/series`: the rows of the last `window_ms`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MetricSeries<'a> {
+    #[serde(borrow)]
+    pub series: Vec<MetricRow<'a>>,
+    pub window_ms: u64,
+}
+
 /// A publish to several channels; both lists hold at least one.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BatchRequest {

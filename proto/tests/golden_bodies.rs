@@ -3,8 +3,8 @@
 
 use fanfare_proto::http::{
     BatchResponse, BatchResult, ChannelEntry, ChannelList, Closed, ConnectionCount, ConnectionEntry,
-    ConnectionList, ErrorBody, Published, Record, Time, history_body, parse_batch, parse_publish,
-    presence_history_body, write_record,
+    ConnectionList, ErrorBody, MetricRow, MetricSeries, Published, Record, Time, history_body, parse_batch,
+    parse_publish, presence_history_body, write_record,
 };
 use fanfare_proto::token::{ServiceClaims, TokenDetails, TokenRequest, mac};
 use serde::Serialize;
@@ -51,6 +51,25 @@ fn listings() {
     );
     assert_body(&ConnectionList { connections: vec![connection, nobody] }, text);
     assert_body(&Closed { closed: 2 }, r#"{"closed":2}"#);
+}
+
+#[test]
+fn metric_series() {
+    let row = MetricRow {
+        account_id: "acme-prod",
+        minute: 1_764_000_000_000,
+        node_id: "node-1",
+        kind: "history-read",
+        count: 2,
+        bytes: 4_096,
+    };
+    let text = concat!(
+        r#"{"series":[{"accountId":"acme-prod","minute":1764000000000,"nodeId":"node-1","#,
+        r#""kind":"history-read","count":2,"bytes":4096}],"windowMs":3600000}"#
+    );
+    let series = MetricSeries { series: vec![row], window_ms: 3_600_000 };
+    assert_eq!(serde_json::to_string(&series).unwrap(), text);
+    assert_eq!(serde_json::from_str::<MetricSeries<'_>>(text).unwrap(), series);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::secret::Secret;
-use crate::model::{AccountId, Capability, KeyName, pattern_matches};
+use crate::model::{AccountId, Capability, KeyName, Usage, pattern_matches};
 
 /// Everything the file says. A reload makes a new one; whoever holds an old one keeps it whole.
 #[derive(Debug, Default)]
@@ -63,12 +63,14 @@ pub struct Account {
     /// In the order of the file: the first that matches decides.
     pub channels: Vec<ChannelRule>,
     pub integrations: Vec<Integration>,
+    /// What is counted for the account: the same in every reading of the directory.
+    pub usage: Arc<Usage>,
 }
 
 impl Account {
     pub const RETENTION_HOURS: u32 = 72;
 
-    /// An account with every default, alone in a tenant of the same name.
+    /// An account with every default, alone in a tenant of the same name and counted by nobody.
     pub fn plain(id: &str) -> Self {
         Self {
             id: AccountId::new(id),
@@ -78,6 +80,7 @@ impl Account {
             queue_limit: None,
             channels: Vec::new(),
             integrations: Vec::new(),
+            usage: Arc::default(),
         }
     }
 

@@ -8,6 +8,7 @@ mod reader;
 mod secret;
 #[cfg(test)]
 mod tests;
+mod usages;
 mod watch;
 
 pub use connections::{Seat, TenantConnections};
@@ -16,4 +17,5 @@ pub use directory::{
 };
 pub use reader::{DirectoryError, Mistake};
 pub use secret::Secret;
+pub use usages::Usages;
 pub use watch::Accounts;

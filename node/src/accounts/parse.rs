@@ -10,6 +10,7 @@ use toml::de::{DeTable, ValueDeserializer};
 use super::directory::{Account, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant};
 use super::reader::{Found, Mistake, Mistakes, TableReader};
 use super::secret::Secret;
+use super::usages::Usages;
 use crate::model::{AccountId, Capability};
 
 const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
@@ -17,11 +18,12 @@ const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
 /// Gives the content of a `secret_file`; the path is already resolved.
 pub(super) type ReadSecret<'a> = &'a mut dyn FnMut(PathBuf) -> std::io::Result<String>;
 
-/// `folder` is where a relative `secret_file` begins.
+/// `folder` is where a relative `secret_file` begins; `usages` gives each account its counters.
 pub(super) fn parse(
     text: &str,
     folder: &Path,
     read_secret: ReadSecret<'_>,
+    usages: &Usages,
 ) -> Result<Directory, Vec<Mistake>> {
     let mut mistakes = Mistakes::of(text);
     let (document, errors) = DeTable::parse_recoverable(text);
@@ -31,7 +33,7 @@ pub(super) fn parse(
         }
         return Err(mistakes.list);
     }
-    let mut parser = Parser { mistakes, directory: Directory::default(), folder, read_secret };
+    let mut parser = Parser { mistakes, directory: Directory::default(), folder, read_secret, usages };
     parser.document(TableReader::root(document.get_ref()));
     match parser.mistakes.list {
         list if list.is_empty() => Ok(parser.directory),
@@ -47,6 +49,7 @@ struct Parser<'a, 'i> {
     directory: Directory,
     folder: &'a Path,
     read_secret: ReadSecret<'a>,
+    usages: &'a Usages,
 }
 
 impl Parser<'_, '_> {
@@ -80,8 +83,10 @@ impl Parser<'_, '_> {
         let rules = table.tables("channels", &mut self.mistakes);
         let channels = rules.into_iter().filter_map(|rule| self.channel_rule(rule)).collect();
         let integrations = self.integrations(&mut table);
+        let account_id = AccountId::new(&id);
         let account = Arc::new(Account {
-            id: AccountId::new(&id),
+            usage: self.usages.of(&account_id),
+            id: account_id,
             tenant: tenant.id.clone(),
             tenant_connection_limit: tenant.connection_limit,
             retention_hours,

@@ -2,7 +2,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
-use crate::model::{AccountId, Operation};
+use crate::model::{AccountId, Operation, UsageKind};
 
 const FULL: &str = r#"
 [[tenants]]
@@ -224,6 +224,37 @@ fn a_reload_applies_what_is_good_and_keeps_the_rest_out() {
     fs::write(&path, FULL.replace("\"active\"", "\"revoked\"")).unwrap();
     accounts.reload_if_changed().unwrap();
     assert!(accounts.generation() == 2 && !accounts.current().key("k1").unwrap().active);
+}
+
+#[test]
+fn what_is_counted_for_an_account_outlives_a_reading() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.toml");
+    fs::write(&path, FULL).unwrap();
+    let accounts = Accounts::open(&path).unwrap();
+    let counted = || {
+        let mut counted = Vec::new();
+        accounts.usages().visit(|account, usage| {
+            counted.extend(usage.take(UsageKind::Api).map(|amount| (account.to_string(), amount.count)));
+        });
+        counted
+    };
+    let former = accounts.current().key("k1").unwrap().account.clone();
+    fs::write(&path, FULL.replace("\"active\"", "\"revoked\"")).unwrap();
+    accounts.reload().unwrap();
+    former.usage.count(UsageKind::Api, 1, 0);
+    accounts.current().key("k1").unwrap().account.usage.count(UsageKind::Api, 1, 0);
+    assert_eq!(counted(), [(former.id.to_string(), 2)]);
+
+    fs::write(&path, "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"new\"\n").unwrap();
+    accounts.reload().unwrap();
+    former.usage.count(UsageKind::Api, 1, 0);
+    let id = former.id.clone();
+    drop(former);
+    assert_eq!(counted(), [(id.to_string(), 1)], "the last of an account that is gone");
+    let mut known = Vec::new();
+    accounts.usages().visit(|account, _| known.push(account.to_string()));
+    assert_eq!(known, ["new"]);
 }
 
 #[tokio::test]

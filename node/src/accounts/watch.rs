@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::directory::Directory;
 use super::parse::parse;
 use super::reader::DirectoryError;
+use super::usages::Usages;
 
 /// Contents are compared, not times or inodes: a mounted config map is swapped by renaming a link far above the file.
 const POLL: Duration = Duration::from_millis(500);
@@ -23,40 +24,49 @@ pub struct Accounts {
     generation: AtomicU64,
     /// What the last attempt read, good or bad; held for the length of an attempt.
     seen: Mutex<Seen>,
+    usages: Usages,
 }
 
 impl Accounts {
     /// Reads the file for the first time.
     pub fn open(path: &Path) -> Result<Arc<Self>, DirectoryError> {
-        let (directory, seen) = read(path);
-        let accounts = Self::with(directory?, Some(path.to_owned()), seen);
+        let usages = Usages::default();
+        let (directory, seen) = read(path, &usages);
+        let accounts = Self::with(directory?, Some(path.to_owned()), seen, usages);
         publish_generation(1);
         Ok(Arc::new(accounts))
     }
 
     /// A directory that stays as it is: for tests, and for a node without credentials.
     pub fn fixed(directory: Directory) -> Arc<Self> {
-        Arc::new(Self::with(directory, None, Seen::default()))
+        Arc::new(Self::with(directory, None, Seen::default(), Usages::default()))
     }
 
     /// `fixed` from the text of a directory file; a relative `secret_file` begins in the working directory.
     pub fn from_text(text: &str) -> Result<Arc<Self>, DirectoryError> {
-        let directory = parse(text, Path::new(""), &mut |path| std::fs::read_to_string(path));
+        let usages = Usages::default();
+        let directory = parse(text, Path::new(""), &mut |path| std::fs::read_to_string(path), &usages);
         let mistakes = |mistakes| DirectoryError::Mistakes { path: "<text>".into(), mistakes };
-        Ok(Self::fixed(directory.map_err(mistakes)?))
+        Ok(Arc::new(Self::with(directory.map_err(mistakes)?, None, Seen::default(), usages)))
     }
 
-    fn with(directory: Directory, path: Option<PathBuf>, seen: Seen) -> Self {
+    fn with(directory: Directory, path: Option<PathBuf>, seen: Seen, usages: Usages) -> Self {
         Self {
             path,
             current: RwLock::new(Arc::new(directory)),
             generation: AtomicU64::new(1),
             seen: Mutex::new(seen),
+            usages,
         }
     }
 
     pub fn current(&self) -> Arc<Directory> {
         self.current.read().clone()
+    }
+
+    /// What is counted for each account, over all readings of the file.
+    pub fn usages(&self) -> &Usages {
+        &self.usages
     }
 
     /// Counts the directories applied, from 1. Read it before `current` to notice a change afterwards.
@@ -99,7 +109,7 @@ impl Accounts {
     }
 
     fn apply(&self, path: &Path, seen: &mut Seen) -> Result<(), DirectoryError> {
-        let (directory, now_seen) = read(path);
+        let (directory, now_seen) = read(path, &self.usages);
         *seen = now_seen;
         match directory {
             Ok(directory) => {
@@ -146,14 +156,14 @@ fn log_refusal(error: &DirectoryError) {
     }
 }
 
-fn read(path: &Path) -> (Result<Directory, DirectoryError>, Seen) {
+fn read(path: &Path, usages: &Usages) -> (Result<Directory, DirectoryError>, Seen) {
     let mut seen = Seen::default();
     let text = match seen.read(path.to_owned()) {
         Ok(text) => text,
         Err(source) => return (Err(DirectoryError::Unreadable { path: path.to_owned(), source }), seen),
     };
     let folder = path.parent().unwrap_or(Path::new(""));
-    let directory = parse(&text, folder, &mut |secret_file| seen.read(secret_file))
+    let directory = parse(&text, folder, &mut |secret_file| seen.read(secret_file), usages)
         .map_err(|mistakes| DirectoryError::Mistakes { path: path.to_owned(), mistakes });
     (directory, seen)
 }

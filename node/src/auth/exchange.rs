@@ -14,7 +14,7 @@ use super::principal::PrincipalKind;
 use super::store::Nonce;
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
-use crate::model::{Capability, ClientId};
+use crate::model::{Capability, ClientId, UsageKind};
 
 const TIMESTAMP_TOLERANCE_MS: u64 = 120_000;
 
@@ -97,7 +97,10 @@ impl Authenticator {
             nonce: asked.request.nonce.into(),
         };
         match self.tokens.claim_nonce(nonce).await {
-            Ok(true) => Ok(details),
+            Ok(true) => {
+                key.account.usage.count(UsageKind::Token, 1, 0);
+                Ok(details)
+            }
             Ok(false) => Err(ExchangeError::NonceUsed),
             Err(_) => Err(ExchangeError::Unavailable),
         }

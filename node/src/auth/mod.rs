@@ -67,6 +67,10 @@ impl Authenticator {
         limits: &Limits,
         auth_on: bool,
     ) -> Self {
+        let anonymous = (!auth_on).then(|| {
+            let account = Account::plain(Self::ANONYMOUS_ACCOUNT);
+            Arc::new(Account { usage: accounts.usages().of(&account.id), ..account })
+        });
         let decoy: String = random_bytes::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
             accounts,
@@ -76,7 +80,7 @@ impl Authenticator {
             token_bytes: limits.token_bytes,
             nesting: limits.nesting,
             failures: Failures::new(limits.failed_token_requests_per_second),
-            anonymous: (!auth_on).then(|| Arc::new(Account::plain(Self::ANONYMOUS_ACCOUNT))),
+            anonymous,
             decoy: Secret::new(&decoy).expect("hexadecimal digits make a secret"),
             validation: jwt::validation(),
         }

@@ -7,6 +7,7 @@ use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::Authenticator;
 use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
+use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use socket::Shards;
 
@@ -24,6 +25,7 @@ pub struct Services {
     pub store: Arc<dyn HistoryStore>,
     pub connections: Arc<TenantConnections>,
     pub shards: Arc<Shards>,
+    pub meter: Arc<Meter>,
     pub limits: Arc<Limits>,
     pub clock: Clock,
     pub node_id: Arc<str>,

@@ -50,6 +50,8 @@ pub struct Limits {
     /// A connection with waiting frames that takes none for this long is closed as a slow consumer.
     pub outbox_stall_ms: u64,
     pub idempotency_window_ms: u64,
+    /// Minutes of accounts whose metric rows are kept in memory: those that the store does not have.
+    pub metric_minutes: usize,
     /// Connections this node accepts at once; 0: what the open-file limit allows.
     pub connections: usize,
 }
@@ -88,6 +90,7 @@ impl Default for Limits {
             outbox_bytes: 1024 * 1024,
             outbox_stall_ms: 10_000,
             idempotency_window_ms: 120_000,
+            metric_minutes: 200_000,
             connections: 0,
         }
     }

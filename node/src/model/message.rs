@@ -36,11 +36,29 @@ impl std::error::Error for DraftError {}
 
 /// The UTF-8 lengths of the compact JSON texts of name, data, extras and clientId that are present.
 pub fn draft_bytes(draft: &Draft, client_id: Option<&ClientId>) -> usize {
-    let json_length = |text: &str| serde_json::to_string(text).map_or(text.len() + 2, |json| json.len());
-    draft.name.as_deref().map_or(0, json_length)
-        + draft.data.as_ref().map_or(0, |data| data.get().len())
-        + draft.extras.as_ref().map_or(0, |extras| extras.get().len())
-        + client_id.map_or(0, |id| json_length(id.as_str()))
+    size(draft.name.as_deref(), draft.data.as_deref(), draft.extras.as_deref(), client_id)
+}
+
+fn size(
+    name: Option<&str>,
+    data: Option<&RawValue>,
+    extras: Option<&RawValue>,
+    client_id: Option<&ClientId>,
+) -> usize {
+    name.map_or(0, json_bytes)
+        + data.map_or(0, |data| data.get().len())
+        + extras.map_or(0, |extras| extras.get().len())
+        + client_id.map_or(0, |id| json_bytes(id.as_str()))
+}
+
+/// The length of a text as JSON, quotes included.
+fn json_bytes(text: &str) -> usize {
+    let escaped = |byte: u8| match byte {
+        b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
+        0..0x20 => 6,
+        _ => 1,
+    };
+    2 + text.bytes().map(escaped).sum::<usize>()
 }
 
 /// Whether a message may be published, by what its publisher gave.
@@ -94,6 +112,8 @@ pub struct Published {
     pub key_name: super::KeyName,
     /// At least one, in publish order, sequences rising by one.
     pub messages: Vec<Message>,
+    /// The sizes of all messages, each as [`draft_bytes`] has it.
+    pub bytes: u64,
     _made_by_publish: (),
 }
 
@@ -107,6 +127,11 @@ impl Published {
         key_name: super::KeyName,
         messages: Vec<Message>,
     ) -> Arc<Self> {
+        let size_of = |message: &Message| {
+            let Message { name, data, extras, .. } = message;
+            size(name.as_deref(), data.as_deref(), extras.as_deref(), client_id.as_ref()) as u64
+        };
+        let bytes = messages.iter().map(size_of).sum();
         let _made_by_publish = ();
         Arc::new(Self {
             key,
@@ -116,6 +141,7 @@ impl Published {
             client_id,
             key_name,
             messages,
+            bytes,
             _made_by_publish,
         })
     }
@@ -124,5 +150,18 @@ impl Published {
     pub fn last(&self) -> Stamp {
         let sequence = self.messages.last().map_or(0, |message| message.sequence);
         Stamp { incarnation: self.incarnation, sequence }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_counts_as_it_stands_in_json() {
+        let every_ascii: String = (0..128).map(char::from).collect();
+        for text in ["", "plain", "a\"b\\c", "é 漢 🙂", &every_ascii] {
+            assert_eq!(json_bytes(text), serde_json::to_string(text).unwrap().len(), "{text:?}");
+        }
     }
 }

@@ -6,6 +6,7 @@ mod ids;
 mod limits;
 mod message;
 mod revocation;
+mod usage;
 
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};
@@ -16,3 +17,4 @@ pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyNam
 pub use limits::Limits;
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes};
 pub use revocation::Revocation;
+pub use usage::{Amount, Usage, UsageKind};

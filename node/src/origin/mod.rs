@@ -1,3 +1,4 @@
 //! What only the node does at which a message entered.
 
 pub mod history;
+pub mod metering;

@@ -3,6 +3,7 @@
 mod ids;
 mod order;
 mod outcomes;
+mod usage;
 
 use parking_lot::Mutex;
 use serde_json::value::RawValue;
@@ -10,7 +11,7 @@ use serde_json::value::RawValue;
 use super::*;
 use crate::accounts::Accounts;
 use crate::hub::{Delivery, DeliveryTarget};
-use crate::model::{AccountId, ChannelName, Clock, Revocation};
+use crate::model::{AccountId, ChannelName, Clock, Revocation, draft_bytes};
 use crate::origin::history::{BoxFuture, FoundIds, HistoryPage, HistoryQuery, Nonce};
 
 const DIRECTORY: &str = r#"

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::body::HttpBody as _;
 use axum::http::HeaderValue;
 use axum::http::header::LINK;
 use axum::response::Response;
@@ -13,7 +14,7 @@ use super::query::Query;
 use super::{Api, body};
 use crate::auth::Principal;
 use crate::edge::errors::Refusal;
-use crate::model::Operation;
+use crate::model::{Operation, Usage, UsageKind};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, StoreError};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -105,6 +106,12 @@ pub(super) fn presence(
     api.allowed_channel(principal, channel, Operation::History)?;
     Page::parse(query)?;
     Ok(body::json_text(presence_history_body([])))
+}
+
+/// Counts a page that is about to be sent.
+pub(super) fn counted(usage: &Usage, page: Response) -> Response {
+    usage.count(UsageKind::HistoryRead, 1, page.body().size_hint().lower());
+    page
 }
 
 impl Page {

@@ -24,7 +24,7 @@ use self::route::{Action, Route};
 use super::Services;
 use super::errors::Refusal;
 use crate::auth::{Credentials, Principal};
-use crate::model::{ChannelKey, ChannelName, Operation};
+use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
 
 mod batch;
 mod body;
@@ -34,6 +34,7 @@ pub mod cors;
 mod history;
 mod integrations;
 mod listing;
+mod metrics;
 mod publish;
 mod query;
 mod rate;
@@ -94,6 +95,8 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         _ => {}
     }
     let principal = api.authenticate(&head.headers)?;
+    let usage = &principal.account.usage;
+    usage.count(UsageKind::Api, 1, 0);
     if !matches!(route.action, Action::NotFound | Action::Malformed(_)) {
         route.takes(head.method.as_str())?;
     }
@@ -108,12 +111,18 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         Action::Publish { channel } => publish::publish(api, &principal, &channel, body).await,
         Action::RevokeTokens { key_name } => token::revoke(api, &principal, &key_name, body).await,
         Action::PublishBatch => batch::publish(api, &principal, body).await,
-        Action::History { channel } => history::messages(api, &principal, &channel, query).await,
-        Action::PresenceHistory { channel } => history::presence(api, &principal, &channel, query),
+        Action::History { channel } => {
+            let page = history::messages(api, &principal, &channel, query).await?;
+            Ok(history::counted(usage, page))
+        }
+        Action::PresenceHistory { channel } => {
+            Ok(history::counted(usage, history::presence(api, &principal, &channel, query)?))
+        }
         Action::Presence { channel } => {
             api.allowed_channel(&principal, &channel, Operation::Presence)?;
             Err(Refusal::not_wired())
         }
+        Action::Metrics => metrics::series(api, &principal, query).await,
         Action::NotWired { needs: Some(operation) } if !principal.capability.grants_anywhere(operation) => {
             Err(Refusal::forbidden(operation.as_str()))
         }
@@ -180,5 +189,5 @@ fn count(template: &'static str, response: &Response) {
         _ => "5xx",
     };
     tracing::debug!(route = template, status, "request answered");
-    metrics::counter!("fanfare_http_requests_total", "route" => template, "status" => class).increment(1);
+    ::metrics::counter!("fanfare_http_requests_total", "route" => template, "status" => class).increment(1);
 }

@@ -15,20 +15,23 @@ impl<'a> Query<'a> {
         form_urlencoded::parse(self.0.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value)
     }
 
-    /// A decimal integer of any size, with or without a sign, is clamped to 1..=1000; anything else is 100.
+    /// 1..=1000; 100 unless a number is given.
     pub(super) fn limit(&self) -> usize {
-        const DEFAULT: usize = 100;
-        const MAX: usize = 1000;
-        let Some(text) = self.first("limit") else { return DEFAULT };
+        self.integer("limit", 1, 1000).map_or(100, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+    }
+
+    /// A decimal integer of any size, with or without a sign, is clamped to `least..=most`; anything else is `None`.
+    pub(super) fn integer(&self, name: &str, least: u64, most: u64) -> Option<u64> {
+        let text = self.first(name)?;
         let digits = text.strip_prefix(['+', '-']).unwrap_or(&text);
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return DEFAULT;
+            return None;
         }
         if text.starts_with('-') {
-            return 1;
+            return Some(least);
         }
-        // Digits that do not fit a usize are far above the maximum.
-        digits.parse().unwrap_or(MAX).clamp(1, MAX)
+        // Digits that do not fit are far above the maximum.
+        Some(digits.parse().unwrap_or(most).clamp(least, most))
     }
 }
 

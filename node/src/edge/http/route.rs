@@ -49,6 +49,7 @@ pub(super) enum Action {
     Integrations {
         kind: IntegrationKind,
     },
+    Metrics,
     /// Known and not served by this node; a credential that lacks the operation everywhere gets 403.
     NotWired {
         needs: Option<Operation>,
@@ -76,7 +77,7 @@ impl Route {
             "/realtime" => ("/realtime", READ, Action::UpgradeRequired),
             "/time" => ("/time", READ, Action::Time),
             "/api/publish" => ("/api/publish", WRITE, Action::PublishBatch),
-            "/api/metrics/series" => ("/api/metrics/series", READ, Action::NotWired { needs: None }),
+            "/api/metrics/series" => ("/api/metrics/series", READ, Action::Metrics),
             "/api/connections/count" => ("/api/connections/count", READ, Action::ConnectionCount),
             "/api/channels" => ("/api/channels", READ, Action::Channels),
             "/api/connections" => ("/api/connections", READ, Action::Connections),

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use fanfare_proto::serial::Serial;
 
-use crate::model::{ChannelKey, ClientId, KeyName, Published, Revocation, Stamp};
+use super::metering::MetricRow;
+use crate::model::{AccountId, ChannelKey, ClientId, KeyName, Published, Revocation, Stamp};
 
 pub use embedded::{Embedded, OpenError, Options};
 pub use position::{BadPosition, Position};
@@ -63,6 +64,20 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// One page. It may hold fewer rows than `limit` although more follow: `next` alone says whether they do.
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>>;
+
+    /// Stores the rows as one, each in the place of an earlier one of its key. `Off`: the store keeps none.
+    fn put_metrics(&self, _rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(std::future::ready(Err(StoreError::Off)))
+    }
+
+    /// All rows of the account from the minute that begins at `from_ms` on, of every node and incarnation.
+    fn read_metrics(
+        &self,
+        _account: AccountId,
+        _from_ms: u64,
+    ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
+        Box::pin(std::future::ready(Err(StoreError::Off)))
+    }
 
     /// Drops what has outlived its retention at `now_ms`. Blocks on the disk; to be called every few minutes.
     fn sweep(&self, now_ms: u64) -> Result<(), StoreError>;

@@ -19,6 +19,7 @@ use crate::edge::socket::Shards;
 use crate::hub::Hub;
 use crate::model::{Clock, Limits, Revocation};
 use crate::origin::history::{self, Embedded, HistoryStore, Options};
+use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::testing::DirectoryText;
 
@@ -91,7 +92,16 @@ impl Fixture {
         let accounts = Accounts::open(&file).unwrap();
         let limits = Arc::new(limits);
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &Limits::default()));
+        let node_id: Arc<str> = "node-1".into();
+        let meter = Meter::new(
+            Arc::clone(&accounts),
+            Arc::clone(&store),
+            clock.clone(),
+            Arc::clone(&node_id),
+            limits.metric_minutes,
+        );
         let services = Arc::new(Services {
+            meter: Arc::new(meter),
             auth: Arc::new(Authenticator::new(
                 Arc::clone(&accounts),
                 Tokens(Arc::clone(&store)),
@@ -106,7 +116,7 @@ impl Fixture {
             shards: Arc::new(Shards::prepare(shards).unwrap().0),
             limits,
             clock,
-            node_id: "node-1".into(),
+            node_id,
         });
         Self { router: router(Arc::clone(&services)), services, _folder: folder }
     }

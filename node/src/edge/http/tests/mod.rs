@@ -4,6 +4,7 @@ mod credentials;
 mod fixture;
 mod history;
 mod listings;
+mod metrics;
 mod order;
 mod publish;
 mod refusing_store;

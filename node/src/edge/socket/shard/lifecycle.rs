@@ -9,6 +9,7 @@ use super::super::connection::{Connection, Open, Permit, Stage};
 use super::super::handshake::{Opening, Refused};
 use super::{STOP_MS, Shard, context};
 use crate::hub::wire;
+use crate::model::UsageKind;
 use crate::session::PublishResult;
 
 /// A stopping node asks its clients to come back within this time.
@@ -88,6 +89,7 @@ impl Shard {
     pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, opening: Opening) {
         self.metrics.connections.increment(1.0);
         let mut open = Open::new(opening, &self.services.limits, self.epoch_ms);
+        open.session.principal().account.usage.count(UsageKind::Connect, 1, 0);
         let mut outputs = Vec::new();
         open.session.opened(context(&self.services, self.epoch_ms), &mut outputs);
         connection.stage = Stage::Open(open);

@@ -10,6 +10,7 @@ use super::super::connection::{Connection, Stage};
 use super::reading::UNREAD_BYTES_MAX;
 use super::{SLICE, Shard};
 use crate::hub::{Delivery, Flush, wire};
+use crate::model::{Published, UsageKind};
 
 /// Connections flushed between two looks at the clock.
 const FLUSH_BATCH: usize = 64;
@@ -20,7 +21,7 @@ impl Shard {
         let sequence = delivery.last().sequence;
         let (mut json, mut msgpack) = (None, None);
         let mut over = Vec::new();
-        let mut count = 0;
+        let (mut count, mut last) = (0, None);
         for subscriber in self.subscribers.deliver(delivery.channel, sequence) {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
             let Stage::Open(open) = &connection.stage else { continue };
@@ -34,6 +35,7 @@ impl Shard {
                 Format::MsgPack => msgpack.get_or_insert_with(|| delivery.frame(Format::MsgPack)),
             };
             count += 1;
+            last = Some(subscriber.slot);
             connection.outbox.push(frame.clone());
             if connection.outbox.live_bytes() > self.services.limits.outbox_bytes {
                 over.push(subscriber.slot);
@@ -43,10 +45,24 @@ impl Shard {
                 self.dirty.push_back(subscriber.slot);
             }
         }
-        self.metrics.deliveries.increment(count * delivery.published.messages.len() as u64);
+        if let Some(slot) = last {
+            self.count_deliveries(slot, count, &delivery.published);
+        }
         for slot in over {
             self.flush(slot);
             self.check_outbox(slot);
+        }
+    }
+
+    /// `slot` is one of the `subscribers` that were served: they are all of one account.
+    fn count_deliveries(&self, slot: u32, subscribers: u64, published: &Published) {
+        let messages = subscribers * published.messages.len() as u64;
+        self.metrics.deliveries.increment(messages);
+        if let Some(connection) = &self.slots[slot as usize]
+            && let Stage::Open(open) = &connection.stage
+        {
+            let usage = &open.session.principal().account.usage;
+            usage.count(UsageKind::Deliver, messages, subscribers * published.bytes);
         }
     }
 

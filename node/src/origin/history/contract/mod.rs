@@ -1,6 +1,7 @@
 //! What every history store must do, as tests over any implementation: `contract_tests!(make_a_place)`.
 
 mod bench;
+mod metrics;
 mod revocations;
 
 use std::sync::{Arc, mpsc};
@@ -12,6 +13,10 @@ use crate::model::{ClientId, Clock, ConnectionId, KeyName, Message, Published, S
 
 use bench::{Bench, message, raw, sequences, stamp};
 pub(super) use bench::{PATIENCE, channel, messages, nonce, query, scope, wait, with_ids};
+pub(super) use metrics::{
+    metric_rows_after_shutdown, metric_rows_are_kept_for_their_time, metric_rows_begin_at_their_minute,
+    metric_rows_of_accounts_never_meet, metric_rows_replace_those_of_their_key,
+};
 pub(super) use revocations::{
     revocations_end_with_the_last_token, revocations_merge_and_survive_reopening, revocations_of_many_at_once,
 };
@@ -32,6 +37,8 @@ macro_rules! contract_tests {
             ids_within_the_window, ids_belong_to_their_scope, ids_without_history, ids_while_being_written,
             lookups_are_first_in_first_out, nonce_twice, nonce_over_reopening, nonce_claimed_by_many_at_once,
             revocations_merge_and_survive_reopening, revocations_of_many_at_once, revocations_end_with_the_last_token,
+            metric_rows_replace_those_of_their_key, metric_rows_begin_at_their_minute,
+            metric_rows_of_accounts_never_meet, metric_rows_are_kept_for_their_time, metric_rows_after_shutdown,
             after_shutdown_nothing_is_taken);
     };
     ($place:expr; $($name:ident),* $(,)?) => {

@@ -1,7 +1,8 @@
 //! How rows are named. Every variable part is preceded by its length, so that no two scopes share a prefix.
 
-use crate::model::{ChannelKey, ClientId};
+use crate::model::{AccountId, ChannelKey, ClientId};
 use crate::origin::history::{IdScope, Nonce, Position};
+use crate::origin::metering::MetricRow;
 
 /// The first bytes of all rows of a channel.
 pub(super) fn channel_prefix(key: &ChannelKey, out: &mut Vec<u8>) {
@@ -50,6 +51,48 @@ pub(super) fn read_revocation_key(key: &[u8]) -> Option<(&str, &str)> {
     let (length, rest) = key.split_first().filter(|(length, _)| **length < u8::MAX)?;
     let (key_name, client_id) = rest.split_at_checked(usize::from(*length))?;
     Some((std::str::from_utf8(key_name).ok()?, std::str::from_utf8(client_id).ok()?))
+}
+
+pub(super) fn metric_key(row: &MetricRow, out: &mut Vec<u8>) {
+    out.clear();
+    push_part(out, row.account.as_str());
+    out.extend_from_slice(&row.minute_ms.to_be_bytes());
+    push_part(out, &row.node_id);
+    out.extend_from_slice(&row.incarnation.to_be_bytes());
+    out.extend_from_slice(row.kind.as_str().as_bytes());
+}
+
+/// From the first key that a row of the minute can have to the end of the account's, which no row has.
+pub(super) fn metric_range(account: &AccountId, from_ms: u64) -> (Vec<u8>, Vec<u8>) {
+    let mut first = Vec::new();
+    push_part(&mut first, account.as_str());
+    let end = [first.as_slice(), &u64::MAX.to_be_bytes()].concat();
+    first.extend_from_slice(&from_ms.to_be_bytes());
+    (first, end)
+}
+
+/// Minute, node, incarnation and kind of a row of the account.
+pub(super) fn metric_parts<'a>(account: &AccountId, key: &'a [u8]) -> Option<(u64, &'a str, u64, &'a str)> {
+    let (own, rest) = take_part(key)?;
+    let (minute, rest) = rest.split_first_chunk()?;
+    let (node_id, rest) = take_part(rest)?;
+    let (incarnation, kind) = rest.split_first_chunk()?;
+    let kind = std::str::from_utf8(kind).ok()?;
+    let (minute, incarnation) = (u64::from_be_bytes(*minute), u64::from_be_bytes(*incarnation));
+    (own == account.as_str()).then_some((minute, node_id, incarnation, kind))
+}
+
+/// What `push_part` put first, and what follows it.
+fn take_part(key: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = match key.split_first()? {
+        (&u8::MAX, rest) => {
+            let (length, rest) = rest.split_first_chunk()?;
+            (u32::from_be_bytes(*length) as usize, rest)
+        }
+        (&length, rest) => (usize::from(length), rest),
+    };
+    let (part, rest) = rest.split_at_checked(length)?;
+    Some((std::str::from_utf8(part).ok()?, rest))
 }
 
 fn push_part(out: &mut Vec<u8>, part: &str) {

@@ -5,6 +5,7 @@
 
 mod ids;
 mod keys;
+mod metrics;
 mod nonces;
 mod open;
 mod partitions;
@@ -26,7 +27,8 @@ use fanfare_proto::http::{Record, write_record};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::model::{ClientId, Limits, Published, Revocation, Stamp};
+use crate::model::{AccountId, ClientId, Limits, Published, Revocation, Stamp};
+use crate::origin::metering::MetricRow;
 
 use super::{
     BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position, StoreError,
@@ -160,7 +162,37 @@ impl HistoryStore for Embedded {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
         let (answer, answered) = oneshot::channel();
-        if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, Read { query, answer }) {
+        if let Err((refused, _)) =
+            self.reads.push(Weight { items: 1, bytes: 0 }, Read::Page { query, answer })
+        {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
+        if !self.history {
+            return Box::pin(std::future::ready(Err(StoreError::Off)));
+        }
+        let (answer, answered) = oneshot::channel();
+        let weight = Weight { items: rows.len(), bytes: rows.len() * size_of::<MetricRow>() };
+        if let Err((refused, _)) = self.writes.push(weight, Job::Metrics { rows, answer }) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    fn read_metrics(
+        &self,
+        account: AccountId,
+        from_ms: u64,
+    ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
+        if !self.history {
+            return Box::pin(std::future::ready(Err(StoreError::Off)));
+        }
+        let (answer, answered) = oneshot::channel();
+        let read = Read::Metrics { account, from_ms, answer };
+        if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, read) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })

@@ -16,6 +16,7 @@ pub(super) enum Kind {
     Ids,
     Nonces,
     Revocations,
+    Metrics,
 }
 
 /// A stretch of time and how long its rows are kept; both stand in its name.
@@ -47,6 +48,7 @@ impl Partition {
             Kind::Ids => "ids",
             Kind::Nonces => "nonces",
             Kind::Revocations => "revocations",
+            Kind::Metrics => "metrics",
         };
         format!("{kind}.{}.{}.{}", self.start_ms, self.width_ms, self.keep_ms)
     }
@@ -58,6 +60,7 @@ impl Partition {
             "ids" => Kind::Ids,
             "nonces" => Kind::Nonces,
             "revocations" => Kind::Revocations,
+            "metrics" => Kind::Metrics,
             _ => return None,
         };
         let mut number = || parts.next()?.parse().ok();

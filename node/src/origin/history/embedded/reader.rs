@@ -7,31 +7,41 @@ use std::sync::Arc;
 use fjall::{Keyspace, KvPair};
 use tokio::sync::oneshot;
 
+use crate::model::AccountId;
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, StoreError};
+use crate::origin::metering::MetricRow;
 
 use super::partitions::{Kind, Partitions};
 use super::queue::Queue;
-use super::{failed, keys};
+use super::{failed, keys, metrics};
 
 /// A page ends early beyond this many bytes, so that a few readers cannot fill the memory.
 const PAGE_BYTES: usize = 16 * 1024 * 1024;
 /// A page ends early after this many rows that `until` leaves out, so that no read takes long.
 const SKIPPED_MAX: usize = 50_000;
 
-pub(super) struct Read {
-    pub(super) query: HistoryQuery,
-    pub(super) answer: oneshot::Sender<Result<HistoryPage, StoreError>>,
+pub(super) enum Read {
+    Page { query: HistoryQuery, answer: oneshot::Sender<Result<HistoryPage, StoreError>> },
+    Metrics { account: AccountId, from_ms: u64, answer: oneshot::Sender<Result<Vec<MetricRow>, StoreError>> },
 }
 
 /// Until the queue is closed and empty.
 pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>) {
-    while let Some(Read { query, answer }) = queue.take_one() {
-        if answer.is_closed() {
-            continue;
+    while let Some(read) = queue.take_one() {
+        match read {
+            Read::Page { query, answer } => give(answer, || page(partitions, &query)),
+            Read::Metrics { account, from_ms, answer } => {
+                give(answer, || metrics::read(partitions, &account, from_ms));
+            }
         }
-        let page = catch_unwind(AssertUnwindSafe(|| page(partitions, &query)));
-        // A caller that has gone needs no answer.
-        let _ = answer.send(page.unwrap_or_else(|_| Err(failed("the storage engine panicked"))));
+    }
+}
+
+/// A caller that has gone needs no answer.
+fn give<T>(answer: oneshot::Sender<Result<T, StoreError>>, read: impl FnOnce() -> Result<T, StoreError>) {
+    if !answer.is_closed() {
+        let found = catch_unwind(AssertUnwindSafe(read));
+        let _ = answer.send(found.unwrap_or_else(|_| Err(failed("the storage engine panicked"))));
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::model::{Clock, Revocation};
 use crate::origin::history::{Done, StoreError};
+use crate::origin::metering::MetricRow;
 
 use super::ids::{IdPartitions, PendingIds, Remembered};
 use super::nonces::Nonces;
@@ -18,7 +19,7 @@ use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
 use super::tables::Table;
-use super::{DAY_MS, HIGHEST, HOUR_MS, failed};
+use super::{DAY_MS, HIGHEST, HOUR_MS, failed, metrics};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
@@ -31,6 +32,10 @@ pub(super) enum Job {
     },
     Revoke {
         revocation: Revocation,
+        answer: oneshot::Sender<Result<(), StoreError>>,
+    },
+    Metrics {
+        rows: Vec<MetricRow>,
         answer: oneshot::Sender<Result<(), StoreError>>,
     },
     /// Answered when all before it is written.
@@ -95,13 +100,8 @@ impl Writer {
 
     fn write(&mut self, jobs: impl Iterator<Item = Job>, weight: Weight) -> Answers {
         let mut rows = Vec::new();
-        let mut answers = Answers {
-            result: Ok(()),
-            weight,
-            appended: Vec::new(),
-            claimed: Vec::new(),
-            written: Vec::new(),
-        };
+        let (appended, claimed, written) = Default::default();
+        let mut answers = Answers { result: Ok(()), weight, appended, claimed, written };
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
         answers.result = commit.unwrap_or_else(|_| {
             let text = "the storage engine panicked";
@@ -124,7 +124,7 @@ impl Writer {
         rows: &mut Vec<Rows>,
         answers: &mut Answers,
     ) -> Result<(), StoreError> {
-        let (mut claims, mut revocations) = (Vec::new(), Vec::new());
+        let (mut claims, mut revocations, mut metric_rows) = (Vec::new(), Vec::new(), Vec::new());
         for job in jobs {
             match job {
                 Job::Append(append) => {
@@ -139,13 +139,17 @@ impl Writer {
                     answers.written.push(answer);
                     revocations.push(revocation);
                 }
+                Job::Metrics { rows, answer } => {
+                    answers.written.push(answer);
+                    metric_rows.extend(rows);
+                }
                 Job::Settle { answer } => answers.written.push(answer),
             }
         }
         if let Some(text) = self.broken.get() {
             return Err(StoreError::Failed(text.clone()));
         }
-        if rows.is_empty() && claims.is_empty() && revocations.is_empty() {
+        if rows.is_empty() && claims.is_empty() && revocations.is_empty() && metric_rows.is_empty() {
             return Ok(());
         }
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
@@ -153,6 +157,7 @@ impl Writer {
         self.add_rows(&mut batch, rows).map_err(failed)?;
         self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(failed)?;
         self.revocations.add(&mut batch, revocations).map_err(failed)?;
+        metrics::insert(&self.partitions, &mut batch, &metric_rows).map_err(failed)?;
         batch.commit().map_err(|error| {
             let text = format!("the disk did not take a write, restart the node: {error}");
             StoreError::Failed(self.broken.get_or_init(|| text).clone())

@@ -1,0 +1,141 @@
+//! What was done for an account, counted by whoever did it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a row of the metrics counts; `bytes` is 0 where nothing is said of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum UsageKind {
+    /// Messages acknowledged, and their sizes. A repeated id is not counted again.
+    Publish,
+    /// Messages handed to a socket, and their sizes: a message counts once for each subscriber.
+    Deliver,
+    /// Presence events accepted, and the sizes of their data.
+    Presence,
+    /// Sockets opened.
+    Connect,
+    /// Authenticated HTTP requests, whatever became of them.
+    Api,
+    /// Tokens issued.
+    Token,
+    /// Pages of history read, and the sizes of the answers.
+    HistoryRead,
+}
+
+impl UsageKind {
+    pub const ALL: [Self; 7] = [
+        Self::Publish,
+        Self::Deliver,
+        Self::Presence,
+        Self::Connect,
+        Self::Api,
+        Self::Token,
+        Self::HistoryRead,
+    ];
+
+    /// As clients and stores know it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Publish => "publish",
+            Self::Deliver => "deliver",
+            Self::Presence => "presence",
+            Self::Connect => "connect",
+            Self::Api => "api",
+            Self::Token => "token",
+            Self::HistoryRead => "history-read",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Amount {
+    pub count: u64,
+    pub bytes: u64,
+}
+
+impl Amount {
+    pub fn add(&mut self, more: Self) {
+        self.count = self.count.saturating_add(more.count);
+        self.bytes = self.bytes.saturating_add(more.bytes);
+    }
+}
+
+/// The counters of one account: shared by all that serve it, and emptied by the meter every few seconds.
+#[derive(Debug, Default)]
+pub struct Usage {
+    counters: [Counter; UsageKind::ALL.len()],
+}
+
+/// On a cache line of its own, so that publishers and shards do not wait for each other's.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Counter {
+    count: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Usage {
+    /// To be called before what is counted can be seen from outside. Costs two additions.
+    pub fn count(&self, kind: UsageKind, count: u64, bytes: u64) {
+        let counter = &self.counters[kind as usize];
+        counter.count.fetch_add(count, Ordering::Relaxed);
+        if bytes > 0 {
+            counter.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// What was counted since the last call. `None`: nothing.
+    pub fn take(&self, kind: UsageKind) -> Option<Amount> {
+        let counter = &self.counters[kind as usize];
+        let taken = |cell: &AtomicU64| match cell.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => cell.swap(0, Ordering::Relaxed),
+        };
+        let amount = Amount { count: taken(&counter.count), bytes: taken(&counter.bytes) };
+        (amount != Amount::default()).then_some(amount)
+    }
+
+    /// Nothing was counted since the last `take` of each kind.
+    pub fn is_empty(&self) -> bool {
+        let is_zero = |cell: &AtomicU64| cell.load(Ordering::Relaxed) == 0;
+        self.counters.iter().all(|counter| is_zero(&counter.count) && is_zero(&counter.bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_by_many_is_taken_once() {
+        let usage = Usage::default();
+        let mut taken = Amount::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..10_000).for_each(|_| usage.count(UsageKind::Deliver, 2, 3)));
+            }
+            for _ in 0..1_000 {
+                usage.take(UsageKind::Deliver).into_iter().for_each(|amount| taken.add(amount));
+            }
+        });
+        usage.take(UsageKind::Deliver).into_iter().for_each(|amount| taken.add(amount));
+        assert_eq!(taken, Amount { count: 80_000, bytes: 120_000 });
+        assert_eq!(usage.take(UsageKind::Deliver), None);
+        assert!(usage.is_empty());
+    }
+
+    #[test]
+    fn kinds_have_names_of_their_own() {
+        for kind in UsageKind::ALL {
+            assert_eq!(UsageKind::parse(kind.as_str()), Some(kind));
+            let usage = Usage::default();
+            usage.count(kind, 1, 0);
+            let counted = UsageKind::ALL.into_iter().filter(|kind| usage.take(*kind).is_some());
+            assert_eq!(counted.collect::<Vec<_>>(), [kind]);
+        }
+        assert_eq!(UsageKind::parse("other"), None);
+    }
+}

@@ -1,0 +1,101 @@
+//! Metric rows: replaced by key, apart by account, gone after their time.
+
+use std::sync::Arc;
+
+use super::bench::{Bench, wait};
+use super::{DAY_MS, Place, StoreError};
+use crate::model::{AccountId, Amount, UsageKind};
+use crate::origin::metering::{KEPT_MS, MINUTE_MS, MetricRow};
+
+impl Bench<'_> {
+    fn put(&self, rows: &[MetricRow]) -> Result<(), StoreError> {
+        wait(self.store.put_metrics(rows.to_vec()))
+    }
+
+    /// The rows of an account, in an order of the test's own.
+    fn rows(&self, account: &str, from_ms: u64) -> Vec<MetricRow> {
+        let mut rows = wait(self.store.read_metrics(AccountId::new(account), from_ms)).expect("read");
+        rows.sort_by_key(|row| (row.minute_ms, row.node_id.clone(), row.incarnation, row.kind));
+        rows
+    }
+
+    fn minute(&self, back: u64) -> u64 {
+        self.base_ms - self.base_ms % MINUTE_MS - back * MINUTE_MS
+    }
+}
+
+fn row(account: &str, minute_ms: u64, node_id: &str, incarnation: u64, count: u64) -> MetricRow {
+    let (account, node_id): (_, Arc<str>) = (AccountId::new(account), node_id.into());
+    let amount = Amount { count, bytes: 10 * count };
+    MetricRow { account, minute_ms, node_id, incarnation, kind: UsageKind::Publish, amount }
+}
+
+pub(in super::super) fn metric_rows_replace_those_of_their_key(place: &dyn Place) {
+    let bench = Bench::new(place);
+    let at = bench.minute(0);
+    let first = row("acme", at, "n1", 1, 5);
+    let others = [
+        MetricRow { kind: UsageKind::Deliver, ..first.clone() },
+        row("acme", at, "n1", u64::MAX, 7),
+        row("acme", at, "n2", 1, 8),
+        row("acme", at + MINUTE_MS, "n1", 1, 9),
+    ];
+    bench.put(std::slice::from_ref(&first)).expect("stored");
+    bench.put(&others).expect("stored");
+    bench.put(&[first]).expect("stored again");
+    let later = row("acme", at, "n1", 1, 6);
+    bench.put(std::slice::from_ref(&later)).expect("stored");
+    let expected = [&[later], &others[..]].concat();
+    assert_eq!(bench.rows("acme", 0), expected);
+    bench.put(&[]).expect("nothing to store");
+    assert_eq!(bench.reopen().rows("acme", 0), expected);
+}
+
+pub(in super::super) fn metric_rows_begin_at_their_minute(place: &dyn Place) {
+    let bench = Bench::new(place);
+    let rows: Vec<_> = (0..3 * 24 * 60)
+        .step_by(97)
+        .map(|back| row("acme", bench.minute(3 * 24 * 60 - back), "n1", 1, back + 1))
+        .collect();
+    bench.put(&rows).expect("stored");
+    for place in [0, 1, rows.len() / 2, rows.len() - 1] {
+        let from_ms = rows[place].minute_ms;
+        assert_eq!(bench.rows("acme", from_ms), rows[place..], "that minute and what follows");
+        assert_eq!(bench.rows("acme", from_ms + 1), rows[place + 1..]);
+    }
+}
+
+pub(in super::super) fn metric_rows_of_accounts_never_meet(place: &dyn Place) {
+    let bench = Bench::new(place);
+    let at = bench.minute(0);
+    let long = "n".repeat(300);
+    for account in ["a", "aa", "b", "a-b"] {
+        bench.put(&[row(account, at, "n1", 1, account.len() as u64)]).expect("stored");
+        bench.put(&[row(account, at, &long, 1, 100)]).expect("stored");
+    }
+    for account in ["a", "aa", "b", "a-b"] {
+        let expected = [row(account, at, "n1", 1, account.len() as u64), row(account, at, &long, 1, 100)];
+        assert_eq!(bench.rows(account, 0), expected);
+    }
+    assert_eq!(bench.rows("c", 0), []);
+}
+
+pub(in super::super) fn metric_rows_are_kept_for_their_time(place: &dyn Place) {
+    let bench = Bench::new(place);
+    let kept = row("acme", bench.minute(KEPT_MS / MINUTE_MS), "n1", 1, 1);
+    let gone = row("acme", bench.minute((KEPT_MS + 2 * DAY_MS) / MINUTE_MS), "n1", 1, 1);
+    bench.put(&[kept.clone(), gone]).expect("stored");
+    bench.store.sweep(bench.base_ms).expect("swept");
+    assert_eq!(bench.rows("acme", 0), [kept]);
+}
+
+pub(in super::super) fn metric_rows_after_shutdown(place: &dyn Place) {
+    let bench = Bench::new(place);
+    let rows = [row("acme", bench.minute(0), "n1", 1, 1)];
+    let queued = bench.store.put_metrics(rows.to_vec());
+    bench.store.shutdown();
+    assert_eq!(wait(queued), Ok(()), "what was queued is written");
+    assert!(matches!(bench.put(&rows), Err(StoreError::Failed(_))));
+    let read = wait(bench.store.read_metrics(AccountId::new("acme"), 0));
+    assert!(matches!(read, Err(StoreError::Failed(_))));
+}

@@ -1,0 +1,66 @@
+//! Metric rows: a key of account, minute, node, incarnation and kind, a value of count and bytes.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use fjall::OwnedWriteBatch;
+
+use crate::model::{AccountId, Amount, UsageKind};
+use crate::origin::history::StoreError;
+use crate::origin::metering::{KEPT_MS, MetricRow};
+
+use super::partitions::{Kind, Partition, Partitions};
+use super::{DAY_MS, failed, keys};
+
+pub(super) fn insert(
+    partitions: &Partitions,
+    batch: &mut OwnedWriteBatch,
+    rows: &[MetricRow],
+) -> fjall::Result<()> {
+    let mut key = Vec::new();
+    for row in rows {
+        keys::metric_key(row, &mut key);
+        let value = [row.amount.count, row.amount.bytes].map(u64::to_be_bytes);
+        let partition = Partition::containing(Kind::Metrics, row.minute_ms, DAY_MS, KEPT_MS);
+        partitions.get_or_create(partition)?.insert(batch, key.as_slice(), value.as_flattened());
+    }
+    Ok(())
+}
+
+/// The rows of an account from the minute `from_ms` on, oldest first.
+pub(super) fn read(
+    partitions: &Partitions,
+    account: &AccountId,
+    from_ms: u64,
+) -> Result<Vec<MetricRow>, StoreError> {
+    let (first, end) = keys::metric_range(account, from_ms);
+    let mut rows = Vec::new();
+    for (_, keyspace) in partitions.overlapping(Kind::Metrics, from_ms, u64::MAX) {
+        let range = (Bound::Included(first.as_slice()), Bound::Excluded(end.as_slice()));
+        for pair in keyspace.range::<&[u8], _>(range) {
+            let (key, value) = pair.into_inner().map_err(failed)?;
+            let damaged = || failed("a stored metric row is damaged");
+            let (minute_ms, node_id, incarnation, kind) =
+                keys::metric_parts(account, &key).ok_or_else(damaged)?;
+            // A kind that a later version counts is left to it.
+            let Some(kind) = UsageKind::parse(kind) else { continue };
+            let field = |at: usize| value.get(at..)?.first_chunk().copied().map(u64::from_be_bytes);
+            let (Some(count), Some(bytes)) = (field(0), field(8)) else { return Err(damaged()) };
+            rows.push(MetricRow {
+                account: account.clone(),
+                minute_ms,
+                node_id: shared(node_id, rows.last()),
+                incarnation,
+                kind,
+                amount: Amount { count, bytes },
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// Most rows are of the same node as the one before.
+fn shared(node_id: &str, last: Option<&MetricRow>) -> Arc<str> {
+    let same = last.filter(|row| *row.node_id == *node_id);
+    same.map_or_else(|| node_id.into(), |row| Arc::clone(&row.node_id))
+}

@@ -1,0 +1,292 @@
+//! Gathering over a clock that a test moves and a store that can fail, lag, lose its answer or keep nothing.
+
+mod series;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::model::{Published, Revocation};
+use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, IdScope, Nonce};
+
+/// Twenty seconds into a minute.
+const NOW_MS: u64 = 1_767_225_620_000;
+const MINUTE: u64 = 1_767_225_600_000;
+const MINUTES_MAX: usize = 100;
+
+const DIRECTORY: &str = r#"
+[[tenants]]
+id = "acme"
+[[tenants.accounts]]
+id = "acme"
+[[tenants.accounts]]
+id = "other"
+"#;
+
+#[derive(Default)]
+struct Store {
+    rows: Mutex<Vec<MetricRow>>,
+    /// What the next writes answer; a failing one has stored nothing, or with `stores_all_the_same` everything.
+    error: Mutex<Option<StoreError>>,
+    stores_all_the_same: Mutex<bool>,
+    written: AtomicUsize,
+}
+
+impl HistoryStore for Store {
+    fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+        done(Err(StoreError::Off));
+    }
+
+    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>, found: FoundIds) {
+        found(Err(StoreError::Off));
+    }
+
+    fn claim_nonce(&self, _: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(async { Err(StoreError::Off) })
+    }
+
+    fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let error = self.error.lock().clone();
+        if error.is_none() || *self.stores_all_the_same.lock() {
+            self.written.fetch_add(rows.len(), Ordering::Relaxed);
+            let mut stored = self.rows.lock();
+            for row in rows {
+                let same_key = |stored: &MetricRow| MetricRow { amount: row.amount, ..stored.clone() } == row;
+                stored.retain(|stored| !same_key(stored));
+                stored.push(row);
+            }
+        }
+        Box::pin(std::future::ready(error.map_or(Ok(()), Err)))
+    }
+
+    fn read_metrics(
+        &self,
+        account: AccountId,
+        from_ms: u64,
+    ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
+        let error = self.error.lock().clone();
+        let mut rows = self.rows.lock().clone();
+        rows.retain(|row| row.account == account && row.minute_ms >= from_ms);
+        Box::pin(std::future::ready(error.map_or(Ok(rows), Err)))
+    }
+
+    fn sweep(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn health(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn shutdown(&self) {}
+}
+
+struct Node {
+    store: Arc<Store>,
+    accounts: Arc<Accounts>,
+    clock: Clock,
+    meter: Meter,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self::over(Arc::default(), NOW_MS)
+    }
+
+    /// A node started at `now_ms` on what is stored.
+    fn over(store: Arc<Store>, now_ms: u64) -> Self {
+        let accounts = Accounts::from_text(DIRECTORY).unwrap();
+        let clock = Clock::manual(now_ms);
+        let known = Arc::clone(&store) as Arc<dyn HistoryStore>;
+        let meter = Meter::new(Arc::clone(&accounts), known, clock.clone(), "n1".into(), MINUTES_MAX);
+        Self { store, accounts, clock, meter }
+    }
+
+    fn count(&self, account: &str, kind: UsageKind, count: u64) {
+        let directory = self.accounts.current();
+        directory.account(&AccountId::new(account)).unwrap().usage.count(kind, count, 10 * count);
+    }
+
+    /// Minute, kind and count of what an account reads; the bytes are ten times the count.
+    async fn read(&self, account: &str, window_ms: u64) -> Vec<(u64, &'static str, u64)> {
+        let points = self.meter.series(&AccountId::new(account), window_ms).await.unwrap();
+        let seen = points.iter().map(|point| {
+            assert_eq!((&*point.node_id, point.amount.bytes), ("n1", 10 * point.amount.count));
+            (point.minute_ms, point.kind.as_str(), point.amount.count)
+        });
+        seen.collect()
+    }
+
+    fn held(&self) -> usize {
+        let gathered = self.meter.gathered.lock();
+        assert_eq!(gathered.held, gathered.minutes.values().map(HashMap::len).sum::<usize>());
+        gathered.held
+    }
+}
+
+#[tokio::test]
+async fn what_is_counted_is_read_at_once_and_by_its_account_alone() {
+    let node = Node::new();
+    assert_eq!(node.read("acme", KEPT_MS).await, []);
+    node.count("acme", UsageKind::Publish, 2);
+    node.count("other", UsageKind::Publish, 5);
+    node.count("acme", UsageKind::Api, 1);
+    assert_eq!(node.read("acme", KEPT_MS).await, [(MINUTE, "api", 1), (MINUTE, "publish", 2)]);
+    node.count("acme", UsageKind::Publish, 1);
+    assert_eq!(node.read("acme", KEPT_MS).await[1], (MINUTE, "publish", 3));
+    assert_eq!(node.read("other", KEPT_MS).await, [(MINUTE, "publish", 5)]);
+    assert_eq!(node.store.written.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_write_repeated_is_the_same_row() {
+    let node = Node::new();
+    node.count("acme", UsageKind::Publish, 2);
+    node.meter.flush().await;
+    assert_eq!(node.store.rows.lock().len(), 1);
+    node.meter.flush().await;
+    assert_eq!(node.store.written.load(Ordering::Relaxed), 1, "what has not changed is not written again");
+    node.count("acme", UsageKind::Publish, 1);
+    node.meter.flush().await;
+    assert_eq!(node.store.rows.lock()[0].amount, Amount { count: 3, bytes: 30 });
+    assert_eq!(node.store.rows.lock().len(), 1);
+    assert_eq!(node.read("acme", KEPT_MS).await, [(MINUTE, "publish", 3)]);
+}
+
+#[tokio::test]
+async fn counts_belong_to_the_minute_in_which_they_were_made() {
+    let node = Node::new();
+    node.count("acme", UsageKind::Publish, 1);
+    node.clock.raise(MINUTE + MINUTE_MS);
+    node.meter.flush().await;
+    node.count("acme", UsageKind::Publish, 2);
+    node.count("other", UsageKind::Publish, 7);
+    node.clock.raise(MINUTE + 2 * MINUTE_MS + 1);
+    let expected = [(MINUTE, "publish", 1), (MINUTE + MINUTE_MS, "publish", 2)];
+    assert_eq!(node.read("acme", KEPT_MS).await, expected);
+    assert_eq!(node.read("other", KEPT_MS).await, [(MINUTE + MINUTE_MS, "publish", 7)], "by another's read");
+}
+
+#[tokio::test]
+async fn minutes_that_have_passed_are_left_to_the_store() {
+    let node = Node::new();
+    for minute in 1..=5 {
+        node.count("acme", UsageKind::Publish, 1);
+        node.meter.flush().await;
+        assert_eq!(node.held(), 1, "the running one is still counted");
+        node.clock.raise(MINUTE + minute * MINUTE_MS);
+        node.meter.flush().await;
+        assert_eq!(node.held(), 0);
+    }
+    assert_eq!(node.read("acme", KEPT_MS).await.len(), 5);
+}
+
+#[tokio::test]
+async fn a_store_that_fails_gets_the_rows_later() {
+    for stored in [false, true] {
+        let node = Node::new();
+        *node.store.error.lock() = Some(StoreError::Failed("disk gone".into()));
+        *node.store.stores_all_the_same.lock() = stored;
+        node.count("acme", UsageKind::Publish, 1);
+        node.meter.flush().await;
+        node.clock.raise(MINUTE + MINUTE_MS);
+        node.meter.flush().await;
+        node.count("acme", UsageKind::Publish, 2);
+        node.meter.flush().await;
+        assert!(node.meter.series(&AccountId::new("acme"), KEPT_MS).await.is_err(), "never a part of it");
+        *node.store.error.lock() = None;
+        node.meter.flush().await;
+        let counts: Vec<_> = node.store.rows.lock().iter().map(|row| row.amount.count).collect();
+        assert_eq!(counts, [1, 2], "stored by the failed write: {stored}");
+        assert_eq!(node.read("acme", KEPT_MS).await.len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_was_given_up_is_made_again() {
+    let node = Node::new();
+    node.count("acme", UsageKind::Publish, 1);
+    drop(node.meter.collect());
+    node.meter.finish().await;
+    assert_eq!(node.store.rows.lock().len(), 1);
+}
+
+#[tokio::test]
+async fn a_restart_within_the_minute_loses_and_doubles_nothing() {
+    let store = Arc::new(Store::default());
+    for start in 0..3 {
+        let node = Node::over(Arc::clone(&store), NOW_MS + start);
+        node.count("acme", UsageKind::Publish, 2);
+        node.meter.finish().await;
+        assert_eq!(node.read("acme", KEPT_MS).await, [(MINUTE, "publish", 2 * (start + 1))]);
+    }
+    assert_eq!(store.rows.lock().len(), 3);
+}
+
+#[tokio::test]
+async fn without_a_store_rows_are_kept_in_memory_for_their_time() {
+    let node = Node::new();
+    *node.store.error.lock() = Some(StoreError::Off);
+    node.count("acme", UsageKind::Publish, 1);
+    node.meter.flush().await;
+    node.clock.raise(MINUTE + MINUTE_MS);
+    node.meter.flush().await;
+    node.count("acme", UsageKind::Publish, 2);
+    let expected = [(MINUTE, "publish", 1), (MINUTE + MINUTE_MS, "publish", 2)];
+    assert_eq!(node.read("acme", KEPT_MS).await, expected);
+    node.clock.raise(MINUTE + MINUTE_MS + KEPT_MS);
+    node.meter.flush().await;
+    assert_eq!(node.read("acme", KEPT_MS).await, expected[1..]);
+    assert_eq!(node.held(), 1);
+}
+
+#[tokio::test]
+async fn memory_is_bounded_and_the_oldest_go_first() {
+    let node = Node::new();
+    *node.store.error.lock() = Some(StoreError::Off);
+    for minute in 1..=MINUTES_MAX as u64 {
+        node.count("acme", UsageKind::Publish, minute);
+        node.count("other", UsageKind::Api, 1);
+        node.clock.raise(MINUTE + minute * MINUTE_MS);
+        node.meter.flush().await;
+        assert!(node.held() <= MINUTES_MAX);
+    }
+    let counts = node.read("acme", KEPT_MS).await.into_iter().map(|(_, _, count)| count);
+    assert_eq!(counts.collect::<Vec<_>>(), (51..=100).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_minute_that_has_not_wholly_passed_before_the_window_is_in_it() {
+    let node = Node::new();
+    for minute in 1..=10 {
+        node.count("acme", UsageKind::Publish, minute);
+        node.clock.raise(MINUTE + minute * MINUTE_MS);
+        node.meter.flush().await;
+    }
+    let first = async |window_ms| node.read("acme", window_ms).await.first().map(|(at, _, _)| *at);
+    // It is 10:00 after the first minute began.
+    let minute = |number: u64| Some(MINUTE + number * MINUTE_MS);
+    assert_eq!(first(MINUTE_MS).await, minute(9));
+    assert_eq!(first(2 * MINUTE_MS).await, minute(8));
+    node.clock.raise(MINUTE + 10 * MINUTE_MS + 1);
+    assert_eq!(first(MINUTE_MS).await, minute(9));
+    assert_eq!(first(2 * MINUTE_MS - 2).await, minute(8), "a part of it is within");
+    node.count("acme", UsageKind::Publish, 11);
+    let running = node.read("acme", MINUTE_MS).await;
+    assert_eq!(running.last(), Some(&(MINUTE + 10 * MINUTE_MS, "publish", 11)));
+}
