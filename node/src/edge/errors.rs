@@ -201,7 +201,8 @@ impl From<RevokeError> for Refusal {
             RevokeError::TooManyClientIds { .. } => Kind::Limited,
             RevokeError::Unavailable => Kind::Unavailable,
         };
-        Self::new(kind, error.to_string())
+        let reason = (kind == Kind::Limited).then_some("rate_limit");
+        Self { reason, ..Self::new(kind, error.to_string()) }
     }
 }
 
@@ -240,5 +241,24 @@ impl From<StoreError> for Refusal {
             StoreError::Off => Self::new(Kind::Unavailable, "this node keeps no history"),
             StoreError::Failed(_) => Self::new(Kind::Unavailable, "the store does not answer"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_by_a_ceiling_carries_its_reason() {
+        for refusal in [
+            Refusal::rate_limit(1),
+            Refusal::connection_limit(),
+            ExchangeError::TooMany.into(),
+            RevokeError::TooManyClientIds { client_ids_max: 2 }.into(),
+        ] {
+            assert_eq!(refusal.kind.status(), 429);
+            assert!(refusal.reason.is_some(), "{refusal:?}");
+        }
+        assert!(Refusal::from(RevokeError::Unavailable).reason.is_none());
     }
 }
