@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 #[derive(Debug)]
 pub enum Error {
-    /// The address is not `ws://host:port` or `http://host:port`.
+    /// The address is not of a form that [`crate::Options::url`] takes.
     BadUrl(String),
     /// Not `<secret>.<keyName>`.
     BadKey,

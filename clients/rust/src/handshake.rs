@@ -1,4 +1,4 @@
-//! TCP, then the WebSocket upgrade.
+//! TCP, TLS where the address says so, then the WebSocket upgrade.
 
 use std::io::Cursor;
 
@@ -14,14 +14,13 @@ use hyper::{Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use sha1::{Digest as _, Sha1};
-use tokio::io::{AsyncReadExt as _, BufWriter, Chain};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, BufWriter, Chain};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::{Error, Options};
 
-pub(crate) type ReadHalf = FragmentCollectorRead<Chain<Cursor<Bytes>, OwnedReadHalf>>;
-pub(crate) type WriteHalf = WebSocketWrite<BufWriter<OwnedWriteHalf>>;
+pub(crate) type ReadHalf = FragmentCollectorRead<Chain<Cursor<Bytes>, Box<dyn AsyncRead + Send + Unpin>>>;
+pub(crate) type WriteHalf = WebSocketWrite<BufWriter<Box<dyn AsyncWrite + Send + Unpin>>>;
 
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
 const WRITE_BUFFER_BYTES: usize = 64 * 1024;
@@ -43,19 +42,41 @@ pub(crate) async fn connect(options: &Options) -> Result<(ReadHalf, WriteHalf), 
 
     let stream = TcpStream::connect(&target.address).await?;
     stream.set_nodelay(true)?;
-    let upgraded = upgrade(stream, request, &nonce).await?;
-    let parts = upgraded
-        .downcast::<TokioIo<TcpStream>>()
-        .map_err(|_| Error::Protocol("the upgraded stream is not the connection".into()))?;
-    let (read, write) = parts.io.into_inner().into_split();
-    let read = Cursor::new(parts.read_buf).chain(read);
-    let write = BufWriter::with_capacity(WRITE_BUFFER_BYTES, write);
+    let (read, write) = match &target.tls {
+        #[cfg(feature = "tls")]
+        Some(name) => {
+            let stream = crate::tls::connect(stream, name, options.authorities.as_deref()).await?;
+            let (stream, read) = upgrade(stream, request, &nonce).await?;
+            halves(read, tokio::io::split(stream))
+        }
+        _ => {
+            let (stream, read) = upgrade(stream, request, &nonce).await?;
+            halves(read, stream.into_split())
+        }
+    };
     let (read, mut write) = after_handshake_split(read, write, Role::Client);
     write.set_writev(false);
     Ok((FragmentCollectorRead::new(read), write))
 }
 
-async fn upgrade(stream: TcpStream, request: Request<Empty<Bytes>>, nonce: &str) -> Result<Upgraded, Error> {
+type Halves =
+    (Chain<Cursor<Bytes>, Box<dyn AsyncRead + Send + Unpin>>, BufWriter<Box<dyn AsyncWrite + Send + Unpin>>);
+
+/// `before` was read with the answer to the upgrade.
+fn halves<R, W>(before: Bytes, (read, write): (R, W)) -> Halves
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let read: Box<dyn AsyncRead + Send + Unpin> = Box::new(read);
+    (Cursor::new(before).chain(read), BufWriter::with_capacity(WRITE_BUFFER_BYTES, Box::new(write)))
+}
+
+/// The stream after its upgrade, and what was read of it beyond the answer.
+async fn upgrade<S>(stream: S, request: Request<Empty<Bytes>>, nonce: &str) -> Result<(S, Bytes), Error>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|e| Error::Protocol(format!("{e}")))?;
     let exchange = async {
@@ -68,11 +89,15 @@ async fn upgrade(stream: TcpStream, request: Request<Empty<Bytes>>, nonce: &str)
     };
     let connection = connection.with_upgrades();
     tokio::pin!(exchange, connection);
-    tokio::select! {
-        upgraded = &mut exchange => upgraded,
+    let upgraded: Upgraded = tokio::select! {
+        upgraded = &mut exchange => upgraded?,
         // The connection is done once it has handed its stream over, which may be before `exchange` has seen it.
-        _ = &mut connection => exchange.await,
-    }
+        _ = &mut connection => exchange.await?,
+    };
+    let parts = upgraded
+        .downcast::<TokioIo<S>>()
+        .map_err(|_| Error::Protocol("the upgraded stream is not the connection".into()))?;
+    Ok((parts.io.into_inner(), parts.read_buf))
 }
 
 fn check_accept(response: &Response<Incoming>, nonce: &str) -> Result<(), Error> {

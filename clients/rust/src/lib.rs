@@ -17,8 +17,9 @@
 //! # }
 //! ```
 //!
-//! Not there yet: reconnecting (the end of a connection is an [`Event::Ended`] and the caller connects again), TLS
-//! (`wss`, `https`), presence, and dropping repeated message ids after a retry.
+//! `wss` and `https` need the feature `tls`.
+//!
+//! Not there yet: reconnecting (the end of a connection is an [`Event::Ended`] and the caller connects again), presence, and dropping repeated message ids after a retry.
 
 mod client;
 mod error;
@@ -31,6 +32,8 @@ mod reader;
 pub mod sign;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
 mod writer;
 
 pub use client::{Client, Handle, Ticket};

@@ -43,8 +43,10 @@ impl fmt::Debug for Credential {
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `ws://host:port` or `http://host:port`; the path `/realtime` is added.
+    /// `ws://host:port` or `http://host:port`, under TLS `wss://` or `https://`; the path `/realtime` is added.
     pub url: String,
+    /// Certificates (PEM) that are trusted to sign the node's, instead of those of the platform.
+    pub authorities: Option<Vec<u8>>,
     pub credential: Credential,
     /// Who this client says it is, where the credential does not say so.
     pub client_id: Option<String>,
@@ -60,6 +62,7 @@ impl Options {
     pub fn new(url: impl Into<String>, credential: Credential) -> Self {
         Self {
             url: url.into(),
+            authorities: None,
             credential,
             client_id: None,
             echo: true,
@@ -70,14 +73,16 @@ impl Options {
 
     pub(crate) fn target(&self) -> Result<Target, Error> {
         let uri: Uri = self.url.parse().map_err(|e| Error::BadUrl(format!("{e}")))?;
-        match uri.scheme_str() {
-            Some("ws" | "http") => {}
-            Some("wss" | "https") => return Err(Error::BadUrl("TLS is not supported yet".into())),
-            _ => return Err(Error::BadUrl("ws:// or http:// expected".into())),
-        }
+        let tls = match uri.scheme_str() {
+            Some("ws" | "http") => false,
+            Some("wss" | "https") if cfg!(feature = "tls") => true,
+            Some("wss" | "https") => return Err(Error::BadUrl("built without TLS".into())),
+            _ => return Err(Error::BadUrl("ws://, wss://, http:// or https:// expected".into())),
+        };
         let host = uri.host().ok_or_else(|| Error::BadUrl("no host".into()))?;
-        let port = uri.port_u16().unwrap_or(80);
+        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         Ok(Target {
+            tls: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
             address: format!("{host}:{port}"),
             host: uri.authority().map_or_else(String::new, |authority| authority.as_str().into()),
             path: self.path(uri.path()),
@@ -104,6 +109,8 @@ impl Options {
 }
 
 pub(crate) struct Target {
+    /// Under TLS: the name that the certificate must be for.
+    pub(crate) tls: Option<String>,
     /// `host:port` to connect to.
     pub(crate) address: String,
     /// The `host` header.
@@ -139,8 +146,22 @@ mod tests {
     }
 
     #[test]
-    fn tls_and_other_schemes_are_refused_with_a_reason() {
-        for url in ["wss://localhost", "https://localhost", "ftp://localhost", "localhost:8080"] {
+    #[cfg(feature = "tls")]
+    fn an_address_under_tls_has_a_name_and_a_port_of_its_own() {
+        for (url, name, address) in [
+            ("wss://node.example", "node.example", "node.example:443"),
+            ("https://[::1]:8443", "::1", "[::1]:8443"),
+        ] {
+            let target = Options::new(url, Credential::None).target().expect("a target");
+            assert_eq!((target.tls.as_deref(), target.address.as_str()), (Some(name), address));
+        }
+        let plain = Options::new("ws://node.example", Credential::None).target().expect("a target");
+        assert_eq!(plain.tls, None);
+    }
+
+    #[test]
+    fn other_schemes_are_refused_with_a_reason() {
+        for url in ["ftp://localhost", "localhost:8080"] {
             assert!(matches!(Options::new(url, Credential::None).target(), Err(Error::BadUrl(_))), "{url}");
         }
     }

@@ -23,9 +23,13 @@ pub(super) struct KeyArguments {
 
 #[derive(Args)]
 pub(super) struct NodeArguments {
-    /// http://host:port or ws://host:port; else FANFARE_URL, else the node that runs in the data folder
+    /// http://host:port or ws://host:port, under TLS https:// or wss://; else FANFARE_URL, else the node that runs in the data folder
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+
+    /// Trust the certificates of this file (PEM) to sign the node's, instead of those of the system
+    #[arg(long, value_name = "FILE")]
+    ca_cert: Option<PathBuf>,
 
     #[command(flatten)]
     key: KeyArguments,
@@ -52,7 +56,16 @@ impl KeyArguments {
 
 impl NodeArguments {
     pub(super) fn options(&self) -> Result<Options, Failure> {
-        Ok(Options::new(self.url()?, Credential::Key(self.key.key()?)))
+        let mut options = Options::new(self.url()?, Credential::Key(self.key.key()?));
+        if let Some(file) = &self.ca_cert {
+            if !options.url.starts_with("https://") && !options.url.starts_with("wss://") {
+                return Err(Failure::usage(format!("--ca-cert: {} is not under TLS", options.url)));
+            }
+            options.authorities = Some(std::fs::read(file).map_err(|error| {
+                Failure::usage(format!("--ca-cert: cannot read {}: {error}", file.display()))
+            })?);
+        }
+        Ok(options)
     }
 
     fn url(&self) -> Result<String, Failure> {

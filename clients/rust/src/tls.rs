@@ -1,0 +1,82 @@
+//! The client's side of TLS.
+
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::Error;
+
+/// `name` is what the node's certificate must be for; `authorities` (PEM) stand for those of the platform.
+pub(crate) async fn connect(
+    stream: TcpStream,
+    name: &str,
+    authorities: Option<&[u8]>,
+) -> Result<TlsStream<TcpStream>, Error> {
+    let name = ServerName::try_from(name.to_owned())
+        .map_err(|_| Error::BadUrl(format!("{name} cannot be the name of a certificate")))?;
+    let roots = match authorities {
+        Some(pem) => roots_of(pem)?,
+        None => platform_roots().await?,
+    };
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::Protocol(format!("{error}")))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
+}
+
+fn roots_of(pem: &[u8]) -> Result<RootCertStore, Error> {
+    let unusable = |_| Error::BadValue("the CA certificate is not valid PEM".into());
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(unusable)?;
+        roots
+            .add(certificate)
+            .map_err(|error| Error::BadValue(format!("the CA certificate cannot be used: {error}")))?;
+    }
+    if roots.is_empty() {
+        return Err(Error::BadValue("the CA certificate holds no certificate in PEM".into()));
+    }
+    Ok(roots)
+}
+
+/// Reads some hundred files or more, where other tasks do not wait for it.
+async fn platform_roots() -> Result<RootCertStore, Error> {
+    let loaded = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await;
+    let mut roots = RootCertStore::empty();
+    if let Ok(loaded) = loaded {
+        roots.add_parsable_certificates(loaded.certs);
+    }
+    if roots.is_empty() {
+        return Err(Error::BadValue("this machine has no CA certificates; name one".into()));
+    }
+    Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_certificate_is_refused_with_a_reason() {
+        let torn = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        for (pem, reason) in [
+            (&b""[..], "holds no certificate"),
+            (b"nothing", "holds no certificate"),
+            (torn, "cannot be used"),
+            (b"-----BEGIN CERTIFICATE-----\n?\n-----END CERTIFICATE-----\n", "not valid PEM"),
+        ] {
+            let error = roots_of(pem).expect_err("refused").to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}
