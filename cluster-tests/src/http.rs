@@ -14,6 +14,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::raw::Stream;
+
 /// Why there was no answer.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -77,6 +79,11 @@ impl Connection {
     pub async fn open(addr: SocketAddr) -> Result<Self, Error> {
         let stream = TcpStream::connect(addr).await?;
         stream.set_nodelay(true)?;
+        Self::over(stream, addr).await
+    }
+
+    /// Over a connection of the caller.
+    pub async fn over(stream: impl Stream + 'static, addr: SocketAddr) -> Result<Self, Error> {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut driver = JoinSet::new();
         driver.spawn(async move { drop(connection.await) });

@@ -12,6 +12,7 @@ pub mod node;
 pub mod raw;
 pub mod socket;
 mod system;
+pub mod tls;
 pub mod wait;
 
 pub use directory::Directory;
@@ -19,6 +20,7 @@ pub use http::Response;
 pub use node::{Node, NodeOptions};
 pub use raw::Raw;
 pub use socket::Socket;
+pub use tls::Tls;
 pub use wait::{wait_for, wait_until};
 
 /// How long anything may take that should happen at once, on a machine that is busy with other tests.

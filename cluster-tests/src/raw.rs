@@ -1,10 +1,10 @@
-//! A TCP connection to which anything can be written, and WebSocket frames made by hand.
+//! A connection to which anything can be written, and WebSocket frames made by hand.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
@@ -81,8 +81,13 @@ pub enum End {
     Silence,
 }
 
+/// TCP, or TLS over it.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
 pub struct Raw {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     buffer: BytesMut,
 }
 
@@ -90,20 +95,27 @@ impl Raw {
     pub async fn connect(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).await.expect("the node accepts");
         stream.set_nodelay(true).expect("a socket option");
-        Self { stream, buffer: BytesMut::new() }
+        Self::over(stream)
+    }
+
+    pub fn over(stream: impl Stream + 'static) -> Self {
+        Self { stream: Box::new(stream), buffer: BytesMut::new() }
     }
 
     /// Connects with a small receive buffer, to be a slow reader soon.
     pub async fn connect_slow(addr: SocketAddr, receive_buffer_bytes: u32) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(receive_buffer_bytes).expect("a socket option");
-        let stream = socket.connect(addr).await.expect("the node accepts");
-        Self { stream, buffer: BytesMut::new() }
+        Self::over(socket.connect(addr).await.expect("the node accepts"))
     }
 
     /// Writes as far as the other side takes it; whether it still does is told by what it answers.
     pub async fn write(&mut self, bytes: &[u8]) -> bool {
-        matches!(timeout(crate::SOON, self.stream.write_all(bytes)).await, Ok(Ok(())))
+        let written = async {
+            self.stream.write_all(bytes).await?;
+            self.stream.flush().await
+        };
+        matches!(timeout(crate::SOON, written).await, Ok(Ok(())))
     }
 
     pub async fn send(&mut self, head: u8, payload: &[u8]) -> bool {

@@ -28,6 +28,7 @@ use crate::origin::history::{Embedded, HistoryStore, Options};
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
+use crate::tls::Certificates;
 use crate::{edge, telemetry};
 
 /// Connections on their way to the HTTP side.
@@ -164,7 +165,11 @@ impl App {
         tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, every));
         tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 
-        let (acceptor, listen) = start_acceptor(&config, &limits, &shards, &tasks)?;
+        let certificates = open_certificates(&config)?;
+        if let Some(certificates) = &certificates {
+            tasks.spawn("certificate", OnStop::Cancel, Arc::clone(certificates).watch());
+        }
+        let (acceptor, listen) = start_acceptor(&config, &limits, &shards, certificates, &tasks)?;
         let addresses = Addresses { listen, admin };
         let node_file = crate::config::node_file(&config.data_dir);
         files::write_node_file(&node_file, &node_id, addresses)
@@ -234,6 +239,12 @@ fn open_accounts(config: &Config) -> Result<(Arc<Accounts>, Option<String>), Sta
     let file = config.directory_file();
     let accounts = Accounts::open(&file).map_err(StartError::at("cannot use the directory (--directory)"))?;
     Ok((accounts, key))
+}
+
+fn open_certificates(config: &Config) -> Result<Option<Arc<Certificates>>, StartError> {
+    let files = config.tls_files();
+    let opened = files.map(|(certificate, key)| Certificates::open(certificate, key)).transpose();
+    opened.map_err(StartError::at("cannot use the certificate (--tls-cert, --tls-key)"))
 }
 
 async fn open_store(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
@@ -318,12 +329,14 @@ fn start_acceptor(
     config: &Config,
     limits: &Limits,
     shards: &Arc<Shards>,
+    certificates: Option<Arc<Certificates>>,
     tasks: &Tasks,
 ) -> Result<(Acceptor, SocketAddr), StartError> {
     let at = || format!("cannot listen on {} (--listen)", config.listen);
     let bound = listener::bind(config.listen).map_err(StartError::at(at()))?;
     let address = bound.local_addr().map_err(StartError::at(at()))?;
-    let acceptor = Acceptor::start(bound, Arc::clone(shards), limits, tasks).map_err(StartError::at(at()))?;
+    let acceptor = Acceptor::start(bound, Arc::clone(shards), certificates, limits, tasks)
+        .map_err(StartError::at(at()))?;
     Ok((acceptor, address))
 }
 

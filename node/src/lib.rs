@@ -17,3 +17,4 @@ pub mod tasks;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;
+pub mod tls;

@@ -130,3 +130,34 @@ fn a_key_signs_without_a_node() {
     let (code, jwt, _) = run(folder.path(), &["token", "--jwt", "--key", key]);
     assert_eq!((code, jwt.trim().split('.').count()), (0, 3));
 }
+
+#[test]
+fn a_certificate_that_cannot_be_used_is_refused_by_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let pair = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let (own, other) = (pair(), pair());
+    std::fs::write(folder.path().join("node.crt"), own.cert.pem()).unwrap();
+    std::fs::write(folder.path().join("node.key"), own.signing_key.serialize_pem()).unwrap();
+    std::fs::write(folder.path().join("other.key"), other.signing_key.serialize_pem()).unwrap();
+    let ends = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+    for (certificate, key, reason) in [
+        (
+            "node.crt",
+            "other.key",
+            "--tls-key: other.key does not hold the key of the certificate in node.crt",
+        ),
+        ("node.key", "node.key", "--tls-cert: node.key holds no certificate"),
+        ("absent.crt", "node.key", "--tls-cert: cannot read absent.crt: No such file"),
+    ] {
+        for command in ["serve", "check-config"] {
+            let files = [format!("--tls-cert={certificate}"), format!("--tls-key={key}")];
+            let files = files.each_ref().map(String::as_str);
+            let (code, stdout, stderr) = run(folder.path(), &[&[command], &files[..], &ends].concat());
+            assert_eq!((code, stdout.as_str()), (2, ""), "{command} {stderr}");
+            assert!(stderr.contains(reason), "{command} {stderr}");
+        }
+    }
+    let good = ["check-config", "--tls-cert=node.crt", "--tls-key=node.key"];
+    let (code, stdout, stderr) = run(folder.path(), &good);
+    assert_eq!((code, stdout.contains("is good")), (0, true), "{stderr}");
+}

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -25,7 +24,7 @@ impl Banner<'_> {
         let mut text = self.facts();
         match &self.key {
             Some(key) if std::io::stdout().is_terminal() => {
-                text += &development(key, self.addresses.listen, &self.config.data_dir, &program());
+                text += &development(key, self.addresses.listen, self.config, &program());
             }
             Some(_) => {
                 let file = self.config.development_key_file();
@@ -44,29 +43,39 @@ impl Banner<'_> {
             StoreKind::None => "none, without history",
         };
         let node_id = &self.node_id;
+        let (http, ws) = schemes(self.config);
         format!(
-            "fanfare {version}\n  node      {node_id}\n  clients   http://{listen}  ws://{listen}/realtime\n  \
+            "fanfare {version}\n  node      {node_id}\n  clients   {http}://{listen}  {ws}://{listen}/realtime\n  \
              admin     http://{admin}\n  store     {store}\n  data      {data_dir}\n",
             version = env!("CARGO_PKG_VERSION"),
         )
     }
 }
 
+/// Of HTTP and of the socket.
+fn schemes(config: &Config) -> (&'static str, &'static str) {
+    if config.tls_files().is_some() { ("https", "wss") } else { ("http", "ws") }
+}
+
 /// The key and three commands that work as they stand in another terminal of the same folder.
-fn development(key: &str, listen: SocketAddr, data_dir: &Path, program: &str) -> String {
+fn development(key: &str, listen: SocketAddr, config: &Config, program: &str) -> String {
     let basic = STANDARD.encode(key);
-    let channel = format!("http://{}/api/channels/demo", reachable(listen));
-    let data_dir = match data_dir.to_str() {
+    let node = format!("{}://{}", schemes(config).0, reachable(listen));
+    let channel = format!("{node}/api/channels/demo");
+    let mut given = match config.data_dir.to_str() {
         Some("./data") => String::new(),
-        _ => format!(" --data-dir {}", quoted(&data_dir.to_string_lossy())),
+        _ => format!(" --data-dir {}", quoted(&config.data_dir.to_string_lossy())),
     };
+    if config.tls_files().is_some() {
+        given += &format!(" --url {node}");
+    }
     format!(
         "
 development key, also in dev-key of the data folder:
   {key}
 
 in another terminal: follow a channel, publish to it, read it back
-  {program} sub{data_dir} demo
+  {program} sub{given} demo
   curl -H 'authorization: Basic {basic}' -d '{{\"name\":\"greeting\",\"data\":\"hello\"}}' {channel}/publish
   curl -H 'authorization: Basic {basic}' {channel}/history
 "
@@ -100,7 +109,7 @@ mod tests {
     #[test]
     fn the_commands_stand_as_they_are_pasted() {
         let listen = "0.0.0.0:8080".parse().unwrap();
-        let text = development("secret.dev", listen, Path::new("./data"), "fanfare");
+        let text = development("secret.dev", listen, &Config::default(), "fanfare");
         let commands: Vec<_> =
             text.lines().skip_while(|line| !line.contains(" sub ")).map(str::trim).collect();
         assert_eq!(
@@ -112,8 +121,14 @@ mod tests {
                 "curl -H 'authorization: Basic c2VjcmV0LmRldg==' http://127.0.0.1:8080/api/channels/demo/history",
             ]
         );
-        let elsewhere = development("secret.dev", listen, Path::new("/my data"), "cargo run -q --");
-        assert!(elsewhere.contains("  cargo run -q -- sub --data-dir '/my data' demo\n"), "{elsewhere}");
+        let elsewhere = |folder: &str| Config { data_dir: folder.into(), ..Config::default() };
+        let text = development("secret.dev", listen, &elsewhere("/my data"), "cargo run -q --");
+        assert!(text.contains("  cargo run -q -- sub --data-dir '/my data' demo\n"), "{text}");
+        let tls =
+            Config { tls_cert: Some("a.crt".into()), tls_key: Some("a.key".into()), ..Config::default() };
+        let text = development("secret.dev", listen, &tls, "fanfare");
+        assert!(text.contains("  fanfare sub --url https://127.0.0.1:8080 demo\n"), "{text}");
+        assert!(!text.contains("http://"), "{text}");
     }
 
     #[test]

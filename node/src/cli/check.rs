@@ -6,9 +6,11 @@ use super::failure::{Failure, Outcome};
 use super::output;
 use crate::accounts::{Accounts, DirectoryError};
 use crate::config::Config;
+use crate::tls::{CertificateError, Certificates};
 
 pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     directory(config)?;
+    certificate(config)?;
     let file = config.config_file.as_ref().map_or_else(String::new, |file| format!(" of {}", file.display()));
     output::print(&format!("the configuration{file} is good\n"))
 }
@@ -32,5 +34,14 @@ pub(super) fn directory(config: &Config) -> Result<(), Failure> {
         DirectoryError::Unreadable { path, source } => {
             Failure::usage(format!("--directory: cannot read {}: {source}", path.display()))
         }
+    })
+}
+
+/// Refuses a certificate or key that cannot be used.
+pub(super) fn certificate(config: &Config) -> Result<(), Failure> {
+    let Some((certificate, key)) = config.tls_files() else { return Ok(()) };
+    Certificates::open(certificate, key).map(drop).map_err(|error: CertificateError| {
+        let flag = if error.path() == certificate { "--tls-cert" } else { "--tls-key" };
+        Failure::usage(format!("{flag}: {error}"))
     })
 }

@@ -11,6 +11,7 @@ use crate::telemetry;
 
 pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     check::directory(config)?;
+    check::certificate(config)?;
     telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
     runtime::multi_thread(config.threads)?.block_on(serve(config))

@@ -35,6 +35,9 @@ pub struct Config {
     /// As it was given; [`Config::directory_file`] is where it is looked for.
     pub directory: Option<PathBuf>,
     pub listen: SocketAddr,
+    /// With `tls_key`: the client listener speaks TLS.
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
     pub admin_listen: SocketAddr,
     pub admin_token_file: Option<PathBuf>,
     pub node_id: Option<String>,
@@ -64,6 +67,8 @@ impl Default for Config {
             data_dir: PathBuf::from("./data"),
             directory: None,
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            tls_cert: None,
+            tls_key: None,
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8081)),
             admin_token_file: None,
             node_id: None,
@@ -87,6 +92,11 @@ impl Config {
     /// Where a development node keeps its only key, mode 0600.
     pub fn development_key_file(&self) -> PathBuf {
         development_key_file(&self.data_dir)
+    }
+
+    /// Certificate and key of the client listener; none: it is plain.
+    pub fn tls_files(&self) -> Option<(&Path, &Path)> {
+        self.tls_cert.as_deref().zip(self.tls_key.as_deref())
     }
 
     /// No directory was given, every listener is on loopback, and the data folder holds no directory or one

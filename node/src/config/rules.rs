@@ -11,6 +11,14 @@ pub(super) fn check(config: &Config, mistakes: &mut Vec<Mistake>) {
         );
         mistakes.push(Mistake::new("--auth", problem));
     }
+    for (given, flag, other, missing) in [
+        (&config.tls_cert, "--tls-cert", &config.tls_key, "--tls-key"),
+        (&config.tls_key, "--tls-key", &config.tls_cert, "--tls-cert"),
+    ] {
+        if given.is_some() && other.is_none() {
+            mistakes.push(Mistake::new(flag, format!("needs {missing} as well")));
+        }
+    }
     if !is_loopback(config.admin_listen) && config.admin_token_file.is_none() {
         let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);
         mistakes.push(Mistake::new("--admin-listen", problem));

@@ -250,3 +250,18 @@ fn the_sample_is_the_reference() {
     let sample = std::fs::read_to_string(sample).unwrap();
     assert!(sample == reference(), "deploy/fanfare.toml is not what `fanfare config-reference` prints");
 }
+
+#[test]
+fn a_certificate_and_its_key_are_given_together() {
+    let files = |config: &Config| {
+        config.tls_files().map(|(certificate, key)| (certificate.to_owned(), key.to_owned()))
+    };
+    let both = Some(("a.crt".into(), "a.key".into()));
+    assert_eq!(files(&load("", &[], &["--tls-cert=a.crt", "--tls-key=a.key"]).unwrap()), both);
+    assert_eq!(files(&load("tls_cert = 'a.crt'", &[("FANFARE_TLS_KEY", "a.key")], &[]).unwrap()), both);
+    assert_eq!(files(&load("", &[], &[]).unwrap()), None);
+    let mistakes = load("", &[], &["--tls-cert=a.crt"]).unwrap_err();
+    assert_eq!(mistakes, ["--tls-cert: needs --tls-key as well"]);
+    let mistakes = load("tls_key = 'a.key'", &[], &[]).unwrap_err();
+    assert_eq!(mistakes, ["--tls-key: needs --tls-cert as well"]);
+}

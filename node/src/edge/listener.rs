@@ -1,15 +1,14 @@
 //! The client listener: accepts, and serves as HTTP what is not a socket.
 
+mod stream;
 #[cfg(test)]
 mod tests;
 
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -17,19 +16,19 @@ use axum::body::Body;
 use axum::http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tower_service::Service as _;
 
 use super::PeerAddress;
-use super::errors::{Kind, Refusal};
 use super::http::cors;
-use super::socket::{Decision, Gate, Head, HttpConnection, Input, PATH, Permit, Shards, refusal_bytes};
+use super::link::Link;
+use super::socket::{Decision, Gate, Head, HttpConnection, Input, PATH, Permit, Shards};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::model::Limits;
 use crate::tasks::{OnStop, Tasks};
+use crate::tls::Certificates;
+use stream::ReadStream;
 
 /// Connections that the kernel completes while this node is busy.
 const BACKLOG: i32 = 4096;
@@ -37,7 +36,6 @@ const BACKLOG: i32 = 4096;
 const RESERVED_FILES: u64 = 256;
 /// What a request under way is given when the node stops.
 const LAST_REQUEST: Duration = Duration::from_secs(3);
-const CORS_HEADER: &[u8] = b"access-control-allow-origin";
 /// How long accepting pauses when no more connections may be held.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
@@ -58,10 +56,11 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Gives every connection to a shard. At the bound it leaves new ones in the kernel's backlog.
+    /// Gives every connection to a shard, under TLS when there is a certificate. At the bound it leaves new ones in the kernel's backlog.
     pub fn start(
         listener: TcpListener,
         shards: Arc<Shards>,
+        tls: Option<Arc<Certificates>>,
         limits: &Limits,
         tasks: &Tasks,
     ) -> io::Result<Self> {
@@ -69,6 +68,8 @@ impl Acceptor {
         let stopping = Arc::new(AtomicBool::new(false));
         let accept = Accept {
             shards,
+            tls,
+            handshake_bytes: limits.header_bytes,
             open: Arc::new(AtomicUsize::new(0)),
             open_max: connections_max(limits),
             stopping: Arc::clone(&stopping),
@@ -110,6 +111,9 @@ fn open_files_max() -> u64 {
 /// The accepting thread.
 struct Accept {
     shards: Arc<Shards>,
+    /// Without it connections are plain.
+    tls: Option<Arc<Certificates>>,
+    handshake_bytes: usize,
     open: Arc<AtomicUsize>,
     open_max: usize,
     stopping: Arc<AtomicBool>,
@@ -139,8 +143,13 @@ impl Accept {
     fn take(&self, socket: std::net::TcpStream) {
         let permit = Permit::take(&self.open);
         // A connection that is gone already fails here, and then there is nobody to serve.
-        if socket.set_nonblocking(true).is_ok() && socket.set_nodelay(true).is_ok() {
-            self.shards.push_next(Input::Accept(socket, permit));
+        if socket.set_nonblocking(true).is_err() || socket.set_nodelay(true).is_err() {
+            return;
+        }
+        let tls = self.tls.as_ref().map(|certificates| certificates.accept(self.handshake_bytes)).transpose();
+        match tls {
+            Ok(tls) => self.shards.push_next(Input::Accept(Link { socket, tls }, permit)),
+            Err(error) => tracing::error!(%error, "tls cannot begin, a connection is closed"),
         }
     }
 }
@@ -169,10 +178,8 @@ pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<
 }
 
 async fn serve_connection(services: HttpServices, connection: HttpConnection) -> Result<(), hyper::Error> {
-    let HttpConnection { socket, permit, read } = connection;
-    let Ok(peer) = socket.peer_addr() else { return Ok(()) };
-    let Ok(socket) = TcpStream::from_std(socket) else { return Ok(()) };
-    let stream = ReadStream { socket, read, taken: 0, own: Vec::new(), permit };
+    let Ok(peer) = connection.link.socket.peer_addr() else { return Ok(()) };
+    let Ok(stream) = ReadStream::new(connection) else { return Ok(()) };
     let stopping = services.tasks.stopping();
     let limits = Arc::clone(&services.limits);
     let service = hyper::service::service_fn(move |request| {
@@ -223,15 +230,15 @@ fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<R
         Decision::Refuse(refusal) => return Some(axum::response::IntoResponse::into_response(refusal)),
         Decision::Open { accept, opening } => {
             let adopt = |stream: ReadStream| {
-                let (socket, permit, read) = stream.into_parts()?;
-                Some(Input::Adopt { socket, permit, read, opening: Box::new(opening) })
+                let (link, permit, read) = stream.into_parts()?;
+                Some(Input::Adopt { link, permit, read, opening: Box::new(opening) })
             };
             (accept, Box::new(adopt))
         }
         Decision::OpenRefused { accept, format, refused } => {
             let adopt = move |stream: ReadStream| {
-                let (socket, permit, _) = stream.into_parts()?;
-                Some(Input::AdoptRefused { socket, permit, format, refused })
+                let (link, permit, _) = stream.into_parts()?;
+                Some(Input::AdoptRefused { link, permit, format, refused })
             };
             (accept, Box::new(adopt))
         }
@@ -242,9 +249,7 @@ fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<R
         let Ok(upgraded) = upgraded.await else { return };
         let Ok(parts) = upgraded.downcast::<TokioIo<ReadStream>>() else { return };
         let mut stream = parts.io.into_inner();
-        stream.read.drain(..stream.taken);
-        stream.taken = 0;
-        stream.read.extend_from_slice(&parts.read_buf);
+        stream.give_back(&parts.read_buf);
         if let Some(input) = adopt(stream) {
             shards.push_next(input);
         }
@@ -256,102 +261,4 @@ fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<R
     headers.insert(header::UPGRADE, header::HeaderValue::from_static("websocket"));
     headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept.try_into().ok()?);
     Some(response)
-}
-
-/// A socket with what was read of it before.
-struct ReadStream {
-    socket: TcpStream,
-    read: Vec<u8>,
-    taken: usize,
-    /// An answer of ours that is being written in place of hyper's.
-    own: Vec<u8>,
-    permit: Permit,
-}
-
-impl ReadStream {
-    /// hyper answers a head that it cannot read by itself, with a status and nothing else. Every answer of ours
-    /// has the CORS headers, so one without them is hyper's; what it says is said in our form instead.
-    fn in_our_form(bytes: &[u8]) -> Option<Vec<u8>> {
-        let status = bytes.strip_prefix(b"HTTP/1.1 ")?.first_chunk::<3>()?;
-        let ours = || bytes.windows(CORS_HEADER.len()).any(|part| part.eq_ignore_ascii_case(CORS_HEADER));
-        if status[0] != b'4' || ours() {
-            return None;
-        }
-        let refusal = match status {
-            b"431" => Refusal::new(Kind::HeadersTooLarge, "the request's headers are over the limit"),
-            b"414" => Refusal::new(Kind::HeadersTooLarge, "the request's address is over the limit"),
-            b"408" => Refusal::new(Kind::TimedOut, "the request did not arrive in time"),
-            _ => Refusal::malformed("the request is malformed"),
-        };
-        Some(refusal_bytes(&refusal))
-    }
-
-    fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.own.is_empty() {
-            let written = std::task::ready!(Pin::new(&mut self.socket).poll_write(cx, &self.own))?;
-            self.own.drain(..written);
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn into_parts(self) -> Option<(std::net::TcpStream, Permit, Vec<u8>)> {
-        Some((self.socket.into_std().ok()?, self.permit, self.read))
-    }
-}
-
-impl AsyncRead for ReadStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.taken < self.read.len() {
-            let count = (self.read.len() - self.taken).min(buffer.remaining());
-            buffer.put_slice(&self.read[self.taken..self.taken + count]);
-            self.taken += count;
-            if self.taken == self.read.len() {
-                (self.read, self.taken) = (Vec::new(), 0);
-            }
-            return Poll::Ready(Ok(()));
-        }
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for ReadStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if let Some(own) = Self::in_our_form(bytes) {
-            self.own = own;
-            return Poll::Ready(Ok(bytes.len()));
-        }
-        Pin::new(&mut self.socket).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        std::task::ready!(self.poll_own(cx))?;
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        std::task::ready!(self.poll_own(cx))?;
-        Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        if let Some(first) = slices.first()
-            && let Some(own) = Self::in_our_form(first)
-        {
-            self.own = own;
-            return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
-        }
-        Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
 }

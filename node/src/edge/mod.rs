@@ -14,6 +14,7 @@ use socket::Shards;
 pub mod admin;
 pub mod errors;
 pub mod http;
+pub mod link;
 pub mod listener;
 pub mod socket;
 

@@ -81,7 +81,7 @@ impl Outbox {
         (self.answers, self.answers_end, self.replayed) = (0, self.taken, 0);
     }
 
-    /// Writes until the queue is empty or the socket is full.
+    /// Writes until the queue is empty and what the socket keeps of it is flushed, or the socket is full.
     pub fn flush(&mut self, socket: &mut impl io::Write) -> io::Result<Flush> {
         let mut progress = false;
         while let Some(first) = self.frames.front() {
@@ -109,7 +109,11 @@ impl Outbox {
             self.frames = VecDeque::new();
         }
         self.replayed = 0;
-        Ok(Flush::Drained)
+        match socket.flush() {
+            Ok(()) => Ok(Flush::Drained),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Flush::Blocked { progress }),
+            Err(error) => Err(error),
+        }
     }
 
     fn fill<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {

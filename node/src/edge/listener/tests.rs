@@ -18,7 +18,14 @@ fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
     let (shards, _polls) = Shards::prepare(1).unwrap();
     let (open, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (open_too, stopped_too) = (Arc::clone(&open), Arc::clone(&stopped));
-    let accept = Accept { shards: Arc::new(shards), open: open_too, open_max: 2, stopping: stopped_too };
+    let accept = Accept {
+        shards: Arc::new(shards),
+        tls: None,
+        handshake_bytes: 0,
+        open: open_too,
+        open_max: 2,
+        stopping: stopped_too,
+    };
     let thread = std::thread::spawn(move || accept.run(&listener));
     let accepted = || open.load(Ordering::Relaxed);
     let _clients: Vec<Client> = (0..5).map(|_| Client::connect(address).unwrap()).collect();

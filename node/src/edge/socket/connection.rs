@@ -10,6 +10,7 @@ use super::handshake::Opening;
 use super::reader::Reader;
 use super::shard::Replay;
 use crate::accounts::Seat;
+use crate::edge::link::Link;
 use crate::hub::Outbox;
 use crate::model::{ChannelName, Limits};
 use crate::session::Session;
@@ -39,7 +40,7 @@ impl Drop for Permit {
 /// Times are milliseconds since the shard began.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) socket: TcpStream,
+    pub(super) link: Link<TcpStream>,
     pub(super) permit: Permit,
     pub(super) generation: u32,
     pub(super) stage: Stage,
@@ -126,9 +127,9 @@ impl Open {
 }
 
 impl Connection {
-    pub(super) fn new(socket: TcpStream, permit: Permit, generation: u32, now_ms: u64) -> Self {
+    pub(super) fn new(link: Link<TcpStream>, permit: Permit, generation: u32, now_ms: u64) -> Self {
         Self {
-            socket,
+            link,
             permit,
             generation,
             stage: Stage::Opening { head: Vec::new(), since_ms: now_ms },

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
+use crate::edge::link::Link;
 use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox};
 use crate::model::{AccountId, ClientId, Clock, Limits};
 use crate::publish::Publisher;
@@ -34,17 +35,17 @@ const INBOX_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// What other threads have for a shard.
 pub enum Input {
     /// A fresh connection; nothing of it has been read.
-    Accept(std::net::TcpStream, Permit),
+    Accept(Link<std::net::TcpStream>, Permit),
     /// An upgrade that came through the HTTP side, answered with 101; `read` came after the head.
     Adopt {
-        socket: std::net::TcpStream,
+        link: Link<std::net::TcpStream>,
         permit: Permit,
         read: Vec<u8>,
         opening: Box<Opening>,
     },
     /// The same for one that is to be refused within the socket.
     AdoptRefused {
-        socket: std::net::TcpStream,
+        link: Link<std::net::TcpStream>,
         permit: Permit,
         format: Format,
         refused: Refused,
@@ -64,7 +65,7 @@ pub enum Input {
 
 /// A connection that is not a socket upgrade, with what was read of it.
 pub struct HttpConnection {
-    pub socket: std::net::TcpStream,
+    pub link: Link<std::net::TcpStream>,
     pub permit: Permit,
     pub read: Vec<u8>,
 }

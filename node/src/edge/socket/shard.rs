@@ -195,7 +195,8 @@ impl Shard {
                 self.ready.push_back(slot);
             }
         }
-        if event.is_writable() && connection.blocked_ms.is_some() && !connection.in_dirty {
+        let waits = connection.blocked_ms.is_some() || connection.link.wants_write();
+        if event.is_writable() && waits && !connection.in_dirty {
             connection.in_dirty = true;
             self.dirty.push_back(slot);
         }
@@ -221,10 +222,10 @@ impl Shard {
             Input::Answered { slot, generation, ticket, result } => {
                 self.answered(slot, generation, ticket, result)
             }
-            Input::Accept(socket, permit) => self.accept(socket, permit),
-            Input::Adopt { socket, permit, read, opening } => self.adopt(socket, permit, read, *opening),
-            Input::AdoptRefused { socket, permit, format, refused } => {
-                self.adopt_refused(socket, permit, format, refused);
+            Input::Accept(link, permit) => self.accept(link, permit),
+            Input::Adopt { link, permit, read, opening } => self.adopt(link, permit, read, *opening),
+            Input::AdoptRefused { link, permit, format, refused } => {
+                self.adopt_refused(link, permit, format, refused);
             }
             Input::Survey(survey) => self.begin_survey(*survey),
             Input::Stop => self.stop(),

@@ -110,7 +110,7 @@ impl Node {
     /// A client whose socket is open: the answer to its upgrade and op 3 are read.
     fn client(&self) -> TcpStream {
         let (mut client, server) = self.pair();
-        self.shards.push_next(Input::Accept(server, Permit::take(&self.open)));
+        self.shards.push_next(Input::Accept(Link::plain(server), Permit::take(&self.open)));
         let head = "GET /realtime?key=secret-of-all.all HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
              upgrade: websocket\r\nsec-websocket-version: 13\r\n\
              sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
@@ -216,8 +216,8 @@ fn a_client_that_is_owed_all_it_may_be_is_read_no_faster_than_it_is_answered() {
 fn while_a_client_is_not_read_its_silence_says_nothing() {
     let node = Node::start();
     let (_client, server) = node.pair();
-    let socket = mio::net::TcpStream::from_std(server);
-    let mut connection = Connection::new(socket, Permit::take(&node.open), 1, 0);
+    let link = Link::plain(mio::net::TcpStream::from_std(server));
+    let mut connection = Connection::new(link, Permit::take(&node.open), 1, 0);
     let credentials = Credentials { authorization: vec![], query: "key=secret-of-all.all", socket: true };
     let opening = Opening {
         principal: Arc::new(node.auth.authenticate(&credentials).unwrap()),
@@ -271,7 +271,7 @@ fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
             seat: TenantConnections::default().admit(&Account::plain("acme")).unwrap(),
         });
         let permit = Permit::take(&node.open);
-        node.shards.push_next(Input::Adopt { socket: server, permit, read: Vec::new(), opening });
+        node.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });
         client
     };
     let mut early = adopt();

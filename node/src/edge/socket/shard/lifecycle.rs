@@ -8,6 +8,7 @@ use mio::net::TcpStream;
 use super::super::connection::{Connection, Open, Permit, Stage};
 use super::super::handshake::{Opening, Refused};
 use super::{STOP_MS, Shard, context};
+use crate::edge::link::Link;
 use crate::hub::wire;
 use crate::model::UsageKind;
 use crate::session::PublishResult;
@@ -20,8 +21,8 @@ const REFUSED_MS: u64 = 2_000;
 const CLOSE_AFTER_MS: u64 = 1_000;
 
 impl Shard {
-    pub(super) fn accept(&mut self, socket: std::net::TcpStream, permit: Permit) {
-        self.add(socket, permit, |shard, connection, slot| {
+    pub(super) fn accept(&mut self, link: Link<std::net::TcpStream>, permit: Permit) {
+        self.add(link, permit, |shard, connection, slot| {
             connection.in_ready = true;
             shard.ready.push_back(slot);
         });
@@ -29,12 +30,12 @@ impl Shard {
 
     pub(super) fn adopt(
         &mut self,
-        socket: std::net::TcpStream,
+        link: Link<std::net::TcpStream>,
         permit: Permit,
         mut read: Vec<u8>,
         mut opening: Opening,
     ) {
-        self.add(socket, permit, |shard, connection, slot| {
+        self.add(link, permit, |shard, connection, slot| {
             // Its credential was checked elsewhere, and what became of it since may have been looked for already.
             match shard.services.auth.review(&opening.principal) {
                 Some(principal) => opening.principal = Arc::new(principal),
@@ -50,19 +51,19 @@ impl Shard {
 
     pub(super) fn adopt_refused(
         &mut self,
-        socket: std::net::TcpStream,
+        link: Link<std::net::TcpStream>,
         permit: Permit,
         format: Format,
         refused: Refused,
     ) {
-        self.add(socket, permit, |shard, connection, slot| {
+        self.add(link, permit, |shard, connection, slot| {
             shard.refuse_in_socket(connection, slot, format, refused);
         });
     }
 
     fn add(
         &mut self,
-        socket: std::net::TcpStream,
+        link: Link<std::net::TcpStream>,
         permit: Permit,
         begin: impl FnOnce(&mut Self, &mut Connection, u32),
     ) {
@@ -74,8 +75,8 @@ impl Shard {
             u32::try_from(self.slots.len() - 1).expect("fewer connections than 2^32")
         });
         self.next_generation = self.next_generation.wrapping_add(1);
-        let socket = TcpStream::from_std(socket);
-        let mut connection = Box::new(Connection::new(socket, permit, self.next_generation, self.now_ms));
+        let link = link.map(TcpStream::from_std);
+        let mut connection = Box::new(Connection::new(link, permit, self.next_generation, self.now_ms));
         if let Err(error) = self.register(&mut connection, slot) {
             tracing::warn!(%error, "a connection could not be registered");
             self.free.push(slot);
@@ -151,7 +152,8 @@ impl Shard {
     /// Drops a connection at once.
     pub(super) fn forget(&mut self, mut connection: Box<Connection>, slot: u32) {
         self.leave(&mut connection, slot);
-        self.poll.registry().deregister(&mut connection.socket).ok();
+        connection.link.close();
+        self.poll.registry().deregister(&mut connection.link.socket).ok();
         self.release(slot);
     }
 

@@ -1,6 +1,5 @@
 //! Reading: the head of a fresh connection, then frames.
 
-use std::io::Read as _;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -16,6 +15,7 @@ use super::{SLICE, Shard, context};
 use crate::edge::errors::{Kind, Refusal};
 use crate::hub::wire;
 use crate::session::Output;
+use crate::tls::Taken;
 
 /// Nothing is read from a client that leaves this much of its answers unread.
 pub(super) const UNREAD_BYTES_MAX: usize = 64 * 1024;
@@ -72,14 +72,14 @@ impl Shard {
         if !connection.readable || connection.open_mut().is_some_and(|open| open.reader.is_stopped()) {
             return self.feed(connection, slot, 0);
         }
-        match connection.socket.read(&mut self.buffer) {
-            Ok(0) => Next::Drop,
-            Ok(count) => {
-                // A short read has emptied the socket, and the end comes as an event of its own, unless it came before.
-                connection.readable = count == self.buffer.len() || connection.read_closed;
+        match connection.link.read(&mut self.buffer) {
+            Ok(Taken { bytes: 0, .. }) => Next::Drop,
+            Ok(Taken { bytes, more }) => {
+                // An end that came before is behind what was read now.
+                connection.readable = more || connection.read_closed;
                 connection.received_ms = self.now_ms;
                 connection.last_look_ms = None;
-                self.feed(connection, slot, count)
+                self.feed(connection, slot, bytes)
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 connection.readable = false;
@@ -203,13 +203,14 @@ impl Shard {
     }
 
     fn hand_to_http(&mut self, mut connection: Box<Connection>, slot: u32, read: Vec<u8>) {
-        if self.services.http.is_closed() || self.poll.registry().deregister(&mut connection.socket).is_err()
+        if self.services.http.is_closed()
+            || self.poll.registry().deregister(&mut connection.link.socket).is_err()
         {
             return self.forget(connection, slot);
         }
         self.release(slot);
-        let Connection { socket, permit, .. } = *connection;
-        let passed = HttpConnection { socket: socket.into(), permit, read };
+        let Connection { link, permit, .. } = *connection;
+        let passed = HttpConnection { link: link.map(Into::into), permit, read };
         if self.services.http.try_send(passed).is_err() {
             tracing::warn!("the http side is full, a connection is closed");
         }
@@ -218,7 +219,7 @@ impl Shard {
     /// Registers a socket under a slot of its own.
     pub(super) fn register(&mut self, connection: &mut Connection, slot: u32) -> std::io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut connection.socket, mio::Token(slot as usize), interest)
+        self.poll.registry().register(&mut connection.link.socket, mio::Token(slot as usize), interest)
     }
 }
 

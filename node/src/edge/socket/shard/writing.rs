@@ -106,19 +106,22 @@ impl Shard {
     fn flush(&mut self, slot: u32) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
         connection.in_dirty = false;
-        let Connection { outbox, socket, .. } = &mut *connection;
-        match outbox.flush(socket) {
+        let Connection { outbox, link, .. } = &mut *connection;
+        let flushed = outbox.flush(link);
+        let part = link.take_progress();
+        match flushed {
             Ok(Flush::Drained) => {
                 connection.sent_ms = self.now_ms;
                 connection.blocked_ms = None;
                 if matches!(connection.stage, Stage::Closing { close: None, .. }) {
                     // What the client still sends is read and dropped until it closes too.
-                    connection.socket.shutdown(std::net::Shutdown::Write).ok();
+                    connection.link.shutdown_write();
                 }
                 self.unpause(&mut connection, slot);
                 self.want_replay(&mut connection, slot);
             }
             Ok(Flush::Blocked { progress }) => {
+                let progress = progress || part;
                 if progress {
                     connection.sent_ms = self.now_ms;
                 }

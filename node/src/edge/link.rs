@@ -1,0 +1,88 @@
+//! A connection's socket as its shard sees it: plain, or under TLS.
+
+use std::io::{self, IoSlice, Read as _, Write};
+use std::net::Shutdown;
+
+use mio::net::TcpStream;
+
+use crate::tls::{Taken, TlsConnection};
+
+/// `S` is the socket of whoever serves it; the state of TLS goes with it from one to the other.
+#[derive(Debug)]
+pub struct Link<S> {
+    pub socket: S,
+    /// Boxed: a plain connection pays a pointer for it.
+    pub tls: Option<Box<TlsConnection>>,
+}
+
+impl<S> Link<S> {
+    pub fn plain(socket: S) -> Self {
+        Self { socket, tls: None }
+    }
+
+    /// The same connection over another form of its socket.
+    pub fn map<T>(self, form: impl FnOnce(S) -> T) -> Link<T> {
+        Link { socket: form(self.socket), tls: self.tls }
+    }
+}
+
+impl Link<TcpStream> {
+    /// # Errors
+    /// Those of [`TlsConnection::read`], also for a plain socket.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Taken> {
+        match &mut self.tls {
+            Some(tls) => tls.read(&mut self.socket, buffer),
+            None => {
+                let bytes = self.socket.read(buffer)?;
+                // A short read has emptied the socket, and the end comes as an event of its own.
+                Ok(Taken { bytes, more: bytes == buffer.len() })
+            }
+        }
+    }
+
+    /// TLS holds bytes that the socket has not taken.
+    pub(super) fn wants_write(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+    }
+
+    /// Whether the socket took anything of a write that did not come to its end.
+    pub(super) fn take_progress(&mut self) -> bool {
+        self.tls.as_mut().is_some_and(|tls| tls.take_progress())
+    }
+
+    /// Says that nothing more is written, where TLS has a word for it. What the socket does not take is not said.
+    pub(super) fn close(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.close(&mut self.socket).ok();
+        }
+    }
+
+    /// Ends the writing side.
+    pub(super) fn shutdown_write(&mut self) {
+        self.close();
+        self.socket.shutdown(Shutdown::Write).ok();
+    }
+}
+
+impl Write for Link<TcpStream> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            Some(tls) => tls.write(&mut self.socket, &[IoSlice::new(bytes)]),
+            None => self.socket.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match &mut self.tls {
+            Some(tls) => tls.write(&mut self.socket, slices),
+            None => self.socket.write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.tls {
+            Some(tls) => tls.flush(&mut self.socket),
+            None => Ok(()),
+        }
+    }
+}

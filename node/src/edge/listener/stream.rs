@@ -1,0 +1,258 @@
+//! The stream that hyper serves: what the shard had read, then the socket; plain, or under TLS.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::edge::errors::{Kind, Refusal};
+use crate::edge::link::Link;
+use crate::edge::socket::{HttpConnection, Permit, refusal_bytes};
+use crate::tls::TlsConnection;
+
+const CORS_HEADER: &[u8] = b"access-control-allow-origin";
+
+/// A socket with what was read of it before.
+pub(super) struct ReadStream {
+    socket: Socket,
+    read: Vec<u8>,
+    taken: usize,
+    /// An answer of ours that is being written in place of hyper's.
+    own: Vec<u8>,
+    permit: Permit,
+}
+
+impl ReadStream {
+    /// Must run within a tokio runtime.
+    pub(super) fn new(connection: HttpConnection) -> io::Result<Self> {
+        let HttpConnection { link, permit, read } = connection;
+        Ok(Self { socket: Socket::new(link)?, read, taken: 0, own: Vec::new(), permit })
+    }
+
+    /// What hyper has read beyond the request that it upgraded stands before what is still to be read.
+    pub(super) fn give_back(&mut self, read: &[u8]) {
+        self.read.drain(..self.taken);
+        self.taken = 0;
+        self.read.extend_from_slice(read);
+    }
+
+    /// hyper answers a head that it cannot read by itself, with a status and nothing else. Every answer of ours
+    /// has the CORS headers, so one without them is hyper's; what it says is said in our form instead.
+    fn in_our_form(bytes: &[u8]) -> Option<Vec<u8>> {
+        let status = bytes.strip_prefix(b"HTTP/1.1 ")?.first_chunk::<3>()?;
+        let ours = || bytes.windows(CORS_HEADER.len()).any(|part| part.eq_ignore_ascii_case(CORS_HEADER));
+        if status[0] != b'4' || ours() {
+            return None;
+        }
+        let refusal = match status {
+            b"431" => Refusal::new(Kind::HeadersTooLarge, "the request's headers are over the limit"),
+            b"414" => Refusal::new(Kind::HeadersTooLarge, "the request's address is over the limit"),
+            b"408" => Refusal::new(Kind::TimedOut, "the request did not arrive in time"),
+            _ => Refusal::malformed("the request is malformed"),
+        };
+        Some(refusal_bytes(&refusal))
+    }
+
+    fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.own.is_empty() {
+            let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.own))?;
+            self.own.drain(..written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    pub(super) fn into_parts(self) -> Option<(Link<std::net::TcpStream>, Permit, Vec<u8>)> {
+        Some((self.socket.into_link().ok()?, self.permit, self.read))
+    }
+}
+
+impl AsyncRead for ReadStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.taken < self.read.len() {
+            let count = (self.read.len() - self.taken).min(buffer.remaining());
+            buffer.put_slice(&self.read[self.taken..self.taken + count]);
+            self.taken += count;
+            if self.taken == self.read.len() {
+                (self.read, self.taken) = (Vec::new(), 0);
+            }
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.socket).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for ReadStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if let Some(own) = Self::in_our_form(bytes) {
+            self.own = own;
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_own(cx))?;
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_own(cx))?;
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let Some(first) = slices.first()
+            && let Some(own) = Self::in_our_form(first)
+        {
+            self.own = own;
+            return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
+        }
+        Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+}
+
+/// A socket of the runtime, plain or under TLS.
+struct Socket {
+    tcp: TcpStream,
+    tls: Option<Box<TlsConnection>>,
+}
+
+impl Socket {
+    fn new(link: Link<std::net::TcpStream>) -> io::Result<Self> {
+        Ok(Self { tcp: TcpStream::from_std(link.socket)?, tls: link.tls })
+    }
+
+    fn into_link(self) -> io::Result<Link<std::net::TcpStream>> {
+        Ok(Link { socket: self.tcp.into_std()?, tls: self.tls })
+    }
+
+    /// Runs a step of TLS until it does not wait for the socket to take something.
+    fn poll_step<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        step: impl Fn(&mut TlsConnection, &mut Ready<'_>) -> io::Result<T>,
+    ) -> Option<Poll<io::Result<T>>> {
+        let tls = self.tls.as_mut()?;
+        loop {
+            match step(tls, &mut Ready(&self.tcp)) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => match self.tcp.poll_write_ready(cx) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(error)) => return Some(Poll::Ready(Err(error))),
+                    Poll::Pending => return Some(Poll::Pending),
+                },
+                done => return Some(Poll::Ready(done)),
+            }
+        }
+    }
+
+    fn poll_read_tls(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // What TLS answers by itself may have found the socket full before.
+        let wants_write = self.tls.as_ref().is_some_and(|tls| tls.wants_write());
+        if wants_write && let Some(Poll::Ready(Err(error))) = self.poll_step(cx, |tls, tcp| tls.flush(tcp)) {
+            return Poll::Ready(Err(error));
+        }
+        let Some(tls) = &mut self.tls else { return Poll::Ready(Ok(())) };
+        loop {
+            match tls.read(&mut Ready(&self.tcp), buffer.initialize_unfilled()) {
+                Ok(taken) => {
+                    buffer.advance(taken.bytes);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.tcp.poll_read_ready(cx))?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.tls {
+            Some(_) => self.poll_read_tls(cx, buffer),
+            None => Pin::new(&mut self.tcp).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.poll_step(cx, |tls, tcp| tls.write(tcp, &[IoSlice::new(bytes)])) {
+            Some(written) => written,
+            None => Pin::new(&mut self.tcp).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.poll_step(cx, |tls, tcp| tls.write(tcp, slices)) {
+            Some(written) => written,
+            None => Pin::new(&mut self.tcp).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.poll_step(cx, |tls, tcp| tls.flush(tcp)) {
+            Some(flushed) => flushed,
+            None => Pin::new(&mut self.tcp).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(closed) = self.poll_step(cx, |tls, tcp| tls.close(tcp)) {
+            ready!(closed)?;
+        }
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+}
+
+/// A socket of the runtime as one that does not block. A call that finds it not ready makes the runtime look again.
+struct Ready<'a>(&'a TcpStream);
+
+impl io::Read for Ready<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(buffer)
+    }
+}
+
+impl io::Write for Ready<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
