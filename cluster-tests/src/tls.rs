@@ -49,11 +49,16 @@ impl Tls {
     }
 
     pub fn certificate(&self) -> PathBuf {
-        self.folder.path().join("node.crt")
+        self.current().join("node.crt")
     }
 
     pub fn key(&self) -> PathBuf {
-        self.folder.path().join("node.key")
+        self.current().join("node.key")
+    }
+
+    /// A link to the folder of the pair in use, as mounted secrets have it.
+    fn current(&self) -> PathBuf {
+        self.folder.path().join("current")
     }
 
     /// The certificate of the authority.
@@ -61,17 +66,19 @@ impl Tls {
         self.folder.path().join("ca.crt")
     }
 
-    /// Puts a fresh certificate and key in the place of the former, and returns the certificate.
+    /// Puts a fresh certificate and key in the place of the former, both at once, and returns the certificate.
     pub fn renew(&self) -> CertificateDer<'static> {
         let names = vec![NAME.to_owned(), "127.0.0.1".to_owned()];
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(names).expect("names");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        for (file, text) in [(self.certificate(), certificate.pem()), (self.key(), key.serialize_pem())] {
-            let new = file.with_extension("new");
-            std::fs::write(&new, text).expect("the folder is writable");
-            std::fs::rename(new, file).expect("the folder is writable");
+        let pair = tempfile::tempdir_in(self.folder.path()).expect("the folder is writable").keep();
+        for (file, text) in [("node.crt", certificate.pem()), ("node.key", key.serialize_pem())] {
+            std::fs::write(pair.join(file), text).expect("the folder is writable");
         }
+        let link = pair.with_extension("link");
+        std::os::unix::fs::symlink(&pair, &link).expect("the folder is writable");
+        std::fs::rename(link, self.current()).expect("the folder is writable");
         certificate.der().clone()
     }
 

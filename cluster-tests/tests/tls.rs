@@ -6,7 +6,7 @@ use fanfare_client::{Client, Credential, Draft, Event, Options};
 use fanfare_cluster_tests::raw::{End, Raw};
 use fanfare_cluster_tests::socket::{Ended, Socket};
 use fanfare_cluster_tests::tls::{self, TLS12, TLS13, Tls};
-use fanfare_cluster_tests::{Node, SOON, http, node, wait_until};
+use fanfare_cluster_tests::{Node, SOON, http, node, wait_for, wait_until};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -157,8 +157,10 @@ async fn a_renewed_certificate_serves_new_connections_and_leaves_the_old_ones() 
         metric(&node, "fanfare_tls_certificate_errors_total").await == 1.0
     })
     .await;
-    let log = node.log();
-    let line = log.lines().find(|line| line.contains("certificate refused")).expect("a line of the log");
+    let line = wait_for(SOON, "a line of the log", async || {
+        node.log().lines().find(|line| line.contains("certificate refused")).map(str::to_owned)
+    })
+    .await;
     assert!(line.contains("node.crt") && line.contains("holds no certificate"), "{line}");
     assert_eq!(tls::peer(&tls.connect(node.addr()).await), second, "nothing has changed");
 
