@@ -113,10 +113,7 @@ impl App {
             limits.metric_minutes,
         ));
 
-        let threads = thread_count(&config);
-        let (shards, polls) =
-            Shards::prepare(threads).map_err(StartError::at("cannot prepare the socket threads"))?;
-        let shards = Arc::new(shards);
+        let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
@@ -132,11 +129,13 @@ impl App {
         };
         start_shards(&shards, polls, &services, &tasks)?;
         drop(services);
+        tasks.spawn("presence", OnStop::Cancel, publisher.clone().run_departures());
 
         let router = http::router(Arc::new(edge::Services {
             accounts: Arc::clone(&accounts),
             auth: Arc::clone(&auth),
             publisher: Arc::new(publisher),
+            hub: Arc::clone(&hub),
             store: Arc::clone(&store),
             connections: Arc::clone(&connections),
             shards: Arc::clone(&shards),
@@ -276,6 +275,12 @@ async fn open_auth(
 fn thread_count(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     (if config.threads > 0 { config.threads } else { cores() }).min(64)
+}
+
+fn prepare_shards(config: &Config) -> Result<(Arc<Shards>, Vec<mio::Poll>), StartError> {
+    let prepared = Shards::prepare(thread_count(config));
+    let (shards, polls) = prepared.map_err(StartError::at("cannot prepare the socket threads"))?;
+    Ok((Arc::new(shards), polls))
 }
 
 fn start_shards(

@@ -1,5 +1,7 @@
-//! The only way in for messages: check, claim given ids, number, hand to the hub and to the origin's store.
+//! The only way in for messages and presence: check, claim given ids, number, hand to the hub and to the origin's store.
 
+mod departures;
+mod presence;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +21,10 @@ use crate::model::{
     UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
+
+pub use departures::Departure;
+use departures::Departures;
+pub use presence::{PresenceDone, PresenceError, PresenceRequest};
 
 /// A store that has not answered by then leaves the outcome unknown to the publisher.
 pub const ANSWER_WAIT: Duration = Duration::from_secs(2);
@@ -90,6 +96,8 @@ struct Inner {
     /// Numbers the ids that the node gives, over all channels.
     next_id: AtomicU64,
     published: metrics::Counter,
+    presence: metrics::Counter,
+    departures: Departures,
 }
 
 impl Publisher {
@@ -103,6 +111,8 @@ impl Publisher {
                 claim_wait: ANSWER_WAIT,
                 next_id: AtomicU64::new(1),
                 published,
+                presence: metrics::counter!("fanfare_presence_events_total"),
+                departures: Departures::default(),
             }),
         }
     }
@@ -242,8 +252,7 @@ impl Inner {
         if request.messages.is_empty() {
             return answer.give(None);
         }
-        let policy = request.account.policy(request.key.channel());
-        let retention_hours = policy.history.then_some(policy.retention_hours);
+        let retention_hours = self.retention_hours(&request.account, &request.key);
         let count = request.messages.len() as u64;
         let key = request.key.clone();
         let usage = Arc::clone(&request.account.usage);

@@ -161,6 +161,60 @@ pub fn write_record(out: &mut Vec<u8>, record: &Record<'_>) {
         .end();
 }
 
+/// One presence event of the history; `timestamp` in epoch milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct PresenceRecord<'a> {
+    pub channel: &'a str,
+    pub action: &'a str,
+    pub client_id: &'a str,
+    pub connection_id: &'a str,
+    pub data: Option<&'a RawValue>,
+    pub timestamp: u64,
+}
+
+/// Appends the compact JSON text of a presence record.
+pub fn write_presence_record(out: &mut Vec<u8>, record: &PresenceRecord<'_>) {
+    Object::begin(out)
+        .text("channel", record.channel)
+        .text("action", record.action)
+        .text("clientId", record.client_id)
+        .text("connectionId", record.connection_id)
+        .raw_if("data", record.data)
+        .number("timestamp", record.timestamp)
+        .end();
+}
+
+/// One member of a channel's presence; `updated_at`, of its last event, in epoch milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct PresenceMember<'a> {
+    pub client_id: &'a str,
+    pub connection_id: &'a str,
+    pub data: Option<&'a RawValue>,
+    pub updated_at: u64,
+}
+
+/// Appends the compact JSON text of a member.
+pub fn write_presence_member(out: &mut Vec<u8>, member: &PresenceMember<'_>) {
+    Object::begin(out)
+        .text("clientId", member.client_id)
+        .text("connectionId", member.connection_id)
+        .raw_if("data", member.data)
+        .number("updatedAt", member.updated_at)
+        .end();
+}
+
+/// A channel with presence members, and how many.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PresenceChannel {
+    pub channel: String,
+    pub members: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PresenceList {
+    pub channels: Vec<PresenceChannel>,
+}
+
 /// `{"messages":[…]}` of records that are JSON texts already.
 pub fn history_body<'a>(records: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     listing("messages", records)

@@ -3,8 +3,9 @@
 
 use fanfare_proto::http::{
     BatchResponse, BatchResult, ChannelEntry, ChannelList, Closed, ConnectionCount, ConnectionEntry,
-    ConnectionList, ErrorBody, MetricRow, MetricSeries, Published, Record, Time, history_body, parse_batch,
-    parse_publish, presence_history_body, write_record,
+    ConnectionList, ErrorBody, MetricRow, MetricSeries, PresenceChannel, PresenceList, PresenceMember,
+    PresenceRecord, Published, Record, Time, history_body, parse_batch, parse_publish, presence_history_body,
+    write_presence_member, write_presence_record, write_record,
 };
 use fanfare_proto::token::{ServiceClaims, TokenDetails, TokenRequest, mac};
 use serde::Serialize;
@@ -109,6 +110,52 @@ fn history() {
     let sample = include_str!("samples/history.json").trim_end();
     assert_eq!(String::from_utf8(body).unwrap(), sample);
     assert_eq!(presence_history_body([]), br#"{"events":[]}"#);
+}
+
+#[test]
+fn presence_history() {
+    let data = RawValue::from_string("1.0".into()).unwrap();
+    let enter = PresenceRecord {
+        channel: "a:b",
+        action: "enter",
+        client_id: "alice",
+        connection_id: "c_AAAAAAAAAAAAAAAAAAAAAA",
+        data: Some(&data),
+        timestamp: 1_764_000_000_000,
+    };
+    let records = [enter, PresenceRecord { action: "leave", data: None, ..enter }].map(|record| {
+        let mut out = Vec::new();
+        write_presence_record(&mut out, &record);
+        String::from_utf8(out).unwrap()
+    });
+    let text = concat!(
+        r#"{"events":[{"channel":"a:b","action":"enter","clientId":"alice","#,
+        r#""connectionId":"c_AAAAAAAAAAAAAAAAAAAAAA","data":1.0,"timestamp":1764000000000},"#,
+        r#"{"channel":"a:b","action":"leave","clientId":"alice","#,
+        r#""connectionId":"c_AAAAAAAAAAAAAAAAAAAAAA","timestamp":1764000000000}]}"#
+    );
+    let body = presence_history_body(records.iter().map(String::as_str));
+    assert_eq!(String::from_utf8(body).unwrap(), text);
+}
+
+#[test]
+fn who_is_present() {
+    let data = RawValue::from_string("null".into()).unwrap();
+    let member = PresenceMember {
+        client_id: "alice",
+        connection_id: "c_AAAAAAAAAAAAAAAAAAAAAA",
+        data: Some(&data),
+        updated_at: 1_764_000_000_000,
+    };
+    let mut out = Vec::new();
+    write_presence_member(&mut out, &member);
+    let text = concat!(
+        r#"{"clientId":"alice","connectionId":"c_AAAAAAAAAAAAAAAAAAAAAA","#,
+        r#""data":null,"updatedAt":1764000000000}"#
+    );
+    assert_eq!(String::from_utf8(out).unwrap(), text);
+    let list = PresenceList { channels: vec![PresenceChannel { channel: "a:b".into(), members: 2 }] };
+    assert_body(&list, r#"{"channels":[{"channel":"a:b","members":2}]}"#);
 }
 
 #[test]

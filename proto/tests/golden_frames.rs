@@ -2,8 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use fanfare_proto::frame::{
-    Attached, Body, Connected, Format, MessageOut, ServerFrame, encode, encode_messages, encode_request,
-    parse, parse_server,
+    Attached, Body, Connected, Format, MemberOut, MessageOut, PresenceIn, PresenceOut, ServerFrame, SyncPage,
+    encode, encode_messages, encode_presence, encode_request, parse, parse_server,
 };
 use fanfare_proto::msgpack;
 use serde_json::value::RawValue;
@@ -64,7 +64,7 @@ fn attached() -> Attached<'static> {
     }
 }
 
-/// The server frames but messages, by the names of their samples.
+/// The server frames but messages, presence and sync, by the names of their samples.
 fn server_frame<'a>(name: &str, serials: &'a [String]) -> Option<ServerFrame<'a>> {
     let taken = "capability was taken away";
     Some(match name {
@@ -137,6 +137,73 @@ fn message_frame(name: &str) -> Option<String> {
     Some(String::from_utf8(out).unwrap())
 }
 
+fn presence_frame(name: &str) -> Option<String> {
+    let data = RawValue::from_string(r#"{"n":[1,1.5,null]}"#.into()).unwrap();
+    let null = RawValue::from_string("null".into()).unwrap();
+    let enter = PresenceOut {
+        action: "enter",
+        client_id: "alice",
+        connection_id: CONNECTION,
+        data: Some(&data),
+        timestamp: NOW,
+    };
+    let leave = PresenceOut { action: "leave", client_id: "b\"b", data: None, ..enter };
+    let alice =
+        MemberOut { client_id: "alice", connection_id: CONNECTION, data: Some(&null), timestamp: NOW };
+    let bob = MemberOut { client_id: "bob", data: None, timestamp: NOW + 1, ..alice };
+    let mut out = Vec::new();
+    match name {
+        "presence" => encode_presence("a:b", "AAAAAAAAAAE.2", &enter, &mut out),
+        "presence-smallest" => encode_presence("a:b", "0", &leave, &mut out),
+        "sync" => {
+            let mut page = SyncPage::begin(out, "a:b", 1024);
+            assert!(page.push(&alice) && page.push(&bob));
+            out = page.end(true);
+        }
+        "sync-empty" => out = SyncPage::begin(out, "zürich", 1024).end(false),
+        _ => return None,
+    }
+    Some(String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn a_page_of_members_keeps_its_size_and_takes_at_least_one() {
+    let data = RawValue::from_string(format!("\"{}\"", "x".repeat(100))).unwrap();
+    let member = MemberOut { client_id: "ann", connection_id: CONNECTION, data: Some(&data), timestamp: NOW };
+    for bytes_max in [1, 300, 600, 601, 602, 5_000] {
+        let mut page = SyncPage::begin(vec![0; 10], "a:b", bytes_max);
+        let mut members = 0;
+        while members < 100 && page.push(&member) {
+            members += 1;
+        }
+        let text = page.end(false);
+        let incoming = parse_server(Format::Json, &text[10..]).unwrap();
+        assert_eq!((incoming.members.len(), incoming.more), (members, Some(false)));
+        assert!(members == 1 || text.len() - 10 <= bytes_max, "{members} members in {bytes_max}");
+        assert!(members >= 1 && (members + 2) * 200 > bytes_max.min(20_000), "{members} in {bytes_max}");
+    }
+}
+
+#[test]
+fn clients_read_every_field_of_presence() {
+    let samples = server_samples();
+    let read = |name: &str| {
+        let sample = samples.iter().find(|sample| sample.name == name).unwrap();
+        parse_server(Format::Json, sample.json.as_bytes()).unwrap()
+    };
+    let incoming = read("presence");
+    let events: Vec<PresenceIn> = serde_json::from_str(incoming.presence.unwrap().get()).unwrap();
+    let [event] = events.try_into().unwrap();
+    assert_eq!((event.action.as_str(), event.client_id.as_str()), ("enter", "alice"));
+    assert_eq!((event.connection_id.as_str(), event.timestamp), (CONNECTION, NOW));
+    assert_eq!(event.data.unwrap().get(), r#"{"n":[1,1.5,null]}"#);
+    let incoming = read("sync");
+    assert_eq!((incoming.more, incoming.members[1].data.is_none()), (Some(true), true));
+    let alice = &incoming.members[0];
+    assert_eq!((alice.client_id.as_str(), alice.timestamp), ("alice", NOW));
+    assert_eq!(alice.data.as_ref().unwrap().get(), "null");
+}
+
 #[test]
 fn server_frames_are_written_as_sampled() {
     let serials = ["AAAAAAAAAAE.1".to_owned(), "AAAAAAAAAAE.2".to_owned()];
@@ -146,7 +213,9 @@ fn server_frames_are_written_as_sampled() {
             assert_eq!(String::from_utf8(encode(&frame, Format::Json)).unwrap(), json, "{name}");
             assert_eq!(encode(&frame, Format::MsgPack), msgpack, "{name}");
         } else {
-            let text = message_frame(name).unwrap_or_else(|| panic!("nothing makes {name}"));
+            let text = message_frame(name)
+                .or_else(|| presence_frame(name))
+                .unwrap_or_else(|| panic!("nothing makes {name}"));
             assert_eq!(text, json, "{name}");
             assert_eq!(msgpack::from_json(&text), msgpack, "{name}");
         }

@@ -1,11 +1,13 @@
 //! A connection and the handles on it.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use fanfare_proto::frame::{self, Attach, Body, Draft, Format, Incoming, Request, op};
+use fanfare_proto::frame::{self, Attach, Body, Draft, Format, Incoming, PresenceRequest, Request, op};
+use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -58,6 +60,7 @@ impl Client {
             pending: Arc::clone(&pending),
             events: event_sender,
             closed: Some(closed_sender),
+            pages: HashMap::new(),
         };
         tasks.spawn(reader.run());
         let handle = Handle { outgoing, pending, format };
@@ -159,6 +162,26 @@ impl Handle {
         self.start(Body::Message { channel: channel.into(), messages }).await.map(Ticket)
     }
 
+    /// Becomes present on a channel under the connection's client id, with `data`; resolves when that is stored.
+    pub async fn enter(&self, channel: &str, data: Option<Box<RawValue>>) -> Result<(), Error> {
+        self.present(presence("enter", channel, data)).await
+    }
+
+    /// Changes the data of the member; one that is absent enters.
+    pub async fn update(&self, channel: &str, data: Option<Box<RawValue>>) -> Result<(), Error> {
+        self.present(presence("update", channel, data)).await
+    }
+
+    /// Without data the leave has what the member had last.
+    pub async fn leave(&self, channel: &str, data: Option<Box<RawValue>>) -> Result<(), Error> {
+        self.present(presence("leave", channel, data)).await
+    }
+
+    /// Enters, updates or leaves, under a client id of the caller's choice if the credential leaves it open.
+    pub async fn present(&self, request: PresenceRequest) -> Result<(), Error> {
+        self.request(Body::Presence(request)).await.map(drop)
+    }
+
     /// Gives the node a newer token, so that the connection outlives the former one.
     pub async fn refresh(&self, token: &str) -> Result<(), Error> {
         self.request(Body::Auth { access_token: token.into() }).await.map(drop)
@@ -181,6 +204,10 @@ impl Handle {
         let bytes = frame::encode_request(request, self.format);
         self.outgoing.send(Outgoing::Request(bytes)).await.map_err(|_| Error::Closed)
     }
+}
+
+fn presence(action: &str, channel: &str, data: Option<Box<RawValue>>) -> PresenceRequest {
+    PresenceRequest { channel: channel.into(), action: action.into(), client_id: None, data }
 }
 
 /// A publish on its way. Resolves to one serial for each message once they are stored.

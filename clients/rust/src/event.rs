@@ -1,6 +1,6 @@
 //! What a connection tells its owner without being asked.
 
-use fanfare_proto::frame::{Incoming, MessageIn, op};
+use fanfare_proto::frame::{Incoming, MemberIn, MessageIn, PresenceIn, op};
 
 /// The first frame of a connection, and the answer to a refreshed token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Attached {
     /// Opaque: all up to here.
     pub serial: String,
     pub resumed: bool,
+    /// [`Event::Members`] follows. False: nobody is present, or the modes leave presence out.
+    pub presence: bool,
     pub modes: Vec<String>,
     pub warning: Option<String>,
 }
@@ -38,9 +40,28 @@ pub struct Delivery {
     pub messages: Vec<MessageIn>,
 }
 
+/// Who came, changed or went on one channel, in order.
+#[derive(Debug)]
+pub struct Presence {
+    pub channel: String,
+    /// Where the channel's messages stand.
+    pub serial: String,
+    pub events: Vec<PresenceIn>,
+}
+
+/// Everybody who is present on a channel.
+#[derive(Debug)]
+pub struct Members {
+    pub channel: String,
+    pub members: Vec<MemberIn>,
+}
+
 #[derive(Debug)]
 pub enum Event {
     Messages(Delivery),
+    Presence(Presence),
+    /// After an attach: what was known of the channel's members is replaced by this.
+    Members(Members),
     /// The credential was refreshed.
     Connected(Connected),
     /// Unasked.
@@ -90,6 +111,18 @@ pub(crate) fn of(frame: Incoming) -> Option<Event> {
             serial: frame.serial.unwrap_or_default(),
             messages: frame.messages,
         })),
+        op::PRESENCE => Some(Event::Presence(Presence {
+            channel: frame.channel.unwrap_or_default(),
+            serial: frame.serial.unwrap_or_default(),
+            events: frame
+                .presence
+                .and_then(|events| serde_json::from_str(events.get()).ok())
+                .unwrap_or_default(),
+        })),
+        op::SYNC => Some(Event::Members(Members {
+            channel: frame.channel.unwrap_or_default(),
+            members: frame.members,
+        })),
         op::CONNECTED => Some(Event::Connected(connected(frame))),
         op::ATTACHED => Some(Event::Attached(attached(frame))),
         op::DETACHED => Some(Event::Detached {
@@ -132,6 +165,7 @@ pub(crate) fn attached(frame: Incoming) -> Attached {
         channel: frame.channel.unwrap_or_default(),
         serial: frame.serial.unwrap_or_default(),
         resumed: frame.resumed.unwrap_or_default(),
+        presence: frame.presence.is_some_and(|presence| presence.get() == "true"),
         modes: frame.modes.unwrap_or_default(),
         warning: frame.warning,
     }

@@ -19,7 +19,8 @@
 //!
 //! `wss` and `https` need the feature `tls`.
 //!
-//! Not there yet: reconnecting (the end of a connection is an [`Event::Ended`] and the caller connects again), presence, and dropping repeated message ids after a retry.
+//! Not there yet: reconnecting (the end of a connection is an [`Event::Ended`] and the caller connects again), and dropping
+//! repeated message ids after a retry.
 
 mod client;
 mod error;
@@ -38,7 +39,7 @@ mod writer;
 
 pub use client::{Client, Handle, Ticket};
 pub use error::Error;
-pub use event::{Attached, Connected, Delivery, Ending, Event};
-pub use fanfare_proto::frame::{Attach, Draft, Format, MessageIn};
+pub use event::{Attached, Connected, Delivery, Ending, Event, Members, Presence};
+pub use fanfare_proto::frame::{Attach, Draft, Format, MemberIn, MessageIn, PresenceIn, PresenceRequest};
 pub use key::Key;
 pub use options::{Credential, Options};

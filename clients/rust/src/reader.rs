@@ -1,9 +1,10 @@
 //! The task that owns the reading half: reading a frame must not be cancelled halfway, so nobody else reads.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanfare_proto::frame::{self, Body, Format, Incoming, Request, op};
+use fanfare_proto::frame::{self, Body, Format, Incoming, MemberIn, Request, op};
 use fastwebsockets::{Frame, OpCode, WebSocketError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -25,6 +26,8 @@ pub(crate) struct Reader {
     pub(crate) pending: Arc<Pending>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) closed: Option<oneshot::Sender<()>>,
+    /// Pages of member lists that are not whole yet, by channel.
+    pub(crate) pages: HashMap<String, Vec<MemberIn>>,
 }
 
 impl Reader {
@@ -50,8 +53,12 @@ impl Reader {
     }
 
     /// False when the owner is gone.
-    async fn take(&mut self, frame: Incoming) -> bool {
+    async fn take(&mut self, mut frame: Incoming) -> bool {
+        if frame.op == op::SYNC && !self.gather(&mut frame) {
+            return true;
+        }
         match frame.op {
+            op::ATTACHED => drop(frame.channel.as_ref().and_then(|channel| self.pages.remove(channel))),
             op::CLOSED => {
                 if let Some(closed) = self.closed.take() {
                     let _ = closed.send(());
@@ -66,6 +73,18 @@ impl Reader {
             Some(event) => self.events.send(event).await.is_ok(),
             None => true,
         }
+    }
+
+    /// False while pages of the list are missing; then the last one has all members.
+    fn gather(&mut self, frame: &mut Incoming) -> bool {
+        let pages = self.pages.entry(frame.channel.clone().unwrap_or_default()).or_default();
+        pages.append(&mut frame.members);
+        if frame.more == Some(true) {
+            return false;
+        }
+        frame.members = std::mem::take(pages);
+        self.pages.remove(frame.channel.as_deref().unwrap_or_default());
+        true
     }
 
     /// Tells the node that this side lives, when nothing else did for a heartbeat.

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::{Client, Credential, Draft, Ending, Error, Event, Options};
+use crate::{Client, Credential, Draft, Ending, Error, Event, Options, PresenceRequest};
 
 const ACCEPTED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
 
@@ -100,6 +100,44 @@ async fn answers_find_their_requests_and_the_rest_are_events() {
     let Some(Event::Messages(delivery)) = client.next().await else { panic!("messages") };
     assert_eq!((delivery.channel.as_str(), delivery.messages.len()), ("c", 1));
     client.close().await.expect("closed");
+    tasks.join_all().await;
+}
+
+#[tokio::test]
+async fn the_pages_of_a_member_list_are_one_event_and_presence_is_another() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut server = Server::connected(&listener).await;
+        let enter = server.hear().await;
+        assert_eq!((&enter["op"], &enter["action"]), (&json!(12), &json!("enter")));
+        assert_eq!((&enter["clientId"], enter.get("data")), (&json!("ann"), None));
+        server.say(&json!({"op": 1, "id": enter["id"]})).await;
+        let member = |name: &str| json!({"clientId": name, "connectionId": "c_1", "timestamp": 5});
+        for (name, more) in [("a", true), ("b", true), ("c", false)] {
+            server.say(&json!({"op": 14, "channel": "c", "members": [member(name)], "more": more})).await;
+        }
+        let event =
+            json!({"action": "leave", "clientId": "a", "connectionId": "c_1", "data": null, "timestamp": 6});
+        server.say(&json!({"op": 12, "channel": "c", "serial": "s", "presence": [event]})).await;
+        server.hear().await;
+    });
+    let mut client = Client::connect(options(addr)).await.expect("connected");
+    let request = PresenceRequest {
+        channel: "c".into(),
+        action: "enter".into(),
+        client_id: Some("ann".into()),
+        data: None,
+    };
+    client.present(request).await.expect("acknowledged");
+    let Some(Event::Members(list)) = client.next().await else { panic!("the list") };
+    let names: Vec<_> = list.members.iter().map(|member| member.client_id.as_str()).collect();
+    assert_eq!((list.channel.as_str(), names), ("c", vec!["a", "b", "c"]));
+    let Some(Event::Presence(presence)) = client.next().await else { panic!("an event") };
+    let event = &presence.events[0];
+    assert_eq!((event.action.as_str(), event.timestamp), ("leave", 6));
+    assert_eq!(event.data.as_ref().map(|data| data.get()), Some("null"));
+    client.leave("c", None).await.expect_err("the server is gone");
     tasks.join_all().await;
 }
 

@@ -5,6 +5,7 @@ mod check;
 mod failure;
 mod key;
 mod output;
+mod presence;
 mod publish;
 mod runtime;
 mod serve;

@@ -34,6 +34,13 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
+/// In UTC, with milliseconds.
+pub(super) fn time_of_day(timestamp_ms: u64) -> String {
+    let seconds = timestamp_ms / 1000;
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{:03}", seconds % 60, timestamp_ms % 1000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::failure::{Failure, Outcome};
-use super::output::{self, printable};
+use super::output::{self, printable, time_of_day};
+use super::presence;
 use super::runtime::interruptible;
 use super::target::NodeArguments;
 
@@ -27,6 +28,10 @@ pub(super) struct Arguments {
     /// Begin with messages of the past: a number of them, or a time such as 10s or 5m
     #[arg(long, value_name = "HOW MUCH")]
     rewind: Option<String>,
+
+    /// Also print who is present, and who enters, changes and leaves
+    #[arg(long)]
+    presence: bool,
 
     #[arg(required = true, value_name = "CHANNEL")]
     channels: Vec<String>,
@@ -75,7 +80,8 @@ impl Follower {
             let serial = self.serials.get(channel).cloned();
             let rewind = self.arguments.rewind.clone().filter(|_| serial.is_none());
             let resuming = serial.is_some();
-            let attach = Attach { channel: channel.clone(), rewind, serial, modes: None };
+            let modes = (!self.arguments.presence).then(|| vec!["subscribe".to_owned()]);
+            let attach = Attach { channel: channel.clone(), rewind, serial, modes };
             let attached = client.attach_with(attach).await?;
             if resuming && !attached.resumed {
                 eprintln!("fanfare: messages of {} may be missing here", printable(channel));
@@ -108,6 +114,16 @@ impl Follower {
                         return Ok(End::Unread);
                     }
                     self.serials.insert(delivery.channel, delivery.serial);
+                }
+                Some(Event::Presence(presence)) => {
+                    if !output::write(&presence::event_lines(&presence))? {
+                        return Ok(End::Unread);
+                    }
+                }
+                Some(Event::Members(members)) => {
+                    if !output::write(&presence::member_lines(&members))? {
+                        return Ok(End::Unread);
+                    }
                 }
                 Some(Event::Attached(attached)) => {
                     if !attached.resumed {
@@ -201,12 +217,6 @@ fn readable_line(channel: &str, message: &MessageIn) -> String {
     parts.extend(message.name.as_deref().map(printable));
     parts.extend(message.data.as_ref().map(|data| printable(data.get())));
     parts.join("  ") + "\n"
-}
-
-fn time_of_day(timestamp_ms: u64) -> String {
-    let seconds = timestamp_ms / 1000;
-    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}.{:03}", seconds % 60, timestamp_ms % 1000)
 }
 
 #[cfg(test)]

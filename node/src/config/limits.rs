@@ -39,6 +39,8 @@ limits! {
     presence_data_bytes 1..=1_048_576: "Data of a presence member";
     attached_channels 1..=1_000_000: "Channels attached per connection";
     presence_members 1..=1_000_000: "Presence members per channel";
+    presence_connection_members 1..=1_000_000: "Presence members per connection, over all channels";
+    presence_grace_ms 0..=3_600_000: "From the loss of a connection until its presence members leave";
     publish_messages 1..=1_000_000: "Messages in one publish; those to all channels of a batch together";
     publishes_per_second 0..=4_294_967_295: "Messages published per socket; 0: no limit";
     publish_burst 1..=4_294_967_295: "Messages that a socket may publish at once";

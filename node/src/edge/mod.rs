@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::Authenticator;
+use crate::hub::Hub;
 use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
 use crate::origin::metering::Meter;
@@ -23,6 +24,7 @@ pub struct Services {
     pub accounts: Arc<Accounts>,
     pub auth: Arc<Authenticator>,
     pub publisher: Arc<Publisher>,
+    pub hub: Arc<Hub>,
     pub store: Arc<dyn HistoryStore>,
     pub connections: Arc<TenantConnections>,
     pub shards: Arc<Shards>,

@@ -9,19 +9,23 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 
 use super::delivery::Delivery;
+use super::members::Members;
+use super::presence::{Crowds, PresenceDelivery};
 use super::ring::{Budget, Ring};
+use super::roster::Roster;
 use crate::model::{ChannelKey, Clock, Limits, Published, Stamp};
 
 /// What gets the frames of a channel: a shard of sockets. `deliver` must not block.
 pub trait DeliveryTarget: Send + Sync {
     fn deliver(&self, delivery: Arc<Delivery>);
+    fn deliver_presence(&self, delivery: Arc<PresenceDelivery>);
     /// More waits than the target's bound.
     fn congested(&self) -> bool;
 }
 
 /// A channel that somebody on this node listens to, did so lately, or is just publishing on.
 pub struct Channel {
-    number: u64,
+    pub(super) number: u64,
     key: ChannelKey,
     pub(super) state: Mutex<State>,
 }
@@ -33,8 +37,16 @@ pub(super) struct State {
     pub(super) targets: u64,
     /// While somebody is attached and for twice the resume window after, unless memory is scarce.
     pub(super) ring: Option<Box<Ring>>,
+    /// None while nobody is present. With members the channel lives.
+    pub(super) members: Option<Box<Members>>,
     /// Taken out of the map; whoever still holds it looks the key up again.
     removed: bool,
+}
+
+impl State {
+    fn is_unused(&self) -> bool {
+        self.targets == 0 && self.ring.is_none() && self.members.is_none()
+    }
 }
 
 impl Channel {
@@ -63,17 +75,22 @@ pub struct Numbering {
 
 /// Every channel of this node, for all accounts.
 ///
-/// A channel that nobody attached to lately is forgotten after the publish; its numbers go on above the highest ever
-/// given, so a number is never used twice in one incarnation, and while a channel lives its numbers rise by one.
+/// A channel that nobody is present on or attached to lately is forgotten after the publish; its numbers go on above the
+/// highest ever given, so a number is never used twice in one incarnation, and while a channel lives its numbers rise
+/// by one.
 pub struct Hub {
     pub(super) channels: DashMap<ChannelKey, Arc<Channel>>,
-    targets: Vec<Arc<dyn DeliveryTarget>>,
+    pub(super) targets: Vec<Arc<dyn DeliveryTarget>>,
     pub(super) rings: Arc<Budget>,
     started: Instant,
     pub(super) incarnation: u64,
     next_number: AtomicU64,
     sequence_floor: AtomicU64,
-    clock: Clock,
+    /// The last number given to a presence event, over all channels.
+    pub(super) presence_sequence: AtomicU64,
+    pub(super) roster: Roster,
+    pub(super) crowds: Crowds,
+    pub(super) clock: Clock,
 }
 
 impl Hub {
@@ -88,11 +105,14 @@ impl Hub {
             incarnation: u64::from_be_bytes(crate::model::random_bytes()),
             next_number: AtomicU64::new(0),
             sequence_floor: AtomicU64::new(0),
+            presence_sequence: AtomicU64::new(0),
+            roster: Roster::default(),
+            crowds: Crowds::default(),
             clock,
         }
     }
 
-    /// Channels that are live: subscribed to now or lately, or in the middle of a publish.
+    /// Channels that are live: subscribed to now or lately, with members, or in the middle of a publish.
     pub fn channel_count(&self) -> usize {
         self.channels.len()
     }
@@ -174,6 +194,11 @@ impl Hub {
         }
     }
 
+    /// The channel if it lives.
+    pub(super) fn live(&self, key: &ChannelKey) -> Option<Arc<Channel>> {
+        self.channels.get(key).map(|channel| Arc::clone(&channel))
+    }
+
     fn lookup(&self, key: &ChannelKey) -> Arc<Channel> {
         if let Some(channel) = self.channels.get(key) {
             return Arc::clone(&channel);
@@ -186,6 +211,7 @@ impl Hub {
                     sequence: self.sequence_floor.load(Ordering::SeqCst),
                     targets: 0,
                     ring: None,
+                    members: None,
                     removed: false,
                 }),
             })
@@ -193,7 +219,7 @@ impl Hub {
     }
 
     pub(super) fn remove_if_unused(&self, channel: &Arc<Channel>, state: &mut State) {
-        if state.targets == 0 && state.ring.is_none() && !state.removed {
+        if state.is_unused() && !state.removed {
             state.removed = true;
             self.sequence_floor.fetch_max(state.sequence, Ordering::SeqCst);
             self.channels.remove(&channel.key);

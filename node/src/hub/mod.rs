@@ -3,10 +3,14 @@
 mod channels;
 mod delivery;
 mod inbox;
+mod members;
 mod outbox;
+mod presence;
 mod resume;
 mod ring;
+mod roster;
 mod subscribers;
+mod sync;
 #[cfg(test)]
 mod tests;
 pub mod wire;
@@ -14,6 +18,9 @@ pub mod wire;
 pub use channels::{Channel, DeliveryTarget, Hub, Numbering};
 pub use delivery::Delivery;
 pub use inbox::Inbox;
+pub use members::{Member, Page};
 pub use outbox::{Flush, Outbox};
+pub use presence::{Change, PresenceDelivery, PresenceRefused};
 pub use resume::{Joined, Pulled, Start};
-pub use subscribers::{Subscriber, Subscribers};
+pub use subscribers::{PresenceMode, Subscriber, Subscribers};
+pub use sync::{Sync, Verdict};

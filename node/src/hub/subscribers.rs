@@ -5,11 +5,24 @@ use std::sync::Arc;
 
 use super::channels::Channel;
 
+/// What an attached connection gets of a channel's presence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PresenceMode {
+    #[default]
+    Off,
+    /// Each event with a number above this one.
+    After(u64),
+    /// The member list is on its way, and the connection's [`Sync`](super::Sync) judges each event.
+    Syncing,
+}
+
 /// One attached connection of the shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subscriber {
     /// The connection's place in the shard.
     pub slot: u32,
+    pub messages: bool,
+    pub presence: PresenceMode,
     /// What it already has; only what is numbered above it is delivered.
     pub after_sequence: u64,
 }
@@ -17,6 +30,11 @@ pub struct Subscriber {
 impl Subscriber {
     /// For who is given what it missed, apart from what is delivered meanwhile.
     pub const IN_REPLAY: u64 = u64::MAX;
+
+    /// Of messages alone, until it is told otherwise.
+    pub fn new(slot: u32, after_sequence: u64) -> Self {
+        Self { slot, messages: true, presence: PresenceMode::Off, after_sequence }
+    }
 }
 
 /// Channel number → subscribers, for the shard that owns it.
@@ -44,11 +62,24 @@ impl Subscribers {
 
     /// The slot has all up to `sequence` and takes part in deliveries from there on.
     pub fn go_live(&mut self, channel: u64, slot: u32, sequence: u64) {
+        self.set(channel, slot, |own| own.after_sequence = sequence);
+    }
+
+    /// Changes what the slot gets.
+    pub fn set(&mut self, channel: u64, slot: u32, set: impl FnOnce(&mut Subscriber)) {
         let local = self.channels.get_mut(&channel);
-        let own = local.and_then(|local| local.subscribers.iter_mut().find(|own| own.slot == slot));
-        if let Some(own) = own {
-            own.after_sequence = sequence;
+        if let Some(own) = local.and_then(|local| local.subscribers.iter_mut().find(|own| own.slot == slot)) {
+            set(own);
         }
+    }
+
+    pub fn channel(&self, channel: u64) -> Option<&Arc<Channel>> {
+        self.channels.get(&channel).map(|local| &local.channel)
+    }
+
+    /// All of a channel, whatever they get of it.
+    pub fn all_mut(&mut self, channel: u64) -> &mut [Subscriber] {
+        self.channels.get_mut(&channel).map_or(&mut [], |local| &mut local.subscribers)
     }
 
     /// Removes the slot; the channel comes back when it was the last one here.

@@ -2,6 +2,7 @@
 
 mod frames;
 mod numbering;
+mod presence;
 mod race;
 mod resume;
 
@@ -19,11 +20,16 @@ const NOW_MS: u64 = 1_767_225_600_500;
 #[derive(Default)]
 struct Target {
     deliveries: Mutex<Vec<Arc<Delivery>>>,
+    presence: Mutex<Vec<Arc<PresenceDelivery>>>,
 }
 
 impl DeliveryTarget for Target {
     fn deliver(&self, delivery: Arc<Delivery>) {
         self.deliveries.lock().push(delivery);
+    }
+
+    fn deliver_presence(&self, delivery: Arc<PresenceDelivery>) {
+        self.presence.lock().push(delivery);
     }
 
     fn congested(&self) -> bool {

@@ -1,6 +1,8 @@
 //! WebSocket framing of what the server sends: head and payload in one buffer, unmasked.
 
 use bytes::Bytes;
+use fanfare_proto::frame::Format;
+use fanfare_proto::msgpack;
 use fastwebsockets::{Frame, OpCode, Payload};
 
 /// Room that a buffer keeps free at its start for the head.
@@ -32,6 +34,18 @@ pub fn frame(opcode: OpCode, payload: &[u8]) -> Bytes {
     let mut buffer = payload_buffer(payload.len());
     buffer.extend_from_slice(payload);
     seal(opcode, buffer)
+}
+
+/// The frame around what `encode` gives when it is handed a buffer for JSON text of about `bytes`.
+pub fn encoded(format: Format, bytes: usize, encode: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Bytes {
+    match format {
+        Format::Json => seal(OpCode::Text, encode(payload_buffer(bytes))),
+        Format::MsgPack => {
+            let json = encode(Vec::with_capacity(bytes));
+            let json = std::str::from_utf8(&json).expect("an encoded frame is JSON text");
+            frame(OpCode::Binary, &msgpack::from_json(json))
+        }
+    }
 }
 
 /// A close frame; `reason` is cut to what a control frame can hold.

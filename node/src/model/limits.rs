@@ -19,7 +19,12 @@ pub struct Limits {
     pub presence_data_bytes: usize,
     /// Channels attached per connection.
     pub attached_channels: usize,
+    /// On one channel.
     pub presence_members: usize,
+    /// Of one connection, over all channels.
+    pub presence_connection_members: usize,
+    /// From the loss of a connection until its members leave.
+    pub presence_grace_ms: u64,
     /// Messages in one publish; over HTTP those to all channels of a batch together.
     pub publish_messages: usize,
     /// Messages per second and socket; 0: no limit.
@@ -71,6 +76,8 @@ impl Default for Limits {
             presence_data_bytes: 16 * 1024,
             attached_channels: 200,
             presence_members: 5_000,
+            presence_connection_members: 10_000,
+            presence_grace_ms: 15_000,
             publish_messages: 10_000,
             publishes_per_second: 200,
             publish_burst: 400,

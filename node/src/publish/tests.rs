@@ -3,6 +3,7 @@
 mod ids;
 mod order;
 mod outcomes;
+mod presence;
 mod usage;
 
 use parking_lot::Mutex;
@@ -10,8 +11,8 @@ use serde_json::value::RawValue;
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::hub::{Delivery, DeliveryTarget};
-use crate::model::{AccountId, ChannelName, Clock, Revocation, draft_bytes};
+use crate::hub::{Delivery, DeliveryTarget, PresenceDelivery};
+use crate::model::{AccountId, ChannelName, Clock, PresenceEvent, Revocation, draft_bytes};
 use crate::origin::history::{BoxFuture, FoundIds, HistoryPage, HistoryQuery, Nonce};
 
 const DIRECTORY: &str = r#"
@@ -33,6 +34,7 @@ retention_hours = 24
 enum Asked {
     Find(Vec<String>),
     Append { sequences: Vec<u64>, retention_hours: Option<u32> },
+    Presence { sequence: u64, retention_hours: u32 },
 }
 
 type HeldAnswer = Box<dyn FnOnce(&Store) + Send>;
@@ -43,6 +45,7 @@ struct Store {
     known: Mutex<HashMap<(IdScope, Box<str>), Stamp>>,
     find_error: Mutex<Option<StoreError>>,
     append_error: Mutex<Option<StoreError>>,
+    full: Mutex<bool>,
     /// Answers wait for [`Store::release`].
     holds: Mutex<bool>,
     held: Mutex<Vec<HeldAnswer>>,
@@ -95,6 +98,16 @@ impl HistoryStore for Store {
         self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));
     }
 
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done) {
+        self.asked.lock().push(Asked::Presence { sequence: event.sequence, retention_hours });
+        let error = self.append_error.lock().clone();
+        self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));
+    }
+
+    fn is_full(&self) -> bool {
+        *self.full.lock()
+    }
+
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
         self.asked.lock().push(Asked::Find(ids.iter().map(ToString::to_string).collect()));
         let error = self.find_error.lock().clone();
@@ -142,11 +155,18 @@ impl HistoryStore for Store {
 }
 
 #[derive(Default)]
-struct Target(Mutex<Vec<Arc<Delivery>>>);
+struct Target {
+    deliveries: Mutex<Vec<Arc<Delivery>>>,
+    presence: Mutex<Vec<Arc<PresenceDelivery>>>,
+}
 
 impl DeliveryTarget for Target {
     fn deliver(&self, delivery: Arc<Delivery>) {
-        self.0.lock().push(delivery);
+        self.deliveries.lock().push(delivery);
+    }
+
+    fn deliver_presence(&self, delivery: Arc<PresenceDelivery>) {
+        self.presence.lock().push(delivery);
     }
 
     fn congested(&self) -> bool {
@@ -183,6 +203,8 @@ impl Node {
             claim_wait,
             published,
             next_id: AtomicU64::new(1),
+            presence: metrics::counter!("presence"),
+            departures: Departures::default(),
         };
         Self { store, target, hub, account, publisher: Publisher { inner: Arc::new(inner) } }
     }
@@ -224,7 +246,7 @@ impl Node {
 
     /// The ids of all messages that subscribers got.
     fn delivered(&self) -> Vec<String> {
-        let deliveries = self.target.0.lock();
+        let deliveries = self.target.deliveries.lock();
         let messages = deliveries.iter().flat_map(|delivery| &delivery.published.messages);
         messages.map(|message| message.id.to_string()).collect()
     }

@@ -3,7 +3,7 @@
 use fanfare_proto::frame::{self, Attached, ServerFrame, code};
 use fanfare_proto::serial::Serial;
 
-use super::{Context, Output, PublishResult, Session};
+use super::{Context, Leaving, Output, PublishResult, Session};
 use crate::model::{ChannelName, Operation};
 
 /// A channel that the connection is attached to, with the granted modes.
@@ -66,48 +66,60 @@ impl Modes {
         held.map(|(_, (name, _))| *name).collect()
     }
 
+    fn holds(self, mode: Operation) -> bool {
+        MODES.iter().position(|(_, operation)| *operation == mode).is_some_and(|bit| self.0 & (1 << bit) != 0)
+    }
+
     fn delivers(self) -> bool {
-        self.0 & 1 != 0
+        self.holds(Operation::Subscribe) || self.holds(Operation::Presence)
     }
 }
 
 impl Session {
-    /// The outcome of an [`Output::Attach`], which op 9 tells the client, whatever was asked since.
+    /// The outcome of an [`Output::Attach`], and whether a member list follows, which op 9 tells the client, whatever was
+    /// asked since.
     pub fn attached(
         &mut self,
         cx: Context<'_>,
         reply: &AttachReply,
         standing: &Standing,
+        presence: bool,
         out: &mut Vec<Output>,
     ) {
-        let Some(ticket) = reply.ticket else { return self.say_attached(reply, standing, out) };
+        let Some(ticket) = reply.ticket else { return self.say_attached(reply, standing, presence, out) };
         // The capability may have been narrowed while the answer was looked for.
         let modes = self.place(&reply.channel).map_or(Modes(0), |place| self.attached[place].modes);
         let result = if modes == Modes(0) {
             let error = "the capability no longer covers this channel".to_owned();
             PublishResult::Refused { code: code::CAPABILITY, error, reason: None }
         } else {
-            self.say_attached(&AttachReply { modes, ..reply.clone() }, standing, out);
+            self.say_attached(&AttachReply { modes, ..reply.clone() }, standing, presence, out);
             PublishResult::Said
         };
         self.answered(cx, ticket, result, out);
     }
 
     /// Tells a client that did not ask that what it was to be given is not there any more; delivery goes on from here.
-    pub fn continuity_lost(&self, channel: &ChannelName, position: Serial, out: &mut Vec<Output>) {
+    pub fn continuity_lost(
+        &self,
+        channel: &ChannelName,
+        position: Serial,
+        presence: bool,
+        out: &mut Vec<Output>,
+    ) {
         let Ok(place) = self.place(channel) else { return };
         let modes = self.attached[place].modes;
         let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None };
-        self.say_attached(&reply, &Standing { position, resumed: false, warning: None }, out);
+        self.say_attached(&reply, &Standing { position, resumed: false, warning: None }, presence, out);
     }
 
-    fn say_attached(&self, reply: &AttachReply, standing: &Standing, out: &mut Vec<Output>) {
+    fn say_attached(&self, reply: &AttachReply, standing: &Standing, presence: bool, out: &mut Vec<Output>) {
         let attached = Attached {
             id: reply.id.as_deref(),
             channel: reply.channel.as_str(),
             serial: &standing.position.to_string(),
             resumed: standing.resumed,
-            presence: false,
+            presence,
             modes: &reply.modes.names(),
             warning: standing.warning,
         };
@@ -164,6 +176,12 @@ impl Session {
         }
     }
 
+    /// Whether messages, and whether presence, of a channel are delivered.
+    pub fn takes(&self, channel: &ChannelName) -> (bool, bool) {
+        let modes = self.place(channel).map_or(Modes(0), |place| self.attached[place].modes);
+        (modes.holds(Operation::Subscribe), modes.holds(Operation::Presence))
+    }
+
     /// What is attached, sorted by name.
     pub fn channels(&self) -> impl Iterator<Item = &ChannelName> {
         self.attached.iter().map(|attachment| &attachment.channel)
@@ -171,6 +189,7 @@ impl Session {
 
     /// Takes from what is attached all that the present capability does not grant.
     pub(super) fn narrow(&mut self, out: &mut Vec<Output>) {
+        out.push(Output::Leave(Leaving::NotGranted));
         let mut place = 0;
         while place < self.attached.len() {
             let channel = self.attached[place].channel.clone();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use fanfare_proto::frame::{Body, Request};
+use fanfare_proto::frame::Request;
 
 use super::PublishResult;
 
@@ -18,8 +18,8 @@ pub(super) enum Waiting {
 }
 
 impl Waiting {
-    pub(super) fn is_publish(&self) -> bool {
-        matches!(self, Self::Request(request) if matches!(request.body, Body::Message { .. }))
+    pub(super) fn joins(&self) -> bool {
+        matches!(self, Self::Request(request) if super::joins(request))
     }
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Lane<R> {
 
 #[derive(Debug)]
 enum Slot<R> {
-    /// A publish that has begun; `answer` once it is settled.
+    /// A publish or presence request that has begun; `answer` once it is settled.
     Begun { ticket: u64, id: Option<String>, answer: Option<PublishResult> },
     /// A request whose effect must wait for those before it.
     Waiting(R),

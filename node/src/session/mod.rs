@@ -3,6 +3,7 @@
 mod attach;
 mod credential;
 mod lane;
+mod presence;
 mod publish;
 mod rate;
 #[cfg(test)]
@@ -14,10 +15,11 @@ use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame,
 
 use crate::auth::{Authenticator, Principal};
 use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp};
-use crate::publish::PublishRequest;
+use crate::publish::{PresenceRequest, PublishRequest};
 use attach::Attachment;
 pub use attach::{AttachReply, Begin, Standing};
 use lane::{Lane, Waiting};
+pub use presence::Leaving;
 pub use publish::PublishResult;
 use rate::RateLimit;
 
@@ -42,6 +44,10 @@ pub enum Output {
     Frame(Vec<u8>),
     /// Publish, and give the result back by [`Session::answered`].
     Publish { ticket: u64, request: Box<PublishRequest>, queued: bool },
+    /// Change presence, and give the result back by [`Session::answered`].
+    Present { ticket: u64, request: Box<PresenceRequest> },
+    /// Members of this connection leave at once.
+    Leave(Leaving),
     /// Begin delivery if `delivers` (else end it), and give the standing back by [`Session::attached`]: at once, or
     /// later for a `begin` that is looked for.
     Attach { delivers: bool, begin: Begin, reply: AttachReply },
@@ -55,6 +61,8 @@ pub enum Output {
 pub struct Session {
     principal: Arc<Principal>,
     connection_id: ConnectionId,
+    /// Rises with each socket that takes the connection up.
+    epoch: u64,
     /// Forced by the credential, or chosen by the client.
     client_id: Option<ClientId>,
     format: Format,
@@ -81,6 +89,7 @@ impl Session {
         Self {
             principal,
             connection_id: ConnectionId::random(),
+            epoch: 0,
             client_id,
             format,
             attached: Vec::new(),
@@ -97,6 +106,10 @@ impl Session {
 
     pub fn connection_id(&self) -> ConnectionId {
         self.connection_id
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     pub fn principal(&self) -> &Principal {
@@ -168,6 +181,9 @@ impl Session {
 
     /// Says op 7 without a channel, which means do not come back unchanged, and ends the connection.
     pub fn fail(&mut self, error: &str, code: u32, close_code: u16, out: &mut Vec<Output>) {
+        if matches!(code, code::CREDENTIAL | code::CAPABILITY) {
+            self.leave_all(out);
+        }
         self.send(&ServerFrame::Error { error, code, channel: None }, out);
         self.end(close_code, 0, out);
     }
@@ -195,6 +211,7 @@ impl Session {
             Body::Heartbeat if id.is_some() => self.send(&ServerFrame::Heartbeat { id }, out),
             Body::Heartbeat => {}
             Body::Close => {
+                self.leave_all(out);
                 self.send(&ServerFrame::Closed, out);
                 self.end(close::NORMAL, 0, out);
             }
@@ -228,18 +245,18 @@ impl Session {
                 return self.nack(request.id.as_deref(), code::BAD_NAME, &error, None, out);
             }
         };
-        let is_publish = matches!(request.body, Body::Message { .. });
+        let joins = joins(&request);
         match self.lane(&channel) {
-            Some(lane) if !is_publish || lane.has_waiting() => {
+            Some(lane) if !joins || lane.has_waiting() => {
                 lane.wait(match refusal {
                     None => Waiting::Request(request),
                     Some(refused) => Waiting::Refused { id: request.id, refused },
                 });
                 self.in_flight += 1;
             }
-            _ if is_publish => {
+            _ if joins => {
                 self.in_flight += 1;
-                self.publish(cx, channel.clone(), request, out);
+                self.join(cx, channel.clone(), request, refusal, out);
                 self.advance(cx, &channel, out);
             }
             _ => match refusal {
@@ -259,10 +276,29 @@ impl Session {
         match request.body {
             Body::Attach(attach) => self.attach(cx, channel, request.id, &attach, out),
             Body::Detach { .. } => self.detach(channel, request.id.as_deref(), out),
-            _ => {
-                let error = "presence is not available on this node";
-                self.nack(request.id.as_deref(), code::UNAVAILABLE, error, None, out);
-            }
+            _ => {}
+        }
+    }
+
+    /// Begins what is answered when its outcome is known, behind those of its lane that have begun.
+    fn join(
+        &mut self,
+        cx: Context<'_>,
+        channel: ChannelName,
+        request: Request,
+        refusal: Option<PublishResult>,
+        out: &mut Vec<Output>,
+    ) {
+        match request.body {
+            Body::Message { messages, .. } => self.publish(cx, channel, request.id, messages, out),
+            Body::Presence(asked) => self.present(channel, request.id, asked, refusal, out),
+            _ => {}
+        }
+    }
+
+    fn leave_all(&self, out: &mut Vec<Output>) {
+        if !self.ended {
+            out.push(Output::Leave(Leaving::All));
         }
     }
 
@@ -303,6 +339,11 @@ impl Session {
     fn serial_text(stamp: Stamp) -> String {
         fanfare_proto::serial::Serial::single(stamp.incarnation, stamp.sequence).to_string()
     }
+}
+
+/// What is answered later, and does not wait for the answers before it.
+fn joins(request: &Request) -> bool {
+    matches!(request.body, Body::Message { .. } | Body::Presence(_))
 }
 
 fn channel_of(body: &Body) -> &str {

@@ -1,16 +1,16 @@
 //! Publishing on a socket: checks, the rate, and answers in the order of the requests.
 
-use fanfare_proto::frame::{Body, Request, ServerFrame, code};
+use fanfare_proto::frame::{ServerFrame, code};
 
 use super::lane::{Lane, Step, Waiting};
 use super::{Context, Output, Session};
-use crate::model::{ChannelName, DraftError, Operation, Stamp};
+use crate::model::{ChannelName, Draft, DraftError, Operation, Stamp};
 use crate::publish::{PublishAck, PublishError, PublishRequest};
 
-/// How a publish ended.
+/// How a publish or presence request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishResult {
-    /// Stored as far as the channel's history asks for; one stamp per message.
+    /// Stored as far as the channel's history asks for; one stamp per message, none for presence.
     Acked(Vec<Stamp>),
     Refused {
         code: u32,
@@ -39,7 +39,7 @@ impl From<Result<PublishAck, PublishError>> for PublishResult {
 }
 
 impl Session {
-    /// The outcome of an [`Output::Publish`]. A ticket that was answered before is ignored.
+    /// The outcome of an [`Output::Publish`] or [`Output::Present`]. A ticket that was answered before is ignored.
     pub fn answered(&mut self, cx: Context<'_>, ticket: u64, result: PublishResult, out: &mut Vec<Output>) {
         let answered = self.lanes.iter_mut().position(|(_, lane)| lane.answer(ticket, result.clone()));
         let Some(place) = answered else { return };
@@ -49,19 +49,21 @@ impl Session {
 
     /// A request that is answered later, with what comes after it on the channel waiting in its turn.
     pub(super) fn begin_in_lane(&mut self, channel: &ChannelName, id: Option<String>) -> u64 {
-        self.next_ticket += 1;
         self.in_flight += 1;
-        let ticket = self.next_ticket;
-        self.lane_or_new(channel).begin(ticket, id);
-        ticket
+        self.begin(channel, id).0
     }
 
-    fn lane_or_new(&mut self, channel: &ChannelName) -> &mut Lane<Waiting> {
+    /// The ticket of a request that begins in the channel's lane.
+    pub(super) fn begin(&mut self, channel: &ChannelName, id: Option<String>) -> (u64, &mut Lane<Waiting>) {
+        self.next_ticket += 1;
+        let ticket = self.next_ticket;
         let place = self.lanes.iter().position(|(name, _)| name == channel).unwrap_or_else(|| {
             self.lanes.push((channel.clone(), Lane::default()));
             self.lanes.len() - 1
         });
-        &mut self.lanes[place].1
+        let lane = &mut self.lanes[place].1;
+        lane.begin(ticket, id);
+        (ticket, lane)
     }
 
     /// Begins a publish whose turn has come; a refusal is its answer, which [`Session::advance`] gives.
@@ -69,15 +71,12 @@ impl Session {
         &mut self,
         cx: Context<'_>,
         channel: ChannelName,
-        request: Request,
+        id: Option<String>,
+        messages: Vec<Draft>,
         out: &mut Vec<Output>,
     ) {
-        let Body::Message { messages, .. } = request.body else { return };
-        self.next_ticket += 1;
-        let ticket = self.next_ticket;
         let refusal = self.refusal(cx, &channel, messages.len());
-        let lane = self.lane_or_new(&channel);
-        lane.begin(ticket, request.id);
+        let (ticket, lane) = self.begin(&channel, id);
         if let Some(refused) = refusal {
             lane.answer(ticket, refused);
             return;
@@ -120,13 +119,13 @@ impl Session {
     pub(super) fn advance(&mut self, cx: Context<'_>, channel: &ChannelName, out: &mut Vec<Output>) {
         while let Some(place) = self.lanes.iter().position(|(name, _)| name == channel) {
             let lane = &mut self.lanes[place].1;
-            match lane.step(Waiting::is_publish) {
+            match lane.step(Waiting::joins) {
                 Step::Answer { id, result } => {
                     self.settled();
                     self.answer(id.as_deref(), result, out);
                 }
-                Step::Run(Waiting::Request(request)) if matches!(request.body, Body::Message { .. }) => {
-                    self.publish(cx, channel.clone(), request, out);
+                Step::Run(Waiting::Request(request)) if super::joins(&request) => {
+                    self.join(cx, channel.clone(), request, None, out);
                 }
                 Step::Run(Waiting::Request(request)) => {
                     self.settled();
@@ -149,7 +148,8 @@ impl Session {
         match result {
             PublishResult::Acked(stamps) => {
                 let serials: Vec<String> = stamps.into_iter().map(Self::serial_text).collect();
-                self.send(&ServerFrame::Ack { id, serials: Some(&serials) }, out);
+                let serials = Some(&*serials).filter(|serials| !serials.is_empty());
+                self.send(&ServerFrame::Ack { id, serials }, out);
             }
             PublishResult::Refused { code, error, reason } => self.nack(Some(id), code, &error, reason, out),
             PublishResult::Unavailable => {

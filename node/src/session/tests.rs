@@ -4,6 +4,7 @@ mod attach;
 mod frames;
 mod lanes;
 mod limits;
+mod presence;
 mod refresh;
 mod resume;
 
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::accounts::Accounts;
 use crate::auth::Credentials;
-use crate::model::Clock;
+use crate::model::{Clock, PresenceAction};
 use crate::testing::{DirectoryText, NoTokens};
 
 const NOW_MS: u64 = 1_767_225_600_500;
@@ -37,6 +38,7 @@ fn directory() -> DirectoryText {
 enum Seen {
     Frame(Value),
     Publish { ticket: u64, messages: usize, queued: bool },
+    Present { ticket: u64, client_id: String, action: PresenceAction },
     Deliver(String, bool),
     Detach(String),
     End { code: u16, after_ms: u64 },
@@ -49,6 +51,8 @@ struct Client {
     session: Session,
     /// Attaches whose standing is looked for.
     looked_for: Vec<(Begin, AttachReply)>,
+    /// Members that were told to leave, kept apart from the rest.
+    left: Vec<Leaving>,
 }
 
 /// The position that every attach gets from the hub that is not there.
@@ -86,7 +90,7 @@ impl Client {
         let principal = auth.authenticate(&credentials).unwrap();
         let client_id = principal.client_id.clone().or(chosen.map(|id| ClientId::new(id).unwrap()));
         let session = Session::new(Arc::new(principal), client_id, format, &limits, NOW_MS);
-        Self { auth, clock, limits, session, looked_for: Vec::new() }
+        Self { auth, clock, limits, session, looked_for: Vec::new(), left: Vec::new() }
     }
 
     /// Runs `step`, then what it put out.
@@ -112,6 +116,12 @@ impl Client {
                     seen.extend(self.settle(&reply, POSITION, resumed));
                 }
                 Output::Detach { channel } => seen.push(Seen::Detach(channel.as_str().to_owned())),
+                Output::Present { ticket, request } => seen.push(Seen::Present {
+                    ticket,
+                    client_id: request.member.client_id.as_str().to_owned(),
+                    action: request.action,
+                }),
+                Output::Leave(leaving) => self.left.push(leaving),
                 Output::End { code, after_ms } => seen.push(Seen::End { code, after_ms }),
             }
         }
@@ -122,7 +132,7 @@ impl Client {
     fn settle(&mut self, reply: &AttachReply, position: Stamp, resumed: bool) -> Vec<Seen> {
         let position = Serial::single(position.incarnation, position.sequence);
         let standing = Standing { position, resumed, warning: None };
-        self.act(|session, cx, out| session.attached(cx, reply, &standing, out))
+        self.act(|session, cx, out| session.attached(cx, reply, &standing, false, out))
     }
 
     fn read(&self, payload: &[u8]) -> Value {
@@ -192,6 +202,7 @@ fn brief(seen: &[Seen]) -> Vec<String> {
             None => format!("{} {}", frame["op"], text(&frame["id"])),
         },
         Seen::Publish { ticket, .. } => format!("publish {ticket}"),
+        Seen::Present { ticket, .. } => format!("present {ticket}"),
         Seen::Deliver(channel, delivers) => format!("deliver {channel} {delivers}"),
         Seen::Detach(channel) => format!("detach {channel}"),
         Seen::End { code, .. } => format!("end {code}"),

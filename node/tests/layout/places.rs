@@ -27,7 +27,7 @@ const RULES: &[Rule] = &[
         reason: "model::Clock never goes back and can be passed in",
     },
     Rule {
-        names: &["Published::new"],
+        names: &["Published::new", "PresenceEvent::new"],
         within: &["node/src/"],
         except: &["node/src/publish.rs", "node/src/publish/"],
         reason: "publish is the only way in",

@@ -26,6 +26,11 @@ pub struct Incoming {
     /// Of op 9 a flag, of op 12 the list of events, as JSON text.
     #[serde(default, deserialize_with = "json::present")]
     pub presence: Option<Box<RawValue>>,
+    /// Of op 14.
+    #[serde(default)]
+    pub members: Vec<MemberIn>,
+    /// Of op 14: further pages follow.
+    pub more: Option<bool>,
     pub modes: Option<Vec<String>>,
     pub warning: Option<String>,
     pub connection_id: Option<String>,
@@ -54,6 +59,30 @@ pub struct MessageIn {
     pub extras: Option<Box<RawValue>>,
     pub client_id: Option<String>,
     pub connection_id: String,
+    pub timestamp: u64,
+}
+
+/// One event of op 12; `data` may be `null`, `timestamp` is in epoch milliseconds.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PresenceIn {
+    /// `enter`, `update` or `leave`.
+    pub action: String,
+    pub client_id: String,
+    pub connection_id: String,
+    #[serde(default, deserialize_with = "json::present")]
+    pub data: Option<Box<RawValue>>,
+    pub timestamp: u64,
+}
+
+/// One member of op 14; `data` may be `null`, `timestamp` is that of its last event, in epoch milliseconds.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberIn {
+    pub client_id: String,
+    pub connection_id: String,
+    #[serde(default, deserialize_with = "json::present")]
+    pub data: Option<Box<RawValue>>,
     pub timestamp: u64,
 }
 

@@ -5,10 +5,13 @@ mod draft;
 mod request;
 mod server;
 
-pub use client::{Incoming, MessageIn, encode_request, parse_server};
+pub use client::{Incoming, MemberIn, MessageIn, PresenceIn, encode_request, parse_server};
 pub use draft::Draft;
 pub use request::{Attach, Body, FrameError, JSON_BYTES_MAX, PresenceRequest, Request, parse, parse_within};
-pub use server::{Attached, Connected, MessageOut, ServerFrame, encode, encode_messages};
+pub use server::{
+    Attached, Connected, MemberOut, MessageOut, PresenceOut, ServerFrame, SyncPage, encode, encode_messages,
+    encode_presence,
+};
 
 /// How the frames of a connection are spelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

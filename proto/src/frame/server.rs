@@ -6,7 +6,8 @@ use super::{Format, op};
 use crate::msgpack;
 use crate::writer::{Object, write_array};
 
-/// A frame of the server, other than message (see [`encode_messages`]), presence and sync.
+/// A frame of the server, other than message (see [`encode_messages`]), presence ([`encode_presence`]) and sync
+/// ([`SyncPage`]).
 #[derive(Debug, Clone)]
 pub enum ServerFrame<'a> {
     Heartbeat {
@@ -189,4 +190,84 @@ pub fn encode_messages<'m>(
             .end();
     });
     frame.end();
+}
+
+/// One presence event of op 12; `timestamp` in epoch milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct PresenceOut<'a> {
+    pub action: &'a str,
+    pub client_id: &'a str,
+    pub connection_id: &'a str,
+    pub data: Option<&'a RawValue>,
+    pub timestamp: u64,
+}
+
+/// Appends the JSON text of op 12. For MessagePack see [`msgpack::from_json`].
+pub fn encode_presence(channel: &str, serial: &str, event: &PresenceOut<'_>, out: &mut Vec<u8>) {
+    let mut frame = Object::begin(out);
+    frame.number("op", op::PRESENCE).text("channel", channel).text("serial", serial);
+    write_array(frame.field("presence"), [event], |out, event| {
+        Object::begin(out)
+            .text("action", event.action)
+            .text("clientId", event.client_id)
+            .text("connectionId", event.connection_id)
+            .raw_if("data", event.data)
+            .number("timestamp", event.timestamp)
+            .end();
+    });
+    frame.end();
+}
+
+/// One member of op 14; `timestamp`, of its last event, in epoch milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct MemberOut<'a> {
+    pub client_id: &'a str,
+    pub connection_id: &'a str,
+    pub data: Option<&'a RawValue>,
+    pub timestamp: u64,
+}
+
+/// The JSON text of op 14 being written, member by member, up to a size.
+#[derive(Debug)]
+pub struct SyncPage {
+    out: Vec<u8>,
+    bytes_max: usize,
+    members: usize,
+}
+
+impl SyncPage {
+    /// Room for what follows the last member.
+    const END_BYTES: usize = "],\"more\":false}".len();
+
+    /// `out` may hold bytes before the text, which do not count.
+    pub fn begin(mut out: Vec<u8>, channel: &str, bytes_max: usize) -> Self {
+        let bytes_max = out.len() + bytes_max;
+        Object::begin(&mut out).number("op", op::SYNC).text("channel", channel).field("members").push(b'[');
+        Self { out, bytes_max, members: 0 }
+    }
+
+    /// False, and nothing is written, when the page is full. The first member always has room.
+    pub fn push(&mut self, member: &MemberOut<'_>) -> bool {
+        let before = self.out.len();
+        if self.members > 0 {
+            self.out.push(b',');
+        }
+        Object::begin(&mut self.out)
+            .text("clientId", member.client_id)
+            .text("connectionId", member.connection_id)
+            .raw_if("data", member.data)
+            .number("timestamp", member.timestamp)
+            .end();
+        if self.members > 0 && self.out.len() + Self::END_BYTES > self.bytes_max {
+            self.out.truncate(before);
+            return false;
+        }
+        self.members += 1;
+        true
+    }
+
+    pub fn end(mut self, more: bool) -> Vec<u8> {
+        self.out.extend_from_slice(if more { b"],\"more\":true}" } else { b"],\"more\":false}" });
+        self.out
+    }
 }

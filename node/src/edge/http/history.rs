@@ -15,7 +15,7 @@ use super::{Api, body};
 use crate::auth::Principal;
 use crate::edge::errors::Refusal;
 use crate::model::{Operation, Usage, UsageKind};
-use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, StoreError};
+use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, RowKind, StoreError};
 
 const HOUR_MS: u64 = 3_600_000;
 /// A store that has not read a page by then is taken for gone.
@@ -41,30 +41,55 @@ pub(super) async fn messages(
     channel: &str,
     query: Option<&str>,
 ) -> Result<Response, Refusal> {
+    rows(api, principal, channel, query, RowKind::Messages).await
+}
+
+/// The same of presence events. A node that keeps none has an empty list.
+pub(super) async fn presence(
+    api: &Api,
+    principal: &Principal,
+    channel: &str,
+    query: Option<&str>,
+) -> Result<Response, Refusal> {
+    rows(api, principal, channel, query, RowKind::Presence).await
+}
+
+async fn rows(
+    api: &Api,
+    principal: &Principal,
+    channel: &str,
+    query: Option<&str>,
+    kind: RowKind,
+) -> Result<Response, Refusal> {
     let key = api.allowed_channel(principal, channel, Operation::History)?;
     let page = Page::parse(query)?;
     let policy = principal.account.policy(channel);
     if !policy.history {
-        return Ok(body::json_text(history_body([])));
+        return Ok(body::json_text(list(kind, [])));
     }
     let now_ms = api.services.clock.now_ms();
     let query = HistoryQuery {
         key,
+        kind,
         limit: page.limit,
         start_ms: page.start_ms,
         end_ms: page.end_ms,
         oldest_ms: now_ms.saturating_sub(u64::from(policy.retention_hours) * HOUR_MS),
         cursor: page.cursor,
         direction: page.direction.unwrap_or_default(),
-        until: page.until.clone(),
+        // A serial is a position of messages.
+        until: page.until.clone().filter(|_| kind == RowKind::Messages),
     };
-    let found = read_full(api, query).await?;
-    Ok(page.answer(channel, &found))
+    let found = match read_full(api, query).await {
+        Err(StoreError::Off) if kind == RowKind::Presence => HistoryPage::default(),
+        found => found?,
+    };
+    Ok(page.answer(kind, channel, &found))
 }
 
 /// A store may stop early, where what follows is far away or filtered out; a page goes on a few times then,
 /// so that a client that follows no links still gets what it asked for.
-async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, Refusal> {
+async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, StoreError> {
     const READS_MAX: usize = 8;
     let mut page = HistoryPage::default();
     let mut bytes = 0;
@@ -96,16 +121,11 @@ async fn read_settled(api: &Api, query: &HistoryQuery) -> Result<HistoryPage, St
     api.services.store.read(query.clone()).await
 }
 
-/// Presence is not kept yet, so the list is empty, as on a node without a presence-history store.
-pub(super) fn presence(
-    api: &Api,
-    principal: &Principal,
-    channel: &str,
-    query: Option<&str>,
-) -> Result<Response, Refusal> {
-    api.allowed_channel(principal, channel, Operation::History)?;
-    Page::parse(query)?;
-    Ok(body::json_text(presence_history_body([])))
+fn list<'a>(kind: RowKind, rows: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+    match kind {
+        RowKind::Messages => history_body(rows),
+        RowKind::Presence => presence_history_body(rows),
+    }
 }
 
 /// Counts a page that is about to be sent.
@@ -127,10 +147,10 @@ impl Page {
         })
     }
 
-    fn answer(&self, channel: &str, found: &HistoryPage) -> Response {
-        let mut response = body::json_text(history_body(found.rows.iter().map(|row| &*row.json)));
+    fn answer(&self, kind: RowKind, channel: &str, found: &HistoryPage) -> Response {
+        let mut response = body::json_text(list(kind, found.rows.iter().map(|row| &*row.json)));
         if let Some(next) = &found.next
-            && let Ok(link) = HeaderValue::try_from(self.link(channel, next))
+            && let Ok(link) = HeaderValue::try_from(self.link(kind, channel, next))
         {
             response.headers_mut().insert(LINK, link);
         }
@@ -138,7 +158,7 @@ impl Page {
     }
 
     /// The same request, from `next` on.
-    fn link(&self, channel: &str, next: &Position) -> String {
+    fn link(&self, kind: RowKind, channel: &str, next: &Position) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("limit", &self.limit.to_string());
         if let Some(start_ms) = self.start_ms {
@@ -155,7 +175,11 @@ impl Page {
         }
         query.append_pair("cursor", &next.to_string());
         let (channel, query) = (encode_channel(channel), query.finish());
-        format!("</api/channels/{channel}/history?{query}>; rel=\"next\"")
+        let operation = match kind {
+            RowKind::Messages => "history",
+            RowKind::Presence => "presence/history",
+        };
+        format!("</api/channels/{channel}/{operation}?{query}>; rel=\"next\"")
     }
 }
 

@@ -35,6 +35,7 @@ mod history;
 mod integrations;
 mod listing;
 mod metrics;
+mod presence;
 mod publish;
 mod query;
 mod rate;
@@ -116,12 +117,11 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
             Ok(history::counted(usage, page))
         }
         Action::PresenceHistory { channel } => {
-            Ok(history::counted(usage, history::presence(api, &principal, &channel, query)?))
+            let page = history::presence(api, &principal, &channel, query).await?;
+            Ok(history::counted(usage, page))
         }
-        Action::Presence { channel } => {
-            api.allowed_channel(&principal, &channel, Operation::Presence)?;
-            Err(Refusal::not_wired())
-        }
+        Action::Presence { channel } => presence::members(api, &principal, &channel),
+        Action::PresenceChannels => presence::channels(api, &principal, query),
         Action::Metrics => metrics::series(api, &principal, query).await,
         Action::NotWired { needs: Some(operation) } if !principal.capability.grants_anywhere(operation) => {
             Err(Refusal::forbidden(operation.as_str()))

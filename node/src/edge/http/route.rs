@@ -50,6 +50,7 @@ pub(super) enum Action {
         kind: IntegrationKind,
     },
     Metrics,
+    PresenceChannels,
     /// Known and not served by this node; a credential that lacks the operation everywhere gets 403.
     NotWired {
         needs: Option<Operation>,
@@ -81,7 +82,7 @@ impl Route {
             "/api/connections/count" => ("/api/connections/count", READ, Action::ConnectionCount),
             "/api/channels" => ("/api/channels", READ, Action::Channels),
             "/api/connections" => ("/api/connections", READ, Action::Connections),
-            "/api/presence" => ("/api/presence", READ, Action::NotWired { needs: None }),
+            "/api/presence" => ("/api/presence", READ, Action::PresenceChannels),
             "/api/webhooks" => {
                 ("/api/webhooks", READ, Action::Integrations { kind: IntegrationKind::Webhook })
             }

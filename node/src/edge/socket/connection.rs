@@ -11,7 +11,7 @@ use super::reader::Reader;
 use super::shard::Replay;
 use crate::accounts::Seat;
 use crate::edge::link::Link;
-use crate::hub::Outbox;
+use crate::hub::{Outbox, Sync};
 use crate::model::{ChannelName, Limits};
 use crate::session::Session;
 
@@ -91,6 +91,8 @@ pub(super) struct Open {
     pub(super) subscriptions: Vec<(ChannelName, u64)>,
     /// At most one for each subscription.
     pub(super) replays: Vec<Replay>,
+    /// Member lists that are on their way, by the numbers of their channels.
+    pub(super) syncs: Vec<(u64, Sync)>,
     pub(super) pings: u32,
     pub(super) pings_second: u64,
     /// Epoch milliseconds.
@@ -109,6 +111,7 @@ impl Open {
             heartbeat_pings,
             subscriptions: Vec::new(),
             replays: Vec::new(),
+            syncs: Vec::new(),
             pings: 0,
             pings_second: 0,
             opened_ms: epoch_ms,

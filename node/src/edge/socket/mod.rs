@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::edge::link::Link;
-use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox};
+use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, PresenceDelivery};
 use crate::model::{AccountId, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
@@ -51,6 +51,7 @@ pub enum Input {
         refused: Refused,
     },
     Deliver(Arc<Delivery>),
+    DeliverPresence(Arc<PresenceDelivery>),
     Answered {
         slot: u32,
         generation: u32,
@@ -99,6 +100,7 @@ impl ShardHandle {
     pub fn push(&self, input: Input) {
         let bytes = match &input {
             Input::Deliver(delivery) => delivery.bytes(),
+            Input::DeliverPresence(delivery) => delivery.bytes(),
             Input::Adopt { read, .. } => read.len() + 64,
             _ => 64,
         };
@@ -109,6 +111,10 @@ impl ShardHandle {
 impl DeliveryTarget for ShardHandle {
     fn deliver(&self, delivery: Arc<Delivery>) {
         self.push(Input::Deliver(delivery));
+    }
+
+    fn deliver_presence(&self, delivery: Arc<PresenceDelivery>) {
+        self.push(Input::DeliverPresence(delivery));
     }
 
     fn congested(&self) -> bool {

@@ -1,6 +1,7 @@
 //! One thread that owns a part of the connections: it waits, reads, runs sessions and writes, and shares none of it.
 
 mod lifecycle;
+mod presence;
 mod reading;
 mod replay;
 mod rounds;
@@ -219,6 +220,7 @@ impl Shard {
     fn input(&mut self, input: Input) {
         match input {
             Input::Deliver(delivery) => self.deliver(&delivery),
+            Input::DeliverPresence(delivery) => self.deliver_presence(&delivery),
             Input::Answered { slot, generation, ticket, result } => {
                 self.answered(slot, generation, ticket, result)
             }
@@ -270,12 +272,15 @@ impl Shard {
                     };
                     self.services.publisher.publish(*request, queued, Box::new(answer));
                 }
+                Output::Present { ticket, request } => self.present(connection, slot, ticket, *request),
+                Output::Leave(leaving) => self.leave_presence(connection, leaving),
                 Output::Attach { delivers, begin, reply } => {
                     let standing = self.subscribe(connection, slot, &reply.channel, delivers, begin);
+                    let presence = self.set_modes(connection, slot, &reply.channel);
                     let mut more = Vec::new();
                     if let Some(open) = connection.open_mut() {
                         let cx = context(&self.services, self.epoch_ms);
-                        open.session.attached(cx, &reply, &standing, &mut more);
+                        open.session.attached(cx, &reply, &standing, presence, &mut more);
                     }
                     self.run_outputs(connection, slot, more);
                 }

@@ -11,7 +11,7 @@ use super::connection::{Connection, Open, Stage};
 use super::*;
 use crate::accounts::{Account, Accounts};
 use crate::auth::Credentials;
-use crate::model::{Published, Revocation};
+use crate::model::{PresenceEvent, Published, Revocation};
 use crate::origin::history;
 use crate::origin::history::StoreError;
 use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope};
@@ -23,6 +23,10 @@ struct Store(Mutex<Vec<Done>>);
 
 impl HistoryStore for Store {
     fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+        self.0.lock().push(done);
+    }
+
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: u32, done: Done) {
         self.0.lock().push(done);
     }
 

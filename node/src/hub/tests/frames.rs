@@ -77,13 +77,13 @@ fn a_shard_hands_out_a_position_before_what_follows() {
     let (channel, _) = hub.attach(&key("a"), 0);
     let mut subscribers = Subscribers::default();
     let number = channel.number();
-    subscribers.add(&channel, Subscriber { slot: 4, after_sequence: 10 });
+    subscribers.add(&channel, Subscriber::new(4, 10));
     assert_eq!(subscribers.position(number, 4), Some(10));
     assert_eq!(subscribers.deliver(number, 9).len(), 1);
     assert_eq!(subscribers.position(number, 4), Some(10), "what stood before the attach moves nothing");
     subscribers.deliver(number, 12);
     assert_eq!(subscribers.position(number, 4), Some(12));
-    subscribers.add(&channel, Subscriber { slot: 5, after_sequence: 14 });
+    subscribers.add(&channel, Subscriber::new(5, 14));
     assert_eq!((subscribers.position(number, 4), subscribers.position(number, 5)), (Some(12), Some(14)));
     assert_eq!((subscribers.position(number, 6), subscribers.position(number + 1, 4)), (None, None));
     assert!(subscribers.remove(number, 4).is_none(), "one is left");

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use fanfare_proto::serial::Serial;
 
 use super::metering::MetricRow;
-use crate::model::{AccountId, ChannelKey, ClientId, KeyName, Published, Revocation, Stamp};
+use crate::model::{AccountId, ChannelKey, ClientId, KeyName, PresenceEvent, Published, Revocation, Stamp};
 
 pub use embedded::{Embedded, OpenError, Options};
 pub use position::{BadPosition, Position};
@@ -25,7 +25,8 @@ pub type Done = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// The answer to `find_ids`: one entry per id that was asked for, in that order.
 pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Send>;
 
-/// A store of messages, of client-given message ids, of nonces and of revocations. Every row is scoped to its account.
+/// A store of messages, of presence events, of client-given message ids, of nonces and of revocations. Every row is
+/// scoped to its account.
 ///
 /// No call blocks but `revoked_tokens`, `sweep` and `shutdown`. Queues are bounded; what does not fit is answered `Busy` at once,
 /// in which case the callback runs before the call returns.
@@ -35,6 +36,9 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// `done(Ok)` means that all of it survives a loss of power. Callbacks run in the order of the calls, except
     /// `Busy` and the answer to a publish that leaves nothing to store, which come before the call returns.
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done);
+
+    /// Stores a presence event, as `append` does a message; both share one order of callbacks and one queue.
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done);
 
     /// True when `append` is about to answer `Busy`, so that what would be refused is not begun.
     fn is_full(&self) -> bool {
@@ -113,10 +117,19 @@ pub enum Direction {
     Forwards,
 }
 
-/// Times are epoch milliseconds of the messages' timestamps.
+/// Which rows of a channel. Their positions are counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RowKind {
+    #[default]
+    Messages,
+    Presence,
+}
+
+/// Times are epoch milliseconds of the rows' timestamps.
 #[derive(Debug, Clone)]
 pub struct HistoryQuery {
     pub key: ChannelKey,
+    pub kind: RowKind,
     pub limit: usize,
     /// Inclusive.
     pub start_ms: Option<u64>,

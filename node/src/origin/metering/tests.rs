@@ -5,7 +5,7 @@ mod series;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::model::{Published, Revocation};
+use crate::model::{PresenceEvent, Published, Revocation};
 use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, IdScope, Nonce};
 
 /// Twenty seconds into a minute.
@@ -33,6 +33,10 @@ struct Store {
 
 impl HistoryStore for Store {
     fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+        done(Err(StoreError::Off));
+    }
+
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: u32, done: Done) {
         done(Err(StoreError::Off));
     }
 

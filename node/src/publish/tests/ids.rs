@@ -75,7 +75,7 @@ fn a_message_without_an_id_gets_its_serial_as_one() {
     let node = Node::new();
     let ack = node.outcome(node.request("a", vec![plain("1"), plain("1")])).unwrap();
     assert_eq!(node.delivered(), ack.serials());
-    let deliveries = node.target.0.lock();
+    let deliveries = node.target.deliveries.lock();
     assert!(deliveries[0].published.messages.iter().all(|message| !message.id_given));
 }
 

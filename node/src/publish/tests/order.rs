@@ -54,12 +54,12 @@ fn what_the_store_is_given_stands_in_the_order_of_the_numbers() {
     let appended: Vec<u64> = (node.store.take_asked().into_iter())
         .filter_map(|asked| match asked {
             Asked::Append { sequences, .. } => Some(sequences),
-            Asked::Find(_) => None,
+            Asked::Find(_) | Asked::Presence { .. } => None,
         })
         .flatten()
         .collect();
     assert!(appended.into_iter().eq(1..=2_000));
-    let deliveries = node.target.0.lock();
+    let deliveries = node.target.deliveries.lock();
     assert!(deliveries.iter().map(|delivery| delivery.last().sequence).eq(1..=2_000));
 }
 

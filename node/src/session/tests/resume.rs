@@ -85,7 +85,7 @@ fn lost_continuity_is_told_of_what_is_attached() {
     client.send(&attach("a", "a"));
     let mut tell = |channel: &str| {
         let channel = ChannelName::new(channel).unwrap();
-        client.act(|session, _, out| session.continuity_lost(&channel, Serial::single(1, 9), out))
+        client.act(|session, _, out| session.continuity_lost(&channel, Serial::single(1, 9), false, out))
     };
     let told = json!({
         "op": 9, "channel": "a", "serial": Serial::single(1, 9).to_string(), "resumed": false,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::model::{Published, Revocation};
+use crate::model::{PresenceEvent, Published, Revocation};
 use crate::origin::history::{
     BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, StoreError,
 };
@@ -20,6 +20,10 @@ impl RefusingStore {
 
 impl HistoryStore for RefusingStore {
     fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+        done(Err(StoreError::Busy));
+    }
+
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: u32, done: Done) {
         done(Err(StoreError::Busy));
     }
 

@@ -165,6 +165,7 @@ impl Shard {
 
     /// Ends every delivery to an open session.
     fn leave(&mut self, connection: &mut Connection, slot: u32) {
+        self.lose_presence(connection);
         let Some(open) = connection.open_mut() else { return };
         self.metrics.connections.decrement(1.0);
         for (_, number) in std::mem::take(&mut open.subscriptions) {

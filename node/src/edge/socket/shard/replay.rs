@@ -65,7 +65,7 @@ impl Shard {
             (None, true) => {
                 let (channel_state, mark) = self.services.hub.attach(&key, self.index);
                 open.subscriptions.push((channel.clone(), channel_state.number()));
-                self.subscribers.add(&channel_state, Subscriber { slot, after_sequence: mark.sequence });
+                self.subscribers.add(&channel_state, Subscriber::new(slot, mark.sequence));
                 mark
             }
             (_, false) => {
@@ -87,6 +87,7 @@ impl Shard {
             return standing(NOWHERE, false);
         };
         let key = open.session.principal().channel(channel.clone());
+        let (messages, _) = open.session.takes(channel);
         if !delivers {
             let mark = self.services.hub.position(&key);
             return match self.services.hub.look_after(&key, &position) {
@@ -97,9 +98,11 @@ impl Shard {
         let joined = self.services.hub.attach_after(&key, self.index, &position);
         let number = joined.channel.number();
         open.subscriptions.push((channel.clone(), number));
-        let mut subscriber = Subscriber { slot, after_sequence: joined.mark.sequence };
+        let mut subscriber = Subscriber::new(slot, joined.mark.sequence);
         let standing = match joined.start {
             Start::Live => Standing { position, resumed: true, warning: None },
+            // What it missed is messages, which it does not take.
+            Start::Replay { .. } if !messages => Standing { position, resumed: true, warning: None },
             Start::Unknown => standing(joined.mark, false),
             Start::Replay { after } => {
                 subscriber.after_sequence = Subscriber::IN_REPLAY;
@@ -117,7 +120,18 @@ impl Shard {
         let Some(place) = open.subscriptions.iter().position(|(name, _)| name == channel) else { return };
         let (_, number) = open.subscriptions.swap_remove(place);
         open.replays.retain(|replay| replay.channel.number() != number);
+        open.syncs.retain(|(channel, _)| *channel != number);
         self.remove_subscriber(number, slot);
+    }
+
+    /// The connection takes no messages of the channel any more.
+    pub(super) fn end_replay(&mut self, connection: &mut Connection, slot: u32, number: u64) {
+        let Some(open) = connection.open_mut() else { return };
+        let Some(place) = open.replays.iter().position(|replay| replay.channel.number() == number) else {
+            return;
+        };
+        let replay = open.replays.swap_remove(place);
+        self.subscribers.go_live(number, slot, replay.channel.sequence());
     }
 
     /// The connection's socket has room for more of what it missed, if it missed something.
@@ -191,8 +205,10 @@ impl Shard {
         self.subscribers.go_live(replay.channel.number(), slot, sequence);
         let position = Serial::single(self.services.hub.incarnation(), sequence);
         let mut outputs = Vec::new();
+        let presence = self.set_modes(connection, slot, replay.channel.key().name());
         if let Some(open) = connection.open_mut() {
-            open.session.continuity_lost(replay.channel.key().name(), position, &mut outputs);
+            let name = replay.channel.key().name();
+            open.session.continuity_lost(name, position, presence, &mut outputs);
         }
         self.run_outputs(connection, slot, outputs);
     }

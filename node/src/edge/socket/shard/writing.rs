@@ -25,7 +25,8 @@ impl Shard {
         for subscriber in self.subscribers.deliver(delivery.channel, sequence) {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
             let Stage::Open(open) = &connection.stage else { continue };
-            if sequence <= subscriber.after_sequence
+            if !subscriber.messages
+                || sequence <= subscriber.after_sequence
                 || !open.echo && open.session.connection_id() == delivery.published.connection_id
             {
                 continue;
@@ -50,7 +51,7 @@ impl Shard {
         }
         for slot in over {
             self.flush(slot);
-            self.check_outbox(slot);
+            self.check_outbox(slot, 0);
         }
     }
 
@@ -103,7 +104,7 @@ impl Shard {
         }
     }
 
-    fn flush(&mut self, slot: u32) {
+    pub(super) fn flush(&mut self, slot: u32) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
         connection.in_dirty = false;
         let Connection { outbox, link, .. } = &mut *connection;
@@ -119,6 +120,10 @@ impl Shard {
                 }
                 self.unpause(&mut connection, slot);
                 self.want_replay(&mut connection, slot);
+                if self.pull_presence(&mut connection, slot) && !connection.in_dirty {
+                    connection.in_dirty = true;
+                    self.dirty.push_back(slot);
+                }
             }
             Ok(Flush::Blocked { progress }) => {
                 let progress = progress || part;
@@ -137,10 +142,10 @@ impl Shard {
         self.slots[slot as usize] = Some(connection);
     }
 
-    /// Ends a connection that lets more wait than it may.
-    fn check_outbox(&mut self, slot: u32) {
+    /// Ends a connection that lets more wait than it may; `held_bytes` wait elsewhere.
+    pub(super) fn check_outbox(&mut self, slot: u32, held_bytes: usize) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
-        if connection.outbox.live_bytes() > self.services.limits.outbox_bytes {
+        if connection.outbox.live_bytes() + held_bytes > self.services.limits.outbox_bytes {
             self.end_slow(&mut connection, slot);
         }
         self.slots[slot as usize] = Some(connection);

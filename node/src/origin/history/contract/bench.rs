@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use super::super::{Direction, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, StoreError};
+use super::super::{Direction, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, RowKind, StoreError};
 use super::{INCARNATION, Place};
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, Clock, ConnectionId, KeyName, Message, Published, Stamp,
@@ -109,6 +109,7 @@ pub(crate) fn nonce(key_name: &str, timestamp_ms: u64, nonce: &str) -> Nonce {
 pub(crate) fn query(key: &ChannelKey) -> HistoryQuery {
     HistoryQuery {
         key: key.clone(),
+        kind: RowKind::Messages,
         limit: 1_000,
         start_ms: None,
         end_ms: None,

@@ -23,18 +23,18 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use fanfare_proto::http::{Record, write_record};
+use fanfare_proto::http::{PresenceRecord, Record, write_presence_record, write_record};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::model::{AccountId, ClientId, Limits, Published, Revocation, Stamp};
+use crate::model::{AccountId, ClientId, Limits, PresenceEvent, Published, Revocation, Stamp};
 use crate::origin::metering::MetricRow;
 
 use super::{
     BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position, StoreError,
 };
 use ids::{Lookup, PendingIds, Remembered};
-use partitions::Partitions;
+use partitions::{Kind, Partitions};
 use queue::{Queue, Refused, Weight};
 use reader::Read;
 use revocations::Revocations;
@@ -115,11 +115,22 @@ impl HistoryStore for Embedded {
         self.pending.add(&ids);
         let timestamp_ms = published.timestamp_ms;
         let retention_hours = retention_hours.unwrap_or(0);
-        let append = Append { rows: Rows { timestamp_ms, retention_hours, messages, ids }, done };
-        if let Err((refused, Job::Append(append))) = self.writes.push(weight, Job::Append(append)) {
-            self.pending.settle(&append.rows.ids);
-            (append.done)(Err(refused.into()));
+        let rows = Rows { kind: Kind::Messages, timestamp_ms, retention_hours, rows: messages, ids };
+        self.push(weight, Append { rows, done });
+    }
+
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done) {
+        if !self.history {
+            return done(Ok(()));
         }
+        if let Some(text) = self.broken.get() {
+            return done(Err(StoreError::Failed(text.clone())));
+        }
+        let (key, value) = presence_row(&event);
+        let weight = Weight { items: 1, bytes: key.len() + value.len() };
+        let (timestamp_ms, rows) = (event.timestamp_ms, vec![(key, value)]);
+        let rows = Rows { kind: Kind::Presence, timestamp_ms, retention_hours, rows, ids: Vec::new() };
+        self.push(weight, Append { rows, done });
     }
 
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
@@ -236,6 +247,13 @@ impl Embedded {
         }
         Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
+
+    fn push(&self, weight: Weight, append: Append) {
+        if let Err((refused, Job::Append(append))) = self.writes.push(weight, Job::Append(append)) {
+            self.pending.settle(&append.rows.ids);
+            (append.done)(Err(refused.into()));
+        }
+    }
 }
 
 impl Drop for Embedded {
@@ -289,6 +307,24 @@ fn message_rows(published: &Published) -> Vec<(fjall::Slice, fjall::Slice)> {
         });
         rows.collect()
     })
+}
+
+fn presence_row(event: &PresenceEvent) -> (fjall::Slice, fjall::Slice) {
+    let PresenceEvent { incarnation, timestamp_ms, sequence, .. } = *event;
+    let mut key = Vec::new();
+    keys::channel_prefix(&event.key, &mut key);
+    key.extend_from_slice(&keys::position_suffix(Position { timestamp_ms, sequence, incarnation }));
+    let mut record = Vec::new();
+    let fields = PresenceRecord {
+        channel: event.key.channel(),
+        action: event.action.as_str(),
+        client_id: event.member.client_id.as_str(),
+        connection_id: &event.member.connection_id.to_string(),
+        data: event.data.as_deref(),
+        timestamp: timestamp_ms,
+    };
+    write_presence_record(&mut record, &fields);
+    (key.as_slice().into(), record.as_slice().into())
 }
 
 fn id_rows(published: &Published) -> Vec<Remembered> {

@@ -13,6 +13,7 @@ const GRACE_MS: u64 = 10 * 60_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Messages,
+    Presence,
     Ids,
     Nonces,
     Revocations,
@@ -45,6 +46,7 @@ impl Partition {
     fn name(&self) -> String {
         let kind = match self.kind {
             Kind::Messages => "messages",
+            Kind::Presence => "presence",
             Kind::Ids => "ids",
             Kind::Nonces => "nonces",
             Kind::Revocations => "revocations",
@@ -57,6 +59,7 @@ impl Partition {
         let mut parts = name.split('.');
         let kind = match parts.next()? {
             "messages" => Kind::Messages,
+            "presence" => Kind::Presence,
             "ids" => Kind::Ids,
             "nonces" => Kind::Nonces,
             "revocations" => Kind::Revocations,

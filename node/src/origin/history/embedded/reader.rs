@@ -8,7 +8,7 @@ use fjall::{Keyspace, KvPair};
 use tokio::sync::oneshot;
 
 use crate::model::AccountId;
-use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, StoreError};
+use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, RowKind, StoreError};
 use crate::origin::metering::MetricRow;
 
 use super::partitions::{Kind, Partitions};
@@ -48,7 +48,11 @@ fn give<T>(answer: oneshot::Sender<Result<T, StoreError>>, read: impl FnOnce() -
 fn page(partitions: &Partitions, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {
     let mut filling = Filling { query, page: HistoryPage::default(), bytes: 0, skipped: 0, seen: None };
     let Some(range) = Range::of(query) else { return Ok(filling.page) };
-    let mut days = partitions.overlapping(Kind::Messages, range.from_ms, range.to_ms);
+    let kind = match query.kind {
+        RowKind::Messages => Kind::Messages,
+        RowKind::Presence => Kind::Presence,
+    };
+    let mut days = partitions.overlapping(kind, range.from_ms, range.to_ms);
     if query.direction == Direction::Backwards {
         days.reverse();
     }

@@ -49,11 +49,13 @@ pub(super) struct Append {
     pub(super) done: Done,
 }
 
-/// What one publish leaves in the store.
+/// What one publish or presence event leaves in the store.
 pub(super) struct Rows {
+    /// Of `rows`: messages or presence.
+    pub(super) kind: Kind,
     pub(super) timestamp_ms: u64,
     pub(super) retention_hours: u32,
-    pub(super) messages: Vec<(fjall::Slice, fjall::Slice)>,
+    pub(super) rows: Vec<(fjall::Slice, fjall::Slice)>,
     pub(super) ids: Vec<Remembered>,
 }
 
@@ -164,24 +166,24 @@ impl Writer {
         })
     }
 
-    /// Moves the messages into the batch; the ids stay, since they are pending until the commit.
+    /// Moves the rows into the batch; the ids stay, since they are pending until the commit.
     fn add_rows(&mut self, batch: &mut OwnedWriteBatch, rows: &mut [Rows]) -> fjall::Result<()> {
         let mut last: Option<(Partition, Table)> = None;
-        for Rows { timestamp_ms, retention_hours, messages, ids } in rows {
+        for Rows { kind, timestamp_ms, retention_hours, rows, ids } in rows {
             self.highest_ms = self.highest_ms.max(*timestamp_ms);
             for id in ids {
                 self.ids.insert(batch, *timestamp_ms, id)?;
             }
-            if messages.is_empty() {
+            if rows.is_empty() {
                 continue;
             }
             let keep_ms = u64::from(*retention_hours) * HOUR_MS;
-            let partition = Partition::containing(Kind::Messages, *timestamp_ms, DAY_MS, keep_ms);
+            let partition = Partition::containing(*kind, *timestamp_ms, DAY_MS, keep_ms);
             let table = match &last {
                 Some((same, table)) if *same == partition => table,
                 _ => &last.insert((partition, self.partitions.get_or_create(partition)?)).1,
             };
-            for (key, value) in messages.drain(..) {
+            for (key, value) in rows.drain(..) {
                 table.insert(batch, key, value);
             }
         }

@@ -1,0 +1,164 @@
+//! Presence in a shard: events to those who want them, member lists as their sockets drain, and the end of members.
+
+use std::sync::Arc;
+
+use crate::hub::{PresenceDelivery, PresenceMode, Sync, Verdict};
+use crate::model::ChannelName;
+use crate::publish::{Departure, PresenceRequest};
+use crate::session::Leaving;
+
+use super::super::Input;
+use super::super::connection::{Connection, Stage};
+use super::{Shard, Unanswered};
+
+impl Shard {
+    pub(super) fn present(
+        &mut self,
+        connection: &Connection,
+        slot: u32,
+        ticket: u64,
+        request: PresenceRequest,
+    ) {
+        let generation = connection.generation;
+        let deadline_ms = self.now_ms + crate::publish::ANSWER_WAIT.as_millis() as u64;
+        self.unanswered.push_back(Unanswered { deadline_ms, slot, generation, ticket });
+        let handle = Arc::clone(&self.handle);
+        let answer = move |result: Result<_, _>| {
+            handle.push(Input::Answered { slot, generation, ticket, result: result.into() });
+        };
+        self.services.publisher.present(request, Box::new(answer));
+    }
+
+    pub(super) fn leave_presence(&mut self, connection: &mut Connection, leaving: Leaving) {
+        let Some(mut departure) = departure(connection) else { return };
+        if leaving == Leaving::NotGranted {
+            let open = connection.open_mut();
+            departure.keeps = open.map(|open| Arc::clone(&open.session.principal().capability));
+        }
+        self.services.publisher.leave(departure);
+    }
+
+    /// The link is gone: members stay for their grace, unless they have left.
+    pub(super) fn lose_presence(&mut self, connection: &mut Connection) {
+        if let Some(departure) = departure(connection) {
+            self.services.publisher.lost(departure);
+        }
+    }
+
+    /// After the subscription: what of the channel its modes ask for. True when a member list follows.
+    pub(super) fn set_modes(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        channel: &ChannelName,
+    ) -> bool {
+        let Some(open) = connection.open_mut() else { return false };
+        let (messages, presence) = open.session.takes(channel);
+        let subscription = open.subscriptions.iter().find(|(name, _)| name == channel);
+        let Some(&(_, number)) = subscription else { return false };
+        if !messages {
+            self.end_replay(connection, slot, number);
+        }
+        self.subscribers.set(number, slot, |own| own.messages = messages);
+        self.subscribe_presence(connection, slot, number, presence)
+    }
+
+    /// What an attached connection gets of the channel's presence from now on; true when a member list follows.
+    fn subscribe_presence(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        number: u64,
+        wanted: bool,
+    ) -> bool {
+        let Some(open) = connection.open_mut() else { return false };
+        open.syncs.retain(|(channel, _)| *channel != number);
+        let Some(channel) = self.subscribers.channel(number).filter(|_| wanted) else {
+            self.subscribers.set(number, slot, |own| own.presence = PresenceMode::Off);
+            return false;
+        };
+        let (follows, mark) = self.services.hub.presence_mark(channel);
+        let mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(mark) };
+        self.subscribers.set(number, slot, |own| own.presence = mode);
+        if follows {
+            open.syncs.push((number, Sync::default()));
+        }
+        follows
+    }
+
+    /// Puts the event into the outbox of every subscriber here that wants it now.
+    pub(super) fn deliver_presence(&mut self, delivery: &Arc<PresenceDelivery>) {
+        let mut over = Vec::new();
+        for subscriber in self.subscribers.all_mut(delivery.channel) {
+            let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
+            let Stage::Open(open) = &mut connection.stage else { continue };
+            let format = open.session.format();
+            let (verdict, held_bytes) = match subscriber.presence {
+                PresenceMode::Off => continue,
+                PresenceMode::After(mark) if delivery.event.sequence <= mark => continue,
+                PresenceMode::After(_) => (Verdict::Send, 0),
+                PresenceMode::Syncing => {
+                    let place = open.syncs.iter().position(|(channel, _)| *channel == delivery.channel);
+                    let Some(place) = place else { continue };
+                    let sync = &mut open.syncs[place].1;
+                    let judged = (sync.judge(delivery, format), sync.held_bytes());
+                    if sync.ends_with(delivery.event.sequence) {
+                        subscriber.presence = PresenceMode::After(delivery.event.sequence);
+                        open.syncs.swap_remove(place);
+                    }
+                    judged
+                }
+            };
+            if verdict == Verdict::Send {
+                connection.outbox.push(delivery.frame(format));
+                if !connection.in_dirty && connection.blocked_ms.is_none() {
+                    connection.in_dirty = true;
+                    self.dirty.push_back(subscriber.slot);
+                }
+            }
+            if connection.outbox.live_bytes() + held_bytes > self.services.limits.outbox_bytes {
+                over.push((subscriber.slot, held_bytes));
+            }
+        }
+        for (slot, held_bytes) in over {
+            self.flush(slot);
+            self.check_outbox(slot, held_bytes);
+        }
+    }
+
+    /// The outbox is empty: the next page of a member list goes into it. False when there is none.
+    pub(super) fn pull_presence(&mut self, connection: &mut Connection, slot: u32) -> bool {
+        let Some(open) = connection.open_mut() else { return false };
+        let Some(place) = open.syncs.iter().position(|(_, sync)| !sync.is_sent()) else { return false };
+        let format = open.session.format();
+        let (number, sync) = &mut open.syncs[place];
+        let number = *number;
+        let Some(channel) = self.subscribers.channel(number) else {
+            open.syncs.swap_remove(place);
+            return false;
+        };
+        let page = self.services.hub.presence_page(channel, format, sync.after());
+        let held = sync.sent(&page);
+        if let Some(mark) = sync.covers_up_to() {
+            self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(mark));
+            open.syncs.swap_remove(place);
+        }
+        connection.outbox.push_replay(std::iter::once(page.frame));
+        for delivery in held {
+            connection.outbox.push(delivery.frame(format));
+        }
+        true
+    }
+}
+
+/// Of all members of the connection.
+fn departure(connection: &mut Connection) -> Option<Departure> {
+    let open = connection.open_mut()?;
+    let session = &open.session;
+    Some(Departure {
+        connection_id: session.connection_id(),
+        epoch: session.epoch(),
+        account: Arc::clone(&session.principal().account),
+        keeps: None,
+    })
+}

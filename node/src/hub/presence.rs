@@ -1,0 +1,272 @@
+//! Who is present on the channels of this node: changes under the channel's lock, and their events to subscribers.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use fanfare_proto::frame::{self, Format, PresenceOut};
+use fanfare_proto::serial::Serial;
+
+use super::channels::{Channel, Hub, State};
+use super::members::{Member, Members, Outcome, Page};
+use super::wire;
+use crate::model::{
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Limits, MemberData, MemberId, PresenceAction,
+    PresenceEvent, PresenceStamp, Stamp,
+};
+
+/// A presence event on its way to subscribers, with the channel number that shards know it by.
+#[derive(Debug)]
+pub struct PresenceDelivery {
+    pub channel: u64,
+    pub event: Arc<PresenceEvent>,
+    json: OnceLock<Bytes>,
+    msgpack: OnceLock<Bytes>,
+}
+
+impl PresenceDelivery {
+    fn new(channel: u64, event: Arc<PresenceEvent>) -> Self {
+        Self { channel, event, json: OnceLock::new(), msgpack: OnceLock::new() }
+    }
+
+    /// Memory that an undelivered frame holds, roughly.
+    pub fn bytes(&self) -> usize {
+        256 + self.event.data.as_ref().map_or(0, |data| data.get().len())
+    }
+
+    pub fn frame(&self, format: Format) -> Bytes {
+        let kept = match format {
+            Format::Json => &self.json,
+            Format::MsgPack => &self.msgpack,
+        };
+        kept.get_or_init(|| {
+            wire::encoded(format, self.bytes(), |mut out| {
+                self.encode(&mut out);
+                out
+            })
+        })
+        .clone()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let PresenceEvent { key, member, action, data, timestamp_ms, position, .. } = &*self.event;
+        let event = PresenceOut {
+            action: action.as_str(),
+            client_id: member.client_id.as_str(),
+            connection_id: &member.connection_id.to_string(),
+            data: data.as_deref(),
+            timestamp: *timestamp_ms,
+        };
+        let serial = Serial::single(position.incarnation, position.sequence).to_string();
+        frame::encode_presence(key.channel(), &serial, &event, out);
+    }
+}
+
+/// What a connection wants to be on a channel.
+#[derive(Debug, Clone)]
+pub struct Change {
+    pub member: MemberId,
+    /// Of the connection; one of a former epoch changes nothing.
+    pub epoch: u64,
+    pub action: PresenceAction,
+    pub data: MemberData,
+}
+
+/// A bound was reached; nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PresenceRefused {
+    Channel { members_max: usize },
+    Connection { members_max: usize },
+}
+
+impl fmt::Display for PresenceRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Channel { members_max } => {
+                write!(f, "more than {members_max} presence members on one channel")
+            }
+            Self::Connection { members_max } => {
+                write!(f, "more than {members_max} presence members of one connection")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PresenceRefused {}
+
+/// How many members the channels of each account have; only those that have some.
+pub(super) type Crowds = DashMap<AccountId, HashMap<ChannelName, usize>>;
+
+impl Hub {
+    /// Carries out a change and hands the event that `build` makes of it to every target with interest.
+    ///
+    /// `build` runs under the channel's lock, so whatever it queues stands in the order of the numbers. It does not run
+    /// when the state is already as wanted.
+    pub fn present(
+        &self,
+        key: &ChannelKey,
+        change: Change,
+        limits: &Limits,
+        build: impl FnOnce(PresenceAction, MemberData, PresenceStamp) -> Arc<PresenceEvent>,
+    ) -> Result<(), PresenceRefused> {
+        let Change { member, epoch, action, data } = change;
+        let connection_id = member.connection_id;
+        self.with_channel(key, |channel, state| {
+            if self.roster.epoch(connection_id).is_some_and(|present| present > epoch) {
+                return Ok(());
+            }
+            let none = Members::default();
+            let members = state.members.as_deref().unwrap_or(&none);
+            let (action, data) = match members.outcome(&member, action, &data, limits.presence_members) {
+                Outcome::Nothing => return Ok(()),
+                Outcome::Full => {
+                    return Err(PresenceRefused::Channel { members_max: limits.presence_members });
+                }
+                Outcome::Happens(action, data) => (action, data),
+            };
+            let members_max = limits.presence_connection_members;
+            if action == PresenceAction::Enter && self.roster.count(connection_id) >= members_max {
+                return Err(PresenceRefused::Connection { members_max });
+            }
+            let event = build(action, data, self.presence_stamp(state));
+            match action {
+                PresenceAction::Enter => {
+                    self.roster.add(connection_id, epoch, key.clone(), member.client_id);
+                }
+                PresenceAction::Update => {}
+                PresenceAction::Leave => self.roster.remove(connection_id, key, &member.client_id),
+            }
+            self.happened(channel, state, event);
+            Ok(())
+        })
+    }
+
+    /// Takes a member out, if it still is what it was when its connection went: of this epoch, and not changed since
+    /// the event of that number.
+    pub fn depart(
+        &self,
+        key: &ChannelKey,
+        member: MemberId,
+        epoch: u64,
+        up_to_sequence: u64,
+        build: impl FnOnce(PresenceAction, MemberData, PresenceStamp) -> Arc<PresenceEvent>,
+    ) {
+        if self.live(key).is_none() {
+            return;
+        }
+        self.with_channel(key, |channel, state| {
+            let present = state.members.as_deref().and_then(|members| members.get(&member));
+            let Some(present) = present.filter(|present| present.sequence <= up_to_sequence) else { return };
+            if self.roster.epoch(member.connection_id) != Some(epoch) {
+                return;
+            }
+            let data = present.data.clone();
+            let event = build(PresenceAction::Leave, data, self.presence_stamp(state));
+            self.roster.remove(member.connection_id, key, &member.client_id);
+            self.happened(channel, state, event);
+        });
+    }
+
+    fn presence_stamp(&self, state: &State) -> PresenceStamp {
+        PresenceStamp {
+            timestamp_ms: self.clock.now_ms(),
+            incarnation: self.incarnation,
+            sequence: self.presence_sequence.fetch_add(1, Ordering::SeqCst) + 1,
+            position: Stamp { incarnation: self.incarnation, sequence: state.sequence },
+        }
+    }
+
+    fn happened(&self, channel: &Channel, state: &mut State, event: Arc<PresenceEvent>) {
+        let members = state.members.get_or_insert_default();
+        members.apply(&event);
+        let count = members.len();
+        if members.is_empty() {
+            state.members = None;
+        }
+        if event.action != PresenceAction::Update {
+            self.count(channel.key(), count);
+        }
+        if state.targets == 0 {
+            return;
+        }
+        let delivery = Arc::new(PresenceDelivery::new(channel.number, event));
+        for (bit, target) in self.targets.iter().enumerate() {
+            if state.targets & (1 << bit) != 0 {
+                target.deliver_presence(Arc::clone(&delivery));
+            }
+        }
+    }
+
+    fn count(&self, key: &ChannelKey, members: usize) {
+        let mut account = self.crowds.entry(key.account().clone()).or_default();
+        if members > 0 {
+            account.insert(key.name().clone(), members);
+            return;
+        }
+        account.remove(key.name());
+        drop(account);
+        self.crowds.remove_if(key.account(), |_, account| account.is_empty());
+    }
+
+    /// Whether there are members, and the number of the last event that the answer covers. Events after it come to
+    /// the target that is attached by then.
+    pub fn presence_mark(&self, channel: &Channel) -> (bool, u64) {
+        let state = channel.state.lock();
+        (state.members.is_some(), self.presence_sequence.load(Ordering::SeqCst))
+    }
+
+    /// The page of the member list that begins behind `after`.
+    pub fn presence_page(&self, channel: &Channel, format: Format, after: Option<&MemberId>) -> Page {
+        let mut state = channel.state.lock();
+        match &mut state.members {
+            Some(members) => members.page(channel.key().channel(), format, after),
+            None => {
+                let page = Members::default().page(channel.key().channel(), format, after);
+                Page { sequence: self.presence_sequence.load(Ordering::SeqCst), ..page }
+            }
+        }
+    }
+
+    /// All members as they are now. Their data is shared, not copied.
+    pub fn members(&self, key: &ChannelKey) -> Vec<(MemberId, Member)> {
+        let Some(channel) = self.live(key) else { return Vec::new() };
+        let state = channel.state.lock();
+        let members = state.members.iter().flat_map(|members| members.iter());
+        members.map(|(id, member)| (id.clone(), member.clone())).collect()
+    }
+
+    /// The account's channels with members, and how many.
+    pub fn crowded(&self, account: &AccountId) -> Vec<(ChannelName, usize)> {
+        let channels = self.crowds.get(account);
+        channels.map_or_else(Vec::new, |channels| {
+            channels.iter().map(|(name, members)| (name.clone(), *members)).collect()
+        })
+    }
+
+    /// The number of the last presence event so far.
+    pub fn presence_sequence(&self) -> u64 {
+        self.presence_sequence.load(Ordering::SeqCst)
+    }
+
+    /// The epoch in which the connection has members; none when it has none.
+    pub fn presence_epoch(&self, connection_id: ConnectionId) -> Option<u64> {
+        self.roster.epoch(connection_id)
+    }
+
+    /// From now on only what happens in this epoch counts.
+    pub fn raise_presence_epoch(&self, connection_id: ConnectionId, epoch: u64) {
+        self.roster.raise_epoch(connection_id, epoch);
+    }
+
+    pub fn memberships(&self, connection_id: ConnectionId) -> Vec<(ChannelKey, ClientId)> {
+        self.roster.members(connection_id)
+    }
+
+    /// Whether the connection has a member on a channel of which `wanted` holds.
+    pub fn has_member(&self, connection_id: ConnectionId, wanted: impl Fn(&ChannelKey) -> bool) -> bool {
+        self.roster.any(connection_id, wanted)
+    }
+}

@@ -1,0 +1,116 @@
+//! Presence comes in here: checked, numbered, handed to the hub and to the origin's store.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
+use super::{Inner, Publisher};
+use crate::accounts::Account;
+use crate::hub::{Change, PresenceRefused};
+use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind};
+use crate::origin::history::Done;
+
+/// What a client does on a channel, under a principal whose capability was checked.
+#[derive(Debug)]
+pub struct PresenceRequest {
+    pub key: ChannelKey,
+    pub account: Arc<Account>,
+    pub member: MemberId,
+    /// Of the connection.
+    pub epoch: u64,
+    pub action: PresenceAction,
+    /// JSON text.
+    pub data: Option<Box<RawValue>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PresenceError {
+    /// Nothing was changed.
+    DataTooLarge { bytes: usize, bytes_max: usize },
+    /// Nothing was changed.
+    Refused(PresenceRefused),
+    /// Nothing was changed: the store has more waiting than it takes.
+    Busy,
+    /// It happened, and is not known to be stored.
+    Unavailable,
+}
+
+impl fmt::Display for PresenceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DataTooLarge { bytes, bytes_max } => {
+                write!(f, "presence data of {bytes} bytes is over the limit of {bytes_max}")
+            }
+            Self::Refused(refused) => refused.fmt(f),
+            Self::Busy => f.write_str("the store is busy, nothing was changed"),
+            Self::Unavailable => f.write_str("the store did not answer"),
+        }
+    }
+}
+
+impl std::error::Error for PresenceError {}
+
+pub type PresenceDone = Box<dyn FnOnce(Result<(), PresenceError>) + Send>;
+
+impl Publisher {
+    /// Carries out a presence request; `done` runs exactly once, at once for what changes nothing, else when the event
+    /// is stored, on any thread. The change is made and on its way when this returns.
+    pub fn present(&self, request: PresenceRequest, done: PresenceDone) {
+        let inner = &self.inner;
+        let bytes = request.data.as_ref().map_or(0, |data| data.get().len());
+        let bytes_max = inner.limits.presence_data_bytes;
+        if bytes > bytes_max {
+            return done(Err(PresenceError::DataTooLarge { bytes, bytes_max }));
+        }
+        let retention_hours = inner.retention_hours(&request.account, &request.key);
+        if retention_hours.is_some() && inner.store.is_full() {
+            return done(Err(PresenceError::Busy));
+        }
+        let PresenceRequest { key, account, member, epoch, action, data } = request;
+        let change = Change { member: member.clone(), epoch, action, data: data.map(Arc::from) };
+        let mut waiting = Some(done);
+        let presented = inner.hub.present(&key, change, &inner.limits, |action, data, stamp| {
+            let event = PresenceEvent::new(key.clone(), member, action, data, stamp);
+            if let Some(done) = waiting.take() {
+                inner.store_presence(&event, &account, retention_hours, done);
+            }
+            event
+        });
+        if let Some(done) = waiting {
+            done(presented.map_err(PresenceError::Refused));
+        }
+    }
+}
+
+impl Inner {
+    /// None: nothing of the channel is stored.
+    pub(super) fn retention_hours(&self, account: &Account, key: &ChannelKey) -> Option<u32> {
+        let policy = account.policy(key.channel());
+        policy.history.then_some(policy.retention_hours)
+    }
+
+    pub(super) fn store_presence(
+        &self,
+        event: &Arc<PresenceEvent>,
+        account: &Account,
+        retention_hours: Option<u32>,
+        done: PresenceDone,
+    ) {
+        self.presence.increment(1);
+        let usage = Arc::clone(&account.usage);
+        let bytes = event.data.as_ref().map_or(0, |data| data.get().len()) as u64;
+        let stored: Done = Box::new(move |result| match result {
+            Ok(()) => {
+                usage.count(UsageKind::Presence, 1, bytes);
+                done(Ok(()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a presence event was not stored");
+                done(Err(PresenceError::Unavailable));
+            }
+        });
+        let Some(retention_hours) = retention_hours else { return stored(Ok(())) };
+        self.store.append_presence(Arc::clone(event), retention_hours, stored);
+    }
+}

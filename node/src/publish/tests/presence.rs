@@ -1,0 +1,197 @@
+use super::*;
+use crate::model::{ClientId, MemberId, PresenceAction};
+
+fn member(connection: u8, client_id: &str) -> MemberId {
+    MemberId {
+        connection_id: ConnectionId::from_bytes([connection; 16]),
+        client_id: ClientId::new(client_id).unwrap(),
+    }
+}
+
+impl Node {
+    fn presence(&self, channel: &str, who: MemberId, action: PresenceAction, data: &str) -> PresenceRequest {
+        PresenceRequest {
+            key: self.key(channel),
+            account: Arc::clone(&self.account),
+            member: who,
+            epoch: 0,
+            action,
+            data: (!data.is_empty()).then(|| RawValue::from_string(data.to_owned()).unwrap()),
+        }
+    }
+
+    fn presented(&self, request: PresenceRequest) -> Result<(), PresenceError> {
+        let answered = Arc::new(Mutex::new(Vec::new()));
+        let answers = Arc::clone(&answered);
+        self.publisher.present(request, Box::new(move |result| answers.lock().push(result)));
+        let mut answered = answered.lock();
+        assert_eq!(answered.len(), 1, "answered exactly once");
+        answered.remove(0)
+    }
+
+    fn enter(&self, channel: &str, who: MemberId, data: &str) -> Result<(), PresenceError> {
+        self.presented(self.presence(channel, who, PresenceAction::Enter, data))
+    }
+
+    /// Action, client and data of every event that subscribers got.
+    fn events(&self) -> Vec<String> {
+        let presence = self.target.presence.lock();
+        let text = |delivery: &Arc<PresenceDelivery>| {
+            let event = &delivery.event;
+            let data = event.data.as_ref().map_or("-", |data| data.get());
+            format!("{} {} {data}", event.action, event.member.client_id.as_str())
+        };
+        presence.iter().map(text).collect()
+    }
+
+    fn departure(&self, connection: u8, epoch: u64) -> Departure {
+        Departure {
+            connection_id: ConnectionId::from_bytes([connection; 16]),
+            epoch,
+            account: Arc::clone(&self.account),
+            keeps: None,
+        }
+    }
+
+    fn members(&self, channel: &str) -> Vec<String> {
+        let members = self.hub.members(&self.key(channel));
+        members.into_iter().map(|(id, _)| id.client_id.as_str().to_owned()).collect()
+    }
+
+    /// Runs what is due until `done`, for at most ten seconds.
+    fn until(&self, done: impl Fn() -> bool) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let watched = async {
+                while !done() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::select! {
+                () = self.publisher.clone().run_departures() => {}
+                () = watched => {}
+                () = tokio::time::sleep(Duration::from_secs(10)) => panic!("nothing happened"),
+            }
+        });
+    }
+}
+
+#[test]
+fn events_are_stored_and_delivered_in_the_order_of_their_numbers() {
+    let node = Node::new();
+    node.hub.attach(&node.key("a"), 0);
+    let stored = |sequence| Asked::Presence { sequence, retention_hours: 72 };
+    assert_eq!(node.enter("a", member(1, "ann"), "1"), Ok(()));
+    assert_eq!(node.enter("a", member(1, "bob"), ""), Ok(()));
+    assert_eq!(node.enter("a", member(1, "ann"), "1"), Ok(()), "already so");
+    assert_eq!(node.enter("a", member(1, "ann"), "2"), Ok(()));
+    let leave = |who| node.presence("a", who, PresenceAction::Leave, "");
+    assert_eq!(node.presented(leave(member(1, "ann"))), Ok(()));
+    assert_eq!(node.presented(leave(member(1, "ann"))), Ok(()), "absent already");
+    let update = node.presence("a", member(2, "ann"), PresenceAction::Update, "3");
+    assert_eq!(node.presented(update), Ok(()));
+    let expected = ["enter ann 1", "enter bob -", "update ann 2", "leave ann 2", "enter ann 3"];
+    assert_eq!(node.events(), expected);
+    assert_eq!(node.store.take_asked(), [1, 2, 3, 4, 5].map(stored));
+    assert_eq!(node.members("a"), ["bob", "ann"]);
+    let counted = node.account.usage.take(crate::model::UsageKind::Presence);
+    assert_eq!(counted.map(|amount| (amount.count, amount.bytes)), Some((5, 4)));
+}
+
+#[test]
+fn an_event_does_not_move_the_position_of_the_messages() {
+    let node = Node::new();
+    let sequences = node.acked("a", vec![plain("1")]);
+    node.enter("a", member(1, "ann"), "").unwrap();
+    assert_eq!(node.target.presence.lock()[0].event.position.sequence, sequences[0]);
+    assert_eq!(node.acked("a", vec![plain("2")]), [sequences[0] + 1]);
+}
+
+#[test]
+fn without_history_nothing_is_stored_and_the_ack_comes_at_once() {
+    let node = Node::new();
+    assert_eq!(node.enter("off:a", member(1, "ann"), ""), Ok(()));
+    assert_eq!(node.enter("short:a", member(1, "ann"), ""), Ok(()));
+    assert_eq!(node.store.take_asked(), [Asked::Presence { sequence: 2, retention_hours: 24 }]);
+}
+
+#[test]
+fn what_is_too_much_is_refused_and_changes_nothing() {
+    let node = Node::new();
+    let data = |bytes: usize| format!("\"{}\"", "x".repeat(bytes - 2));
+    assert_eq!(node.enter("a", member(1, "ann"), &data(16_384)), Ok(()));
+    let large = PresenceError::DataTooLarge { bytes: 16_385, bytes_max: 16_384 };
+    assert_eq!(node.enter("a", member(1, "bob"), &data(16_385)), Err(large));
+    for n in 1..5_000 {
+        node.enter("a", member(1, &n.to_string()), "").unwrap();
+    }
+    let full = PresenceError::Refused(crate::hub::PresenceRefused::Channel { members_max: 5_000 });
+    assert_eq!(node.enter("a", member(1, "bob"), ""), Err(full));
+    assert_eq!(node.members("a").len(), 5_000);
+    assert_eq!(node.enter("a", member(1, "ann"), "0"), Ok(()), "who is there may change");
+    let leave = node.presence("a", member(1, "ann"), PresenceAction::Leave, "");
+    assert_eq!(node.presented(leave), Ok(()));
+    assert_eq!(node.enter("a", member(1, "bob"), ""), Ok(()));
+    for n in 1..=5_000 {
+        node.enter(&format!("b{n}"), member(1, "ann"), "").unwrap();
+    }
+    let full = PresenceError::Refused(crate::hub::PresenceRefused::Connection { members_max: 10_000 });
+    assert_eq!(node.enter("c", member(1, "ann"), ""), Err(full));
+    *node.store.full.lock() = true;
+    assert_eq!(node.enter("c", member(2, "ann"), ""), Err(PresenceError::Busy));
+}
+
+#[test]
+fn a_store_that_fails_is_told_and_the_event_has_happened() {
+    let node = Node::new();
+    *node.store.append_error.lock() = Some(StoreError::Failed("no disk".into()));
+    assert_eq!(node.enter("a", member(1, "ann"), ""), Err(PresenceError::Unavailable));
+    assert_eq!(node.members("a"), ["ann"]);
+}
+
+#[test]
+fn who_closes_leaves_at_once_everywhere_and_others_stay() {
+    let node = Node::new();
+    for channel in ["a", "b"] {
+        node.hub.attach(&node.key(channel), 0);
+        node.enter(channel, member(1, "ann"), "7").unwrap();
+        node.enter(channel, member(2, "ann"), "").unwrap();
+    }
+    node.publisher.leave(node.departure(1, 0));
+    node.publisher.lost(node.departure(1, 0));
+    node.until(|| node.members("b").len() == 1);
+    assert_eq!(node.events()[4..], ["leave ann 7", "leave ann 7"], "with the last data");
+    assert_eq!(node.hub.members(&node.key("a"))[0].0, member(2, "ann"));
+}
+
+#[test]
+fn the_lost_stay_for_their_grace_and_who_takes_them_up_keeps_them() {
+    let node = Node::new();
+    node.enter("a", member(1, "ann"), "").unwrap();
+    node.publisher.lost(node.departure(1, 0));
+    node.publisher.taken_up(ConnectionId::from_bytes([1; 16]), 1);
+    node.publisher.leave(node.departure(1, 0));
+    node.enter("b", member(2, "bob"), "").unwrap();
+    node.publisher.leave(node.departure(2, 0));
+    node.until(|| node.members("b").is_empty());
+    assert_eq!(node.members("a"), ["ann"], "an end of a former epoch means nothing");
+    let late = node.presence("a", member(1, "ann"), PresenceAction::Leave, "");
+    node.presented(late).unwrap();
+    assert_eq!(node.members("a"), ["ann"], "neither does a request");
+    node.publisher.leave(node.departure(1, 1));
+    node.until(|| node.members("a").is_empty());
+}
+
+#[test]
+fn who_may_no_longer_be_present_leaves_and_who_enters_after_that_stays() {
+    let node = Node::new();
+    for channel in ["chat:1", "news:1"] {
+        node.enter(channel, member(1, "ann"), "").unwrap();
+    }
+    let keeps =
+        crate::model::Capability::parse_json(r#"{"chat:*":["presence"],"news:*":["subscribe"]}"#).unwrap();
+    node.publisher.leave(Departure { keeps: Some(Arc::new(keeps)), ..node.departure(1, 0) });
+    node.enter("news:2", member(1, "ann"), "").unwrap();
+    node.until(|| node.members("news:1").is_empty());
+    assert_eq!((node.members("chat:1").len(), node.members("news:2").len()), (1, 1));
+}

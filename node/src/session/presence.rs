@@ -1,0 +1,116 @@
+//! Presence on a socket: who may be what, and answers in the order of the requests.
+
+use fanfare_proto::frame::{self, code};
+
+use super::{Output, PublishResult, Session};
+use crate::model::{ChannelName, ClientId, MemberId, Operation, PresenceAction};
+use crate::publish::{PresenceError, PresenceRequest};
+
+impl From<Result<(), PresenceError>> for PublishResult {
+    fn from(result: Result<(), PresenceError>) -> Self {
+        let code = match &result {
+            Ok(()) => return Self::Acked(Vec::new()),
+            Err(PresenceError::Unavailable) => return Self::Unavailable,
+            Err(PresenceError::DataTooLarge { .. }) => code::TOO_LARGE,
+            Err(PresenceError::Refused(_)) => code::LIMIT,
+            Err(PresenceError::Busy) => code::UNAVAILABLE,
+        };
+        refused(code, &result.err().map_or_else(String::new, |error| error.to_string()))
+    }
+}
+
+fn refused(code: u32, error: &str) -> PublishResult {
+    PublishResult::Refused { code, error: error.to_owned(), reason: None }
+}
+
+impl Session {
+    /// Begins a presence request whose turn has come; a refusal is its answer, which [`Session::advance`] gives.
+    pub(super) fn present(
+        &mut self,
+        channel: ChannelName,
+        id: Option<String>,
+        asked: frame::PresenceRequest,
+        refusal: Option<PublishResult>,
+        out: &mut Vec<Output>,
+    ) {
+        let checked = match refusal {
+            Some(refusal) => Err(refusal),
+            None => self.check_presence(&channel, &asked),
+        };
+        let (ticket, lane) = self.begin(&channel, id);
+        let (client_id, action) = match checked {
+            Ok(checked) => checked,
+            Err(refusal) => {
+                lane.answer(ticket, refusal);
+                return;
+            }
+        };
+        let request = Box::new(PresenceRequest {
+            key: self.principal.channel(channel),
+            account: self.principal.account.clone(),
+            member: MemberId { connection_id: self.connection_id, client_id },
+            epoch: self.epoch,
+            action,
+            data: asked.data,
+        });
+        out.push(Output::Present { ticket, request });
+    }
+
+    fn check_presence(
+        &self,
+        channel: &ChannelName,
+        asked: &frame::PresenceRequest,
+    ) -> Result<(ClientId, PresenceAction), PublishResult> {
+        if !self.principal.allows(channel.as_str(), Operation::Presence) {
+            let error = "the capability does not cover presence on this channel";
+            return Err(refused(code::CAPABILITY, error));
+        }
+        let Some(action) = PresenceAction::parse(&asked.action) else {
+            return Err(refused(code::BAD_REQUEST, "action must be enter, update or leave"));
+        };
+        let named = match &asked.client_id {
+            None => None,
+            Some(name) => {
+                let error = |error| refused(code::BAD_REQUEST, &format!("clientId {error}"));
+                Some(ClientId::new(name).map_err(error)?)
+            }
+        };
+        let client_id = match (&self.principal.client_id, named) {
+            (Some(forced), Some(named)) if named != *forced => {
+                return Err(refused(code::CAPABILITY, "the credential is of another clientId"));
+            }
+            (_, Some(named)) => named,
+            (_, None) => self.client_id.clone().ok_or_else(|| {
+                refused(code::BAD_REQUEST, "neither the connection nor the request has a clientId")
+            })?,
+        };
+        Ok((client_id, action))
+    }
+}
+
+/// Members of a connection that leave at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    All,
+    /// Those on channels whose presence the present capability does not grant.
+    NotGranted,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_becomes_of_a_request_in_codes() {
+        let code = |error| match PublishResult::from(Err(error)) {
+            PublishResult::Refused { code, .. } => code,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(PublishResult::from(Ok(())), PublishResult::Acked(Vec::new()));
+        assert_eq!(PublishResult::from(Err(PresenceError::Unavailable)), PublishResult::Unavailable);
+        assert_eq!(code(PresenceError::DataTooLarge { bytes: 2, bytes_max: 1 }), 40009);
+        let full = crate::hub::PresenceRefused::Channel { members_max: 1 };
+        assert_eq!(code(PresenceError::Refused(full)), 42900);
+        assert_eq!(code(PresenceError::Busy), 50003);
+    }
+}
