@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fanfare_client::{Client, Credential, Draft, Event, Options};
-use fanfare_cluster_tests::raw::{End, Raw};
+use fanfare_cluster_tests::raw::{self, End, Raw};
 use fanfare_cluster_tests::socket::{Ended, Socket};
 use fanfare_cluster_tests::tls::{self, TLS12, TLS13, Tls};
 use fanfare_cluster_tests::{Node, SOON, http, node, wait_for, wait_until};
@@ -98,6 +98,34 @@ async fn an_upgrade_after_another_request_goes_on_in_the_same_session_of_tls() {
     let mut refused = tls.raw(node.addr()).await;
     let (status, head) = refused.upgrade("/realtime", &[]).await;
     assert_eq!(status, 401, "{head}");
+    assert_well(&tls, &node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_that_come_in_one_record_with_a_later_upgrade_are_all_read() {
+    const FRAMES: usize = 35;
+    let tls = Tls::default();
+    let node = Node::start(tls.node()).await;
+    let mut raw = tls.raw(node.addr()).await;
+    raw.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert_eq!(raw.response(SOON).await.expect("an answer").0, 200);
+    let mut together = format!(
+        "GET /realtime HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nauthorization: {}\r\n\r\n",
+        http::basic(&node.key())
+    )
+    .into_bytes();
+    for number in 0..FRAMES {
+        let heartbeat = json!({"op": 0, "id": format!("{number:0400}")}).to_string();
+        together.extend(raw::frame(raw::FIN | raw::TEXT, heartbeat.as_bytes()));
+    }
+    assert!(together.len() < 16 * 1024, "one record");
+    raw.write(&together).await;
+    assert_eq!(raw.head(SOON).await.expect("an answer").0, 101);
+    let mut socket = Socket::upgraded(raw, false).await;
+    for number in 0..FRAMES {
+        assert_eq!(socket.next().await["id"], format!("{number:0400}"));
+    }
     assert_well(&tls, &node).await;
 }
 

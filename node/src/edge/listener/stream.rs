@@ -160,19 +160,20 @@ impl Socket {
     }
 
     fn poll_read_tls(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        // What TLS answers by itself may have found the socket full before.
-        let wants_write = self.tls.as_ref().is_some_and(|tls| tls.wants_write());
-        if wants_write && let Some(Poll::Ready(Err(error))) = self.poll_step(cx, |tls, tcp| tls.flush(tcp)) {
-            return Poll::Ready(Err(error));
-        }
-        let Some(tls) = &mut self.tls else { return Poll::Ready(Ok(())) };
         loop {
+            let Some(tls) = &mut self.tls else { return Poll::Ready(Ok(())) };
             match tls.read(&mut Ready(&self.tcp), buffer.initialize_unfilled()) {
                 Ok(taken) => {
                     buffer.advance(taken.bytes);
                     return Poll::Ready(Ok(()));
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.tcp.poll_read_ready(cx))?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // What TLS answers by itself may have found the socket full.
+                    if let Some(Poll::Ready(Err(error))) = self.poll_step(cx, |tls, tcp| tls.flush(tcp)) {
+                        return Poll::Ready(Err(error));
+                    }
+                    ready!(self.tcp.poll_read_ready(cx))?;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;

@@ -83,6 +83,11 @@ impl Shard {
             return;
         }
         begin(self, &mut connection, slot);
+        // No event tells of what TLS has decrypted already.
+        if connection.link.tls.is_some() && !connection.in_ready {
+            connection.in_ready = true;
+            self.ready.push_back(slot);
+        }
         self.rearm(&mut connection, slot);
         self.slots[slot as usize] = Some(connection);
     }
