@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::serial::Serial;
 
 use crate::accounts::Account;
@@ -281,7 +283,7 @@ fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<P
     let messages = request.messages.into_iter().zip(0..).map(|(draft, place)| {
         let sequence = numbering.first_sequence + place;
         let id_given = draft.id.is_some();
-        let own_id = || Serial::single(numbering.incarnation, first_id + place).to_string().into();
+        let own_id = || given_id(numbering.incarnation, first_id + place);
         let id = draft.id.unwrap_or_else(own_id);
         Message { id, id_given, sequence, name: draft.name, data: draft.data, extras: draft.extras }
     });
@@ -295,4 +297,9 @@ fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<P
         request.key_name,
         messages,
     )
+}
+
+/// Of a form that no serial has, so that none is taken for the other.
+fn given_id(incarnation: u64, number: u64) -> Box<str> {
+    format!("{}:{number}", URL_SAFE_NO_PAD.encode(incarnation.to_be_bytes())).into()
 }

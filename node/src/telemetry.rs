@@ -21,6 +21,18 @@ pub enum LogFormat {
 const SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 25.0];
 
+/// Counters without labels, there from the start, and what they count.
+const COUNTERS: [(&str, &str); 4] = [
+    ("fanfare_published_messages_total", "Messages acknowledged"),
+    ("fanfare_deliveries_total", "Messages handed to a socket"),
+    ("fanfare_slow_consumers_total", "Connections ended because they did not read"),
+    ("fanfare_directory_errors_total", "Readings of the directory file that were not taken"),
+];
+const GAUGES: [(&str, &str); 2] = [
+    ("fanfare_socket_connections", "Open realtime sockets"),
+    ("fanfare_directory_generation", "Rises when a changed directory file is taken"),
+];
+
 /// Sends logs to stderr. `filter` is one that the configuration has accepted.
 ///
 /// # Errors
@@ -57,5 +69,14 @@ fn install_recorder() -> PrometheusHandle {
     if metrics::set_global_recorder(recorder).is_err() {
         tracing::warn!("the process has another metrics recorder, /metrics stays empty");
     }
+    for (name, help) in COUNTERS {
+        metrics::describe_counter!(name, help);
+        metrics::counter!(name).increment(0);
+    }
+    for (name, help) in GAUGES {
+        metrics::describe_gauge!(name, help);
+        metrics::gauge!(name).increment(0.0);
+    }
+    metrics::describe_counter!("fanfare_http_requests_total", "HTTP requests answered, by route and status");
     handle
 }

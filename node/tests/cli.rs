@@ -161,3 +161,17 @@ fn a_certificate_that_cannot_be_used_is_refused_by_its_file() {
     let (code, stdout, stderr) = run(folder.path(), &good);
     assert_eq!((code, stdout.contains("is good")), (0, true), "{stderr}");
 }
+
+#[test]
+fn mistakes_of_the_configuration_and_of_the_directory_are_told_together() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("fanfare.toml"), "bogus = 1\ndirectory = 'directory.toml'\n").unwrap();
+    let key = "[[tenants.accounts.keys]]\nname = 'k'\ncapability = {}\n";
+    let directory = format!("[[tenants]]\nid = 't'\n[[tenants.accounts]]\nid = 'a'\n{key}{key}");
+    std::fs::write(folder.path().join("directory.toml"), directory).unwrap();
+    let (code, _, stderr) = run(folder.path(), &["check-config", "--config", "fanfare.toml"]);
+    assert_eq!(code, 2);
+    for mistake in ["fanfare.toml:1: bogus", "exactly one of secret", "repeats the key \"k\""] {
+        assert!(stderr.contains(mistake), "{mistake}: {stderr}");
+    }
+}

@@ -107,7 +107,7 @@ pub(crate) fn error_text(error: &serde_json::Error) -> String {
     let mut text = error.to_string();
     text.truncate(text.rfind(" at line ").unwrap_or(text.len()));
     text.truncate(text.floor_char_boundary(ERROR_TEXT_BYTES_MAX));
-    text
+    if error.is_syntax() || error.is_eof() { format!("not JSON: {text}") } else { text }
 }
 
 const ERROR_TEXT_BYTES_MAX: usize = 200;

@@ -33,7 +33,9 @@ pub(super) fn parse(
         }
         return Err(mistakes.list);
     }
-    let mut parser = Parser { mistakes, directory: Directory::default(), folder, read_secret, usages };
+    let directory = Directory::default();
+    let key_names = HashSet::new();
+    let mut parser = Parser { mistakes, directory, key_names, folder, read_secret, usages };
     parser.document(TableReader::root(document.get_ref()));
     match parser.mistakes.list {
         list if list.is_empty() => Ok(parser.directory),
@@ -47,6 +49,8 @@ pub(super) fn parse(
 struct Parser<'a, 'i> {
     mistakes: Mistakes<'i>,
     directory: Directory,
+    /// Those of keys with mistakes too.
+    key_names: HashSet<String>,
     folder: &'a Path,
     read_secret: ReadSecret<'a>,
     usages: &'a Usages,
@@ -130,7 +134,7 @@ impl Parser<'_, '_> {
         let secret = self.secret(&mut table);
         let active = self.status(&mut table);
         let capability = self.capability(&mut table);
-        if !name.is_empty() && self.directory.keys.contains_key(&*name) {
+        if !name.is_empty() && !self.key_names.insert(name.clone()) {
             self.mistakes.add(&table.span, &table.key("name"), format!("repeats the key {name:?}"));
         }
         table.finish(&mut self.mistakes);

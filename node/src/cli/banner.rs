@@ -44,9 +44,11 @@ impl Banner<'_> {
         };
         let node_id = &self.node_id;
         let (http, ws) = schemes(self.config);
+        let open =
+            if self.config.auth { "" } else { "  auth      off: whoever connects may do everything\n" };
         format!(
             "fanfare {version}\n  node      {node_id}\n  clients   {http}://{listen}  {ws}://{listen}/realtime\n  \
-             admin     http://{admin}\n  store     {store}\n  data      {data_dir}\n",
+             admin     http://{admin}\n  store     {store}\n  data      {data_dir}\n{open}",
             version = env!("CARGO_PKG_VERSION"),
         )
     }

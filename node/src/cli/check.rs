@@ -1,16 +1,27 @@
-//! `fanfare check-config`. Mistakes of the configuration itself have been reported before this is reached.
+//! `fanfare check-config`: every mistake of the configuration and of the directory.
 
 use std::fmt::Write as _;
 
 use super::failure::{Failure, Outcome};
 use super::output;
 use crate::accounts::{Accounts, DirectoryError};
-use crate::config::Config;
+use crate::config::{Config, ConfigError, Mistake};
 use crate::tls::{CertificateError, Certificates};
 
-pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
-    directory(config)?;
-    certificate(config)?;
+pub(super) fn run((config, mistakes): (Config, Vec<Mistake>)) -> Result<Outcome, Failure> {
+    let own =
+        if mistakes.is_empty() { Ok(()) } else { Err(Failure::usage(ConfigError(mistakes).to_string())) };
+    let mut texts = Vec::new();
+    for checked in [own, directory(&config), certificate(&config)] {
+        match checked {
+            Ok(()) => {}
+            Err(Failure::Usage(text)) => texts.push(text.trim_end().to_owned()),
+            Err(failure) => return Err(failure),
+        }
+    }
+    if !texts.is_empty() {
+        return Err(Failure::usage(texts.join("\n")));
+    }
     let file = config.config_file.as_ref().map_or_else(String::new, |file| format!(" of {}", file.display()));
     output::print(&format!("the configuration{file} is good\n"))
 }

@@ -39,7 +39,9 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
     match matches.subcommand() {
         None => serve::run(&configuration(matches)?),
         Some(("serve", matches)) => serve::run(&configuration(matches)?),
-        Some(("check-config", matches)) => check::run(&configuration(matches)?),
+        Some(("check-config", matches)) => {
+            check::run(Config::load_as_far_as_possible(&flags::Flags::of(matches), std::env::vars_os()))
+        }
         Some(("config-reference", _)) => output::print(&config::reference()),
         Some(("pub", matches)) => publish::run(parsed(matches)?),
         Some(("sub", matches)) => subscribe::run(parsed(matches)?),

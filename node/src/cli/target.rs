@@ -33,6 +33,10 @@ pub(super) struct NodeArguments {
 
     #[command(flatten)]
     key: KeyArguments,
+
+    /// Sends no key, to a node that runs with --auth off
+    #[arg(long, conflicts_with = "key")]
+    no_key: bool,
 }
 
 impl KeyArguments {
@@ -43,7 +47,7 @@ impl KeyArguments {
         let file = development_key_file(&self.data_dir());
         let text = std::fs::read_to_string(&file).map_err(|error| {
             let file = file.display();
-            Failure::failed(format!("no --key and no FANFARE_KEY, and the key of a development node cannot be read from {file}: {error}"))
+            Failure::failed(format!("no --key, no FANFARE_KEY and no --no-key, and the key of a development node cannot be read from {file}: {error}"))
         })?;
         Ok(text.trim().to_owned())
     }
@@ -56,7 +60,9 @@ impl KeyArguments {
 
 impl NodeArguments {
     pub(super) fn options(&self) -> Result<Options, Failure> {
-        let mut options = Options::new(self.url()?, Credential::Key(self.key.key()?));
+        let url = self.url()?;
+        let credential = if self.no_key { Credential::None } else { Credential::Key(self.key.key()?) };
+        let mut options = Options::new(url, credential);
         if let Some(file) = &self.ca_cert {
             if !options.url.starts_with("https://") && !options.url.starts_with("wss://") {
                 return Err(Failure::usage(format!("--ca-cert: {} is not under TLS", options.url)));

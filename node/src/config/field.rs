@@ -1,6 +1,6 @@
 //! How each type of a setting is read and shown.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -63,8 +63,18 @@ impl<F: Field> Field for Option<F> {
 
 impl Field for SocketAddr {
     fn read(text: &str) -> Result<Self, String> {
-        let expected = || format!("expected an IP address and a port such as 127.0.0.1:8080, got `{text}`");
-        text.parse().map_err(|_| expected())
+        if let Ok(address) = text.parse() {
+            return Ok(address);
+        }
+        let expected = || format!("expected a host and a port such as 127.0.0.1:8080, got `{text}`");
+        let (host, port) = text.rsplit_once(':').ok_or_else(expected)?;
+        if host.is_empty() || host.contains(':') || port.parse::<u16>().is_err() {
+            return Err(expected());
+        }
+        let unknown = |error| format!("the host of `{text}` is not known: {error}");
+        let addresses = text.to_socket_addrs().map_err(unknown)?.collect::<Vec<_>>();
+        let v4 = addresses.iter().find(|address| address.is_ipv4());
+        v4.or(addresses.first()).copied().ok_or_else(expected)
     }
 
     fn show(&self) -> Option<String> {

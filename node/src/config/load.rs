@@ -23,6 +23,15 @@ impl Config {
         flags: &Flags,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {
+        let (config, mistakes) = Self::load_as_far_as_possible(flags, environment);
+        if mistakes.is_empty() { Ok(config) } else { Err(ConfigError(mistakes)) }
+    }
+
+    /// The same, with what could be read beside the mistakes.
+    pub fn load_as_far_as_possible(
+        flags: &Flags,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> (Self, Vec<Mistake>) {
         let mut mistakes = Vec::new();
         let variables = variables(environment, &mut mistakes);
         let mut config = Self::default();
@@ -40,7 +49,7 @@ impl Config {
             apply(&mut config, setting, text, format!("--{}", setting.flag()), &mut mistakes);
         }
         rules::check(&config, &mut mistakes);
-        if mistakes.is_empty() { Ok(config) } else { Err(ConfigError(mistakes)) }
+        (config, mistakes)
     }
 }
 

@@ -12,7 +12,7 @@ const SIZE_UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB"
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     with_unit(text, &DURATION_UNITS)
         .map(Duration::from_millis)
-        .ok_or_else(|| format!("expected a duration such as 500ms, 25s or 5m, got `{text}`"))
+        .ok_or_else(|| format!("expected a duration such as 500ms, 25s, 5m or 2h, got `{text}`"))
 }
 
 pub(super) fn show_duration(duration: Duration) -> String {

@@ -125,9 +125,9 @@ fn every_mistake_is_reported_at_once_with_its_place() {
         "f.toml:10: limits.pings_per_second: expected a whole number, got a float",
         "f.toml:11: other: is not known",
         "FANFARE_LIMITS_TOKEN_BYTES: must be between 1 and 65536, got `0`",
-        "FANFARE_LISTEN: expected an IP address and a port such as 127.0.0.1:8080, got `8080`",
+        "FANFARE_LISTEN: expected a host and a port such as 127.0.0.1:8080, got `8080`",
         "--node-id: expected 1 to 64 letters, digits, `.`, `_` or `-`, got `a b`",
-        "--drain-timeout: expected a duration such as 500ms, 25s or 5m, got `soon`",
+        "--drain-timeout: expected a duration such as 500ms, 25s, 5m or 2h, got `soon`",
         "--log: expected a level or a filter such as info,fanfare=debug, got `a=b=c`",
         "--admin-listen: 0.0.0.0:1 is beyond loopback and needs --admin-token-file",
         "--directory: data/directory.toml does not exist; name the file with tenants, accounts and keys \
@@ -140,7 +140,7 @@ fn every_mistake_is_reported_at_once_with_its_place() {
 fn a_mistake_counts_even_where_it_is_overridden() {
     assert_eq!(
         load("listen = 'x'", &[], &["--listen", "127.0.0.1:0"]).unwrap_err(),
-        ["f.toml:1: listen: expected an IP address and a port such as 127.0.0.1:8080, got `x`"]
+        ["f.toml:1: listen: expected a host and a port such as 127.0.0.1:8080, got `x`"]
     );
 }
 
@@ -264,4 +264,14 @@ fn a_certificate_and_its_key_are_given_together() {
     assert_eq!(mistakes, ["--tls-cert: needs --tls-key as well"]);
     let mistakes = load("tls_key = 'a.key'", &[], &[]).unwrap_err();
     assert_eq!(mistakes, ["--tls-key: needs --tls-cert as well"]);
+}
+
+#[test]
+fn a_host_may_be_a_name() {
+    let config = load("listen = 'localhost:9080'", &[], &[]).unwrap();
+    assert!(config.listen.ip().is_loopback() && config.listen.port() == 9080);
+    for text in [":9080", "localhost", "localhost:http", "a:b:1"] {
+        let mistakes = load(&format!("listen = '{text}'"), &[], &[]).unwrap_err();
+        assert!(mistakes[0].contains("expected a host and a port"), "{mistakes:?}");
+    }
 }
