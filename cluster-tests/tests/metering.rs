@@ -83,6 +83,22 @@ async fn messages_count_with_their_sizes_for_the_account_they_are_of() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_client_is_given_afterwards_counts_as_delivered() {
+    let node = Node::start(options()).await;
+    let mut socket = Socket::open(&node, "").await;
+    socket.attach("a").await;
+    let messages = json!([{"data": 1}, {"data": 22}, {"data": 333}]);
+    let ack = socket.ask(json!({"op": 13, "channel": "a", "messages": messages})).await;
+    publish(&node, KEY, r#"{"data":4444}"#).await;
+    socket.find("the last message", |frame| frame["messages"][0]["data"] == 4444).await;
+    assert_eq!(total(&node, KEY, "deliver").await, (4, 10));
+    let mut late = Socket::open(&node, "").await;
+    late.ask(json!({"op": 8, "channel": "a", "serial": ack["serials"][0]})).await;
+    late.find("the last message", |frame| frame["messages"][0]["data"] == 4444).await;
+    assert_eq!(total(&node, KEY, "deliver").await, (4 + 3, 10 + 9), "without the first, which it had");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn requests_tokens_and_reads_are_counted() {
     let node = Node::start(options()).await;
     publish(&node, KEY, r#"{"data":1}"#).await;

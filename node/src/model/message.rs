@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 
 use super::ids::{ChannelKey, ClientId, ConnectionId, check_name};
 use super::limits::Limits;
+use super::usage::Amount;
 
 /// Why a draft was refused; the text names the field.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +100,14 @@ pub struct Message {
     pub extras: Option<Box<RawValue>>,
 }
 
+impl Message {
+    /// As [`draft_bytes`] of its draft.
+    fn bytes(&self, client_id: Option<&ClientId>) -> u64 {
+        let Self { name, data, extras, .. } = self;
+        size(name.as_deref(), data.as_deref(), extras.as_deref(), client_id) as u64
+    }
+}
+
 /// Messages that entered at this node: checked, stamped and numbered by `publish`, the only maker.
 #[derive(Debug)]
 #[expect(clippy::manual_non_exhaustive, reason = "within this crate too, only its maker may fill it")]
@@ -127,11 +136,7 @@ impl Published {
         key_name: super::KeyName,
         messages: Vec<Message>,
     ) -> Arc<Self> {
-        let size_of = |message: &Message| {
-            let Message { name, data, extras, .. } = message;
-            size(name.as_deref(), data.as_deref(), extras.as_deref(), client_id.as_ref()) as u64
-        };
-        let bytes = messages.iter().map(size_of).sum();
+        let bytes = messages.iter().map(|message| message.bytes(client_id.as_ref())).sum();
         let _made_by_publish = ();
         Arc::new(Self {
             key,
@@ -144,6 +149,18 @@ impl Published {
             bytes,
             _made_by_publish,
         })
+    }
+
+    /// The messages numbered above `sequence`, and their sizes.
+    pub fn amount_after(&self, sequence: u64) -> Amount {
+        if self.messages.first().is_some_and(|first| first.sequence > sequence) {
+            return Amount { count: self.messages.len() as u64, bytes: self.bytes };
+        }
+        let mut amount = Amount::default();
+        for message in self.messages.iter().filter(|message| message.sequence > sequence) {
+            amount.add(Amount { count: 1, bytes: message.bytes(self.client_id.as_ref()) });
+        }
+        amount
     }
 
     /// The stamp of the last message: the position that the frame carries.

@@ -8,7 +8,7 @@ use fanfare_proto::serial::Serial;
 use super::super::connection::{Connection, Stage};
 use super::{SLICE, Shard};
 use crate::hub::{Channel, Pulled, Start, Subscriber};
-use crate::model::{ChannelName, Stamp};
+use crate::model::{Amount, ChannelName, Stamp, UsageKind};
 use crate::session::{Begin, Standing};
 
 /// What one pull takes from a ring.
@@ -176,13 +176,15 @@ impl Shard {
                 let after = replay.after;
                 replay.after = deliveries.last().map_or(after, |last| last.last().sequence);
                 let heard = deliveries.iter().filter(|one| open.echo || one.published.connection_id != own);
-                let mut count = 0;
+                let mut handed = Amount::default();
                 let frames = heard.map(|one| {
-                    count += one.published.messages.len();
+                    handed.add(one.published.amount_after(after));
                     one.frame_after(format, after)
                 });
                 connection.outbox.push_replay(frames);
-                self.metrics.deliveries.increment(count as u64);
+                self.metrics.deliveries.increment(handed.count);
+                let usage = &open.session.principal().account.usage;
+                usage.count(UsageKind::Deliver, handed.count, handed.bytes);
                 if is_end {
                     self.subscribers.go_live(number, slot, replay.after);
                 } else {
