@@ -20,7 +20,7 @@ use crate::auth::Authenticator;
 use crate::config::{Config, StoreKind};
 use crate::edge::admin::{self, AdminState, AdminToken, Readiness};
 use crate::edge::http;
-use crate::edge::listener::{self, Acceptor, HttpServices};
+use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::{Clock, Limits};
@@ -95,8 +95,7 @@ impl App {
         // What is stored gets timestamps that never go back; credentials are held against the plain clock.
         let (clock, stamps) = (Clock::system(), Clock::system());
         let limits = Arc::new(config.limits.clone());
-        std::fs::create_dir_all(&config.data_dir)
-            .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
+        let outside = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
@@ -155,8 +154,9 @@ impl App {
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
         let draining = Arc::new(AtomicBool::new(false));
-        let admin_state = admin_state(&config, metrics.clone(), Arc::clone(&store), Arc::clone(&draining))?;
-        let admin = serve_admin(&config, admin_state, &tasks)?;
+        let admin_state =
+            admin_state(outside.admin_token, metrics.clone(), Arc::clone(&store), Arc::clone(&draining));
+        let admin = serve_admin(&config, outside.admin, admin_state, &tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
         tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), Arc::clone(&auth), stamps));
@@ -164,11 +164,11 @@ impl App {
         tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, every));
         tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 
-        let certificates = open_certificates(&config)?;
-        if let Some(certificates) = &certificates {
+        if let Some(certificates) = &outside.certificates {
             tasks.spawn("certificate", OnStop::Cancel, Arc::clone(certificates).watch());
         }
-        let (acceptor, listen) = start_acceptor(&config, &limits, &shards, certificates, &tasks)?;
+        let (clients, certificates) = (outside.clients, outside.certificates);
+        let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
         let addresses = Addresses { listen, admin };
         let node_file = crate::config::node_file(&config.data_dir);
         files::write_node_file(&node_file, &node_id, addresses)
@@ -299,25 +299,53 @@ fn start_shards(
 }
 
 fn admin_state(
-    config: &Config,
+    token: AdminToken,
     metrics: PrometheusHandle,
     store: Arc<dyn HistoryStore>,
     draining: Arc<AtomicBool>,
-) -> Result<AdminState, StartError> {
-    let token = AdminToken::open(config.admin_token_file.as_deref(), &config.data_dir)
-        .map_err(StartError::at("cannot use the admin token"))?;
+) -> AdminState {
     let readiness = move || match (draining.load(Ordering::Relaxed), store.health()) {
         (true, _) => Readiness::Draining,
         (false, Ok(())) => Readiness::Ready,
         (false, Err(_)) => Readiness::Degraded,
     };
-    Ok(AdminState { metrics, token: Arc::new(token), readiness: Arc::new(readiness) })
+    AdminState { metrics, token: Arc::new(token), readiness: Arc::new(readiness) }
 }
 
-fn serve_admin(config: &Config, state: AdminState, tasks: &Tasks) -> Result<SocketAddr, StartError> {
+/// What a start may fail at for a reason outside the node. It comes first, and the data folder last of it, so that such a
+/// start leaves none behind.
+struct Outside {
+    clients: Bound,
+    admin: Bound,
+    admin_token: AdminToken,
+    certificates: Option<Arc<Certificates>>,
+}
+
+impl Outside {
+    fn open(config: &Config) -> Result<Self, StartError> {
+        let bind = |address: SocketAddr, flag: &str| {
+            Bound::to(address).map_err(StartError::at(format!("cannot listen on {address} ({flag})")))
+        };
+        let clients = bind(config.listen, "--listen")?;
+        let admin = bind(config.admin_listen, "--admin-listen")?;
+        let certificates = open_certificates(config)?;
+        let admin_token = AdminToken::open(config.admin_token_file.as_deref(), &config.data_dir)
+            .map_err(StartError::at("cannot use the admin token"))?;
+        std::fs::create_dir_all(&config.data_dir)
+            .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
+        Ok(Self { clients, admin, admin_token, certificates })
+    }
+}
+
+fn serve_admin(
+    config: &Config,
+    bound: Bound,
+    state: AdminState,
+    tasks: &Tasks,
+) -> Result<SocketAddr, StartError> {
     let address = config.admin_listen;
     let at = || format!("cannot listen on {address} (--admin-listen)");
-    let bound = listener::bind(address).map_err(StartError::at(at()))?;
+    let bound = bound.listen().map_err(StartError::at(at()))?;
     bound.set_nonblocking(true).map_err(StartError::at(at()))?;
     let bound = tokio::net::TcpListener::from_std(bound).map_err(StartError::at(at()))?;
     let address = bound.local_addr().map_err(StartError::at(at()))?;
@@ -332,13 +360,14 @@ fn serve_admin(config: &Config, state: AdminState, tasks: &Tasks) -> Result<Sock
 
 fn start_acceptor(
     config: &Config,
+    bound: Bound,
     limits: &Limits,
     shards: &Arc<Shards>,
     certificates: Option<Arc<Certificates>>,
     tasks: &Tasks,
 ) -> Result<(Acceptor, SocketAddr), StartError> {
     let at = || format!("cannot listen on {} (--listen)", config.listen);
-    let bound = listener::bind(config.listen).map_err(StartError::at(at()))?;
+    let bound = bound.listen().map_err(StartError::at(at()))?;
     let address = bound.local_addr().map_err(StartError::at(at()))?;
     let acceptor = Acceptor::start(bound, Arc::clone(shards), certificates, limits, tasks)
         .map_err(StartError::at(at()))?;

@@ -175,3 +175,23 @@ fn mistakes_of_the_configuration_and_of_the_directory_are_told_together() {
         assert!(stderr.contains(mistake), "{mistake}: {stderr}");
     }
 }
+
+#[test]
+fn a_start_that_fails_leaves_no_data_folder_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    for (arguments, reason) in [
+        (&["--listen", &taken, "--admin-listen", "127.0.0.1:0"][..], "(--listen)"),
+        (&["--listen", "127.0.0.1:0", "--admin-listen", &taken], "(--admin-listen)"),
+        (
+            &["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--admin-token-file", "absent"],
+            "the admin token",
+        ),
+    ] {
+        let (code, stdout, stderr) = run(folder.path(), arguments);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?} {stderr}");
+        assert!(stderr.contains(reason), "{arguments:?} {stderr}");
+        assert!(!folder.path().join("data").exists(), "{arguments:?}");
+    }
+}

@@ -2,7 +2,7 @@
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
 use fanfare_proto::frame::{Body, Format, FrameError, parse};
-use fanfare_proto::http::parse_publish;
+use fanfare_proto::http::{parse_batch, parse_publish};
 use fanfare_proto::{json, msgpack};
 
 fn parse_json(text: impl AsRef<[u8]>) -> Result<fanfare_proto::frame::Request, FrameError> {
@@ -187,7 +187,7 @@ fn publish_bodies_that_are_refused() {
         (r#"{"name":null}"#, "invalid type: null, expected name to be a string"),
         (r#"{"name":1}"#, "invalid type: integer `1`, expected name to be a string"),
         (r#"[{},null]"#, "invalid type: null, expected an object for a message"),
-        (r#""text""#, "invalid type: string \"text\", expected an object for a message"),
+        (r#""text""#, "a message must be an object"),
         (r#"{"extras":[]}"#, "extras must be an object"),
     ] {
         assert_eq!(parse_publish(body.as_bytes(), 64).unwrap_err().to_string(), expected, "{body}");
@@ -201,4 +201,15 @@ fn publish_bodies_that_are_refused() {
 fn secrets_do_not_reach_debug_output() {
     let request = parse_json(r#"{"op":15,"accessToken":"s3cret"}"#).unwrap();
     assert!(!format!("{request:?}").contains("s3cret"));
+}
+
+#[test]
+fn a_refused_publish_does_not_quote_what_stood_in_place_of_a_message() {
+    for body in [r#""hush""#, r#"["hush"]"#, r#"[{}, "hush"]"#, r#" "hu\u0073h" "#] {
+        let error = parse_publish(body.as_bytes(), 64).expect_err(body).to_string();
+        assert!(!error.contains("hush") && error.contains("object"), "{body}: {error}");
+    }
+    let batch = r#"{"channels":["a"],"messages":["hush"]}"#;
+    let error = parse_batch(batch.as_bytes(), 64).expect_err(batch).to_string();
+    assert!(!error.contains("hush"), "{error}");
 }

@@ -1,5 +1,7 @@
 //! What several settings must satisfy together.
 
+use std::net::SocketAddr;
+
 use super::error::Mistake;
 use super::{Config, is_loopback};
 
@@ -23,9 +25,26 @@ pub(super) fn check(config: &Config, mistakes: &mut Vec<Mistake>) {
         let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);
         mistakes.push(Mistake::new("--admin-listen", problem));
     }
+    let listeners = [("--listen", config.listen), ("--admin-listen", config.admin_listen)];
+    for (at, (later, address)) in listeners.iter().enumerate() {
+        let taken = listeners[..at].iter().find(|(_, earlier)| collide(*earlier, *address));
+        if let Some((earlier, other)) = taken {
+            mistakes.push(Mistake::new(*later, format!("{address} is taken by {earlier}, {other}")));
+        }
+    }
     if !config.development() && !config.directory_file().exists() {
         mistakes.push(Mistake::new("--directory", missing_directory(config)));
     }
+}
+
+/// Whether one of them is all that can be bound. With port 0 the system chooses.
+fn collide(one: SocketAddr, other: SocketAddr) -> bool {
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    // `[::]` takes the port of every IPv4 address as well.
+    let covers = |wide: std::net::IpAddr, narrow: std::net::IpAddr| {
+        wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
+    };
+    one.port() != 0 && one.port() == other.port() && (a == b || covers(a, b) || covers(b, a))
 }
 
 fn missing_directory(config: &Config) -> String {

@@ -275,3 +275,31 @@ fn a_host_may_be_a_name() {
         assert!(mistakes[0].contains("expected a host and a port"), "{mistakes:?}");
     }
 }
+
+#[test]
+fn no_two_listeners_have_one_address() {
+    let token_file = tempfile::NamedTempFile::new().unwrap();
+    let beyond = ["--directory", "/dev/null", "--admin-token-file", token_file.path().to_str().unwrap()];
+    for (listen, admin, collide) in [
+        ("127.0.0.1:9000", "127.0.0.1:9000", true),
+        ("127.0.0.1:9000", "127.0.0.1:9001", false),
+        ("127.0.0.1:0", "127.0.0.1:0", false),
+        ("127.0.0.1:9000", "127.0.0.2:9000", false),
+        ("0.0.0.0:9000", "127.0.0.1:9000", true),
+        ("127.0.0.1:9000", "0.0.0.0:9000", true),
+        ("[::]:9000", "127.0.0.1:9000", true),
+        ("[::]:9000", "[::1]:9000", true),
+        ("[::1]:9000", "127.0.0.1:9000", false),
+        ("[::1]:9000", "0.0.0.0:9000", false),
+        ("[::ffff:127.0.0.1]:9000", "127.0.0.1:9000", true),
+    ] {
+        let given = [&["--listen", listen, "--admin-listen", admin][..], &beyond[..]].concat();
+        let mistakes = load("", &[], &given).err().unwrap_or_default();
+        let expected = if collide {
+            vec![format!("--admin-listen: {admin} is taken by --listen, {listen}")]
+        } else {
+            vec![]
+        };
+        assert_eq!(mistakes, expected, "{listen} and {admin}");
+    }
+}

@@ -39,14 +39,24 @@ const LAST_REQUEST: Duration = Duration::from_secs(3);
 /// How long accepting pauses when no more connections may be held.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Binds with a backlog that takes a herd. Port 0 lets the system choose.
-pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let domain = socket2::Domain::for_address(address);
-    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
+/// An address that is ours, and refuses connections until it listens.
+pub struct Bound(socket2::Socket);
+
+impl Bound {
+    /// Fails where somebody listens. Port 0 lets the system choose.
+    pub fn to(address: SocketAddr) -> io::Result<Self> {
+        let domain = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        Ok(Self(socket))
+    }
+
+    /// With a backlog that takes a herd.
+    pub fn listen(self) -> io::Result<TcpListener> {
+        self.0.listen(BACKLOG)?;
+        Ok(self.0.into())
+    }
 }
 
 /// Accepts on a thread of its own until [`Acceptor::stop`].

@@ -19,7 +19,8 @@ pub struct Draft {
 /// By hand, because a derived one also takes an array for an object and does not name the field it refuses.
 impl<'de> Deserialize<'de> for Draft {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(DraftVisitor)
+        // Not `deserialize_map`, which would quote a string in its error.
+        deserializer.deserialize_any(DraftVisitor)
     }
 }
 
@@ -41,6 +42,11 @@ impl<'de> Visitor<'de> for DraftVisitor {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object for a message")
+    }
+
+    /// What is sent in the wrong place may be a key or a token.
+    fn visit_str<E: de::Error>(self, _: &str) -> Result<Draft, E> {
+        Err(E::custom("a message must be an object"))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Draft, A::Error> {

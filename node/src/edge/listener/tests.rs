@@ -13,7 +13,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 
 #[test]
 fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
-    let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = Bound::to("127.0.0.1:0".parse().unwrap()).unwrap().listen().unwrap();
     let address = listener.local_addr().unwrap();
     let (shards, _polls) = Shards::prepare(1).unwrap();
     let (open, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
