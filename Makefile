@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench format-and-clippy components cargo-deny
+.PHONY: help run test lint bench format-and-clippy components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
 TOOLS := $(CURDIR)/target/tools
@@ -15,7 +15,7 @@ run:
 	cargo run --release --locked
 
 # The tests of the cluster run the real binary, so it is built before them.
-test: format-and-clippy
+test: format-and-clippy asyncapi
 	cargo build --locked -p fanfare
 	cargo test --locked --workspace
 
@@ -34,6 +34,19 @@ bench:
 format-and-clippy: components
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+# The page of the socket for tools, against the schema of AsyncAPI. Only this needs Node.js.
+CHECK := $(TOOLS)/docs-check
+
+asyncapi:
+	@if command -v npm >/dev/null; then \
+	  $(MAKE) --no-print-directory $(CHECK)/installed && node docs/check/asyncapi.mjs docs/asyncapi.yaml "$(CHECK)"; \
+	else \
+	  echo "docs/asyncapi.yaml: NOT CHECKED, npm is missing"; \
+	fi
+
+$(CHECK)/installed: docs/check/package.json docs/check/package-lock.json
+	@mkdir -p "$(CHECK)" && cp $^ "$(CHECK)" && npm ci --prefix "$(CHECK)" --no-audit --no-fund && touch $@
 
 components:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs"; exit 1; }
