@@ -209,6 +209,26 @@ impl Raw {
         timeout(deadline, read).await.unwrap_or(End::Silence)
     }
 
+    /// The next chunk of an HTTP answer in chunks, as text; none at its end, also without the last chunk.
+    pub async fn chunk(&mut self, deadline: Duration) -> Option<String> {
+        let read = async {
+            loop {
+                if let Some(line) = self.buffer.windows(2).position(|bytes| bytes == b"\r\n") {
+                    let length = std::str::from_utf8(&self.buffer[..line]).expect("a length");
+                    let length = usize::from_str_radix(length, 16).expect("a length");
+                    let whole = line + 2 + length + 2;
+                    if self.buffer.len() >= whole {
+                        let chunk = self.buffer.split_to(whole);
+                        let text = String::from_utf8(chunk[line + 2..whole - 2].to_vec());
+                        return Some(text.expect("events are cut between characters")).filter(|_| length > 0);
+                    }
+                }
+                self.fill().await.ok()?;
+            }
+        };
+        timeout(deadline, read).await.expect("a chunk in time")
+    }
+
     async fn fill(&mut self) -> Result<(), End> {
         match self.stream.read_buf(&mut self.buffer).await {
             Ok(0) | Err(_) => Err(End::Gone),

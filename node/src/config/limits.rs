@@ -61,6 +61,7 @@ limits! {
     outbox_stall_ms 1..=3_600_000: "A connection that takes no waiting frame for this long is closed as slow";
     idempotency_window_ms 1..=86_400_000: "How long a message id given by a client is remembered";
     metric_minutes 1..=1_000_000_000: "Minutes of accounts whose metric rows are kept in memory, where the store does not have them; the oldest go first";
+    sse_streams 0..=4_294_967_295: "Event streams that the node keeps open; 0: none";
     connections 0..=4_294_967_295: "Connections of this node; 0: as many as the open-file limit allows";
 }
 

@@ -59,6 +59,8 @@ pub struct Limits {
     pub metric_minutes: usize,
     /// Connections this node accepts at once; 0: what the open-file limit allows.
     pub connections: usize,
+    /// Event streams that the node keeps open.
+    pub sse_streams: usize,
 }
 
 impl Default for Limits {
@@ -99,6 +101,7 @@ impl Default for Limits {
             idempotency_window_ms: 120_000,
             metric_minutes: 200_000,
             connections: 0,
+            sse_streams: 10_000,
         }
     }
 }

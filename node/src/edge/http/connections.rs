@@ -43,7 +43,7 @@ pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) 
             client_id: row.client_id.map(|client_id| client_id.as_str().to_owned()),
             channel_count: row.channels.len(),
             channels: row.channels.iter().map(|channel| channel.as_str().to_owned()).collect(),
-            transport: "websocket".to_owned(),
+            transport: row.transport.to_owned(),
             authenticated: row.authenticated,
             connected_at: place.connected_ms.0,
         });

@@ -5,6 +5,7 @@ use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -40,6 +41,7 @@ mod publish;
 mod query;
 mod rate;
 mod route;
+mod sse;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -47,7 +49,12 @@ mod token;
 /// Everything under the client listener that is not an upgrade of `/realtime`.
 pub fn router(services: Arc<Services>) -> Router {
     let publishes = KeyRates::new(services.limits.http_publishes_per_second);
-    let api = Arc::new(Api { publishes, walks: Semaphore::new(listing::WALKS_MAX), services });
+    let api = Arc::new(Api {
+        publishes,
+        walks: Semaphore::new(listing::WALKS_MAX),
+        streams: Arc::default(),
+        services,
+    });
     Router::new()
         .route("/health", any(health))
         .fallback(move |request| serve(Arc::clone(&api), request))
@@ -60,6 +67,8 @@ struct Api {
     publishes: KeyRates,
     /// Walks over all connections that are under way; further ones wait for theirs, and not for long.
     walks: Semaphore,
+    /// Event streams that are open.
+    streams: Arc<AtomicUsize>,
 }
 
 /// Outside the JSON router, so that it answers even if that cannot.
@@ -89,6 +98,8 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
     let body = Unread::new(&head.headers, body);
     match &route.action {
         Action::UpgradeRequired => return Err(Refusal::upgrade_required()),
+        // It belongs to the socket: its credential may stand in the query.
+        Action::EventStream => return sse::open(api, &route, &head),
         Action::ExchangeToken { key_name } => {
             route.takes(head.method.as_str())?;
             return token::exchange(api, key_name, &head, body).await;
@@ -128,7 +139,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         }
         Action::NotWired { .. } => Err(Refusal::not_wired()),
         Action::Malformed(error) => Err(Refusal::malformed(error)),
-        Action::NotFound | Action::UpgradeRequired | Action::ExchangeToken { .. } => {
+        Action::NotFound | Action::UpgradeRequired | Action::EventStream | Action::ExchangeToken { .. } => {
             Err(Refusal::not_found())
         }
     }

@@ -27,6 +27,7 @@ pub(super) enum Action {
     /// The socket's address, reached without an upgrade.
     UpgradeRequired,
     Time,
+    EventStream,
     ConnectionCount,
     Channels,
     Connections,
@@ -76,6 +77,7 @@ impl Route {
         }
         let (template, allow, action) = match raw_path {
             "/realtime" => ("/realtime", READ, Action::UpgradeRequired),
+            "/realtime/sse" => ("/realtime/sse", "GET", Action::EventStream),
             "/time" => ("/time", READ, Action::Time),
             "/api/publish" => ("/api/publish", WRITE, Action::PublishBatch),
             "/api/metrics/series" => ("/api/metrics/series", READ, Action::Metrics),

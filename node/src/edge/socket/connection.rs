@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use mio::net::TcpStream;
 
-use super::handshake::Opening;
+use super::handshake::{Opening, Transport};
 use super::reader::Reader;
 use super::shard::Replay;
 use crate::accounts::Seat;
@@ -87,6 +87,7 @@ pub(super) struct Open {
     pub(super) echo: bool,
     /// Silence is broken by WebSocket pings instead of op 0.
     pub(super) heartbeat_pings: bool,
+    pub(super) transport: Transport,
     /// Channels with delivery, by their numbers in the hub.
     pub(super) subscriptions: Vec<(ChannelName, u64)>,
     /// At most one for each subscription.
@@ -103,12 +104,13 @@ pub(super) struct Open {
 
 impl Open {
     pub(super) fn new(opening: Opening, limits: &Limits, epoch_ms: u64) -> Box<Self> {
-        let Opening { principal, client_id, format, echo, heartbeat_pings, seat } = opening;
+        let Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport } = opening;
         Box::new(Self {
             session: Session::new(principal, client_id, format, limits, epoch_ms),
             reader: Reader::default(),
             echo,
             heartbeat_pings,
+            transport,
             subscriptions: Vec::new(),
             replays: Vec::new(),
             syncs: Vec::new(),

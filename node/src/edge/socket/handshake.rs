@@ -33,6 +33,24 @@ pub struct Opening {
     pub echo: bool,
     pub heartbeat_pings: bool,
     pub seat: Seat,
+    pub transport: Transport,
+}
+
+/// What a client speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    WebSocket,
+    /// Server-sent events.
+    Sse,
+}
+
+impl Transport {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::WebSocket => "websocket",
+            Self::Sse => "sse",
+        }
+    }
 }
 
 /// What a socket must pass.
@@ -139,7 +157,8 @@ impl<'a> Head<'a> {
             }
             return Decision::Refuse(Refusal::connection_limit());
         };
-        let opening = Opening { principal, client_id, format, echo, heartbeat_pings, seat };
+        let transport = Transport::WebSocket;
+        let opening = Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport };
         Decision::Open { accept, opening }
     }
 

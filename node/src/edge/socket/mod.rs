@@ -24,7 +24,7 @@ use crate::publish::Publisher;
 use crate::session::PublishResult;
 
 pub use connection::Permit;
-pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, refusal_bytes};
+pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, refusal_bytes};
 pub use shard::Shard;
 use survey::Question;
 pub use survey::{ChannelsPage, ConnectionPlace, ConnectionsPage, Survey};

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use tokio::sync::oneshot;
 
+use super::connection::Open;
 use crate::auth::PrincipalKind;
 use crate::model::{AccountId, ChannelName, ClientId, ConnectionId};
-use crate::session::Session;
 
 /// Distinct client ids that one shard keeps for a page of channels; beyond it the page is cut short.
 const CLIENT_IDS_MAX: usize = 200_000;
@@ -42,12 +42,13 @@ impl Survey {
     }
 
     /// Takes in one open connection; true when it is to be closed.
-    pub(super) fn visit(&mut self, session: &Session, opened_ms: u64) -> bool {
+    pub(super) fn visit(&mut self, open: &Open) -> bool {
+        let session = &open.session;
         if session.principal().account.id != self.account {
             return false;
         }
         match &mut self.question {
-            Question::Connections { page, .. } => page.add(session, opened_ms),
+            Question::Connections { page, .. } => page.add(open),
             Question::Channels { page, .. } => page.add(session.channels(), session.client_id()),
             Question::CloseClient { client_id, closed, .. } => {
                 let meant = session.client_id() == Some(client_id);
@@ -82,6 +83,7 @@ pub struct ConnectionRow {
     pub client_id: Option<ClientId>,
     /// Sorted by name.
     pub channels: Vec<ChannelName>,
+    pub transport: &'static str,
     pub authenticated: bool,
 }
 
@@ -99,12 +101,14 @@ impl ConnectionsPage {
         Self { limit, after, rows: BTreeMap::new() }
     }
 
-    fn add(&mut self, session: &Session, opened_ms: u64) {
+    fn add(&mut self, open: &Open) {
+        let session = &open.session;
         let connection_id = session.connection_id();
-        let place = ConnectionPlace { connected_ms: Reverse(opened_ms), connection_id };
+        let place = ConnectionPlace { connected_ms: Reverse(open.opened_ms), connection_id };
         self.insert(place, || ConnectionRow {
             client_id: session.client_id().cloned(),
             channels: session.channels().cloned().collect(),
+            transport: open.transport.as_str(),
             authenticated: session.principal().kind != PrincipalKind::Anonymous,
         });
     }

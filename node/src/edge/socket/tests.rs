@@ -230,6 +230,7 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
         echo: true,
         heartbeat_pings: false,
         seat: TenantConnections::default().admit(&Account::plain("acme-prod")).unwrap(),
+        transport: Transport::WebSocket,
     };
     connection.stage = Stage::Open(Open::new(opening, &node.limits, 0));
     let feed_a_part = |connection: &mut Connection| {
@@ -273,6 +274,7 @@ fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
             echo: true,
             heartbeat_pings: false,
             seat: TenantConnections::default().admit(&Account::plain("acme")).unwrap(),
+            transport: Transport::WebSocket,
         });
         let permit = Permit::take(&node.open);
         node.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });

@@ -72,7 +72,7 @@ impl Shard {
             Purpose::Survey(survey) => {
                 let Some(Some(connection)) = self.slots.get(slot as usize) else { return };
                 let Stage::Open(open) = &connection.stage else { return };
-                if survey.visit(&open.session, open.opened_ms) {
+                if survey.visit(open) {
                     self.with_session(slot, |session, _, out| {
                         session.fail("closed by the account", code::CAPABILITY, close::CAPABILITY, out);
                     });

@@ -5,7 +5,7 @@ fn place(connected_ms: u64, id: u8) -> ConnectionPlace {
 }
 
 fn row() -> ConnectionRow {
-    ConnectionRow { client_id: None, channels: Vec::new(), authenticated: true }
+    ConnectionRow { client_id: None, channels: Vec::new(), transport: "websocket", authenticated: true }
 }
 
 fn connections(limit: usize, after: Option<ConnectionPlace>, places: &[ConnectionPlace]) -> ConnectionsPage {

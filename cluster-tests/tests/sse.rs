@@ -1,0 +1,236 @@
+//! Server-sent events: what a browser's EventSource does.
+
+use std::collections::VecDeque;
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, http, wait_until};
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+
+fn directory(capability: &str, connection_limit: Option<u64>) -> Directory {
+    let directory = Directory::default().tenant("acme", connection_limit).account_of_tenant("acme");
+    directory.key("k1", "secret", ALL).key("k2", "secret", capability)
+}
+
+fn options() -> NodeOptions {
+    NodeOptions::default().directory(directory(r#"{ "a" = ["subscribe"] }"#, None), KEY)
+}
+
+/// A stream that is open.
+struct Events {
+    raw: Raw,
+    text: String,
+    /// What came and was not looked at.
+    waiting: VecDeque<Event>,
+}
+
+/// `event`, `id` and `data` of one, or a comment alone.
+#[derive(Debug, Clone, PartialEq)]
+struct Event {
+    name: String,
+    id: String,
+    data: Value,
+}
+
+impl Events {
+    async fn open(node: &Node, query: &str, last_event_id: Option<&str>) -> Self {
+        let (status, head, events) = Self::ask(node, query, last_event_id).await;
+        assert_eq!(status, 200, "{head}");
+        let head = head.to_ascii_lowercase();
+        assert!(head.contains("content-type: text/event-stream\r\n"), "{head}");
+        assert!(head.contains("access-control-allow-origin: *\r\n"), "{head}");
+        events
+    }
+
+    async fn ask(node: &Node, query: &str, last_event_id: Option<&str>) -> (u16, String, Self) {
+        let mut raw = Raw::connect(node.addr()).await;
+        let last = last_event_id.map(|id| format!("last-event-id: {id}\r\n")).unwrap_or_default();
+        let head = format!("GET /realtime/sse{query} HTTP/1.1\r\nhost: localhost\r\n{last}\r\n");
+        raw.write(head.as_bytes()).await;
+        let (status, head) = raw.head(SOON).await.expect("an answer");
+        (status, head, Self { raw, text: String::new(), waiting: VecDeque::new() })
+    }
+
+    /// The next block, however the chunks cut it; none at the end.
+    async fn block(&mut self) -> Option<String> {
+        loop {
+            if let Some((block, rest)) = self.text.split_once("\n\n") {
+                let (block, rest) = (block.to_owned(), rest.to_owned());
+                self.text = rest;
+                return Some(block);
+            }
+            self.text.push_str(&self.raw.chunk(SOON).await?);
+        }
+    }
+
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            let block = self.block().await?;
+            if block.starts_with(':') || block.starts_with("retry:") {
+                continue;
+            }
+            let field = |name: &str| {
+                let line = block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+                line.unwrap_or_default().to_owned()
+            };
+            let data = serde_json::from_str(&field("data")).expect("a frame");
+            return Some(Event { name: field("event"), id: field("id"), data });
+        }
+    }
+
+    /// The next event of a name; what comes before it stays.
+    async fn find(&mut self, name: &str) -> Event {
+        if let Some(place) = self.waiting.iter().position(|event| event.name == name) {
+            return self.waiting.remove(place).expect("it stands there");
+        }
+        loop {
+            let event = self.next().await.expect("an event");
+            if event.name == name {
+                return event;
+            }
+            self.waiting.push_back(event);
+        }
+    }
+}
+
+async fn publish(node: &Node, channel: &str, data: Value) {
+    let path = format!("/api/channels/{channel}/publish");
+    let body = json!({"data": data}).to_string();
+    let answer =
+        http::request(node.addr(), "POST", &path, &[("authorization", &http::basic(KEY))], body).await;
+    assert_eq!(answer.status, 200);
+}
+
+async fn get(node: &Node, path: &str) -> Value {
+    http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await.json()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_of_two_channels_is_resumed_by_its_last_id() {
+    let node = Node::start(options()).await;
+    let query = format!("?channel=a&channel=b%3A1&key={KEY}");
+    let mut events = Events::open(&node, &query, None).await;
+    let attached = [events.find("attached").await, events.find("attached").await];
+    assert_eq!(attached.clone().map(|event| event.data["channel"].clone()), [json!("a"), json!("b:1")]);
+    assert_eq!(attached[1].data["resumed"], false);
+    assert_eq!(attached[0].id, format!("{},", attached[0].data["serial"].as_str().expect("a serial")));
+    publish(&node, "a", json!("one\ntwo")).await;
+    let message = events.find("message").await;
+    assert_eq!(message.data["messages"][0]["data"], "one\ntwo");
+    let (a, b) = message.id.split_once(',').expect("a serial for each channel");
+    assert_eq!(
+        (a, b),
+        (
+            message.data["serial"].as_str().expect("a serial"),
+            attached[1].data["serial"].as_str().expect("a serial"),
+        )
+    );
+    drop(events);
+
+    publish(&node, "b%3A1", json!("missed b")).await;
+    publish(&node, "a", json!("missed a")).await;
+    let mut events = Events::open(&node, &query, Some(&message.id)).await;
+    for _ in 0..2 {
+        assert_eq!(events.find("attached").await.data["resumed"], true);
+    }
+    let mut missed = [events.find("message").await, events.find("message").await]
+        .map(|event| event.data["messages"][0]["data"].as_str().expect("a text").to_owned());
+    missed.sort();
+    assert_eq!(missed, ["missed a", "missed b"]);
+    for nonsense in ["nonsense", "x,y", "a,b,c"] {
+        let mut events = Events::open(&node, &query, Some(nonsense)).await;
+        assert_eq!(events.find("attached").await.data["resumed"], false, "{nonsense}");
+    }
+    node.assert_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_refused_as_a_socket_is() {
+    let node = Node::start(options()).await;
+    let many = |count: usize| -> String { (0..count).map(|number| format!("&channel=a{number}")).collect() };
+    for (query, status) in [
+        ("?channel=a".to_owned(), 401),
+        ("?channel=a&key=wrong.k1".to_owned(), 401),
+        ("?channel=a&key=wrong.k1&errors=socket".to_owned(), 401),
+        ("?channel=a&key=secret.k2".to_owned(), 200),
+        ("?channel=a&channel=b&key=secret.k2".to_owned(), 403),
+        (format!("?key={KEY}"), 400),
+        (format!("?key={KEY}&channel="), 400),
+        (format!("?key={KEY}&channel=%5Bx"), 400),
+        (format!("?key={KEY}&channel=a&channel=a"), 400),
+        (format!("?key={KEY}&channel=a&clientId=*"), 400),
+        (format!("?key={KEY}{}", many(20)), 200),
+        (format!("?key={KEY}{}", many(21)), 400),
+    ] {
+        let (answered, head, _) = Events::ask(&node, &query, None).await;
+        assert_eq!(answered, status, "{query}: {head}");
+        assert!(head.to_ascii_lowercase().contains("access-control-allow-origin: *\r\n"), "{head}");
+    }
+    let path = format!("/realtime/sse?channel=a&key={KEY}");
+    assert_eq!(http::request(node.addr(), "POST", &path, &[], "").await.status, 405);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_a_connection_of_its_tenant() {
+    let node = Node::start(NodeOptions::default().directory(directory(ALL, Some(1)), KEY)).await;
+    let query = format!("?channel=a&key={KEY}&clientId=ann");
+    let mut events = Events::open(&node, &query, None).await;
+    events.find("attached").await;
+    let listed = get(&node, "/api/connections").await["connections"][0].clone();
+    assert_eq!((&listed["transport"], &listed["clientId"]), (&json!("sse"), &json!("ann")));
+    assert_eq!(listed["channels"], json!(["a"]));
+    let (status, _, _) = Events::ask(&node, &query, None).await;
+    assert_eq!(status, 429);
+    let path = "/api/clients/ann/connections/close";
+    let closed = http::request(node.addr(), "POST", path, &[("authorization", &http::basic(KEY))], "").await;
+    assert_eq!(closed.json(), json!({"closed": 1}));
+    assert_eq!(events.next().await, None, "the stream has ended");
+    assert_eq!(get(&node, "/api/connections/count").await["connections"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_stream_is_kept_by_comments_and_one_that_is_left_ends() {
+    let node = Node::start(options().limit("heartbeat_ms", 200)).await;
+    let mut events = Events::open(&node, &format!("?channel=a&key={KEY}"), None).await;
+    events.find("attached").await;
+    // Long enough for a session that hears nothing to be taken for dead.
+    let began = std::time::Instant::now();
+    while began.elapsed().as_millis() < 11_500 {
+        assert_eq!(events.block().await.as_deref(), Some(":"));
+    }
+    publish(&node, "a", json!(1)).await;
+    events.find("message").await;
+    drop(events);
+    wait_until(SOON, "the stream to end", async || {
+        get(&node, "/api/connections/count").await["connections"] == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_not_read_ends_alone() {
+    let node = Node::start(options().limit("outbox_bytes", 256 * 1024)).await;
+    let slow = Raw::connect_slow(node.addr(), 16 * 1024).await;
+    let mut slow = Events { raw: slow, text: String::new(), waiting: VecDeque::new() };
+    let head = format!("GET /realtime/sse?channel=a&key={KEY} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    slow.raw.write(head.as_bytes()).await;
+    assert_eq!(slow.raw.head(SOON).await.expect("an answer").0, 200);
+    slow.find("attached").await;
+    let mut reader = Events::open(&node, &format!("?channel=a&key={KEY}"), None).await;
+    reader.find("attached").await;
+    let filler = "x".repeat(60_000);
+    let mut sent = 0;
+    wait_until(SOON, "the slow stream to be ended", async || {
+        publish(&node, "a", json!([sent, filler])).await;
+        assert_eq!(
+            reader.find("message").await.data["messages"][0]["data"][0],
+            sent,
+            "in order, none missing"
+        );
+        sent += 1;
+        get(&node, "/api/connections/count").await["connections"] == 1
+    })
+    .await;
+    node.assert_well().await;
+}

@@ -1,0 +1,165 @@
+//! `GET /realtime/sse`: a session that only listens, for clients without WebSocket.
+//!
+//! Behind each stream is an ordinary connection of a shard over a pair of sockets within the process, so attach, replay,
+//! capability, expiry, ceilings and slow consumers are those of the realtime socket. What a slow client leaves unread
+//! stays in the pair's buffers and in the connection's outbox, which is bounded, and then the stream ends.
+
+mod stream;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+
+use axum::body::Body;
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::request::Parts;
+use axum::response::Response;
+use fanfare_proto::frame::Format;
+use serde_json::json;
+
+use self::stream::{Stream, client_frame};
+use super::{Api, authorization};
+use crate::auth::Credentials;
+use crate::edge::errors::Refusal;
+use crate::edge::http::route::Route;
+use crate::edge::link::Link;
+use crate::edge::socket::{Decision, Gate, Head, Input, Opening, Permit, Refused, Transport};
+use crate::model::{ChannelName, Operation};
+
+const CHANNELS_MAX: usize = 20;
+
+/// What every handshake must have; there is none here.
+const NO_HANDSHAKE: [(&str, &[u8]); 2] =
+    [("sec-websocket-version", b"13"), ("sec-websocket-key", b"AAAAAAAAAAAAAAAAAAAAAA==")];
+
+pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, Refusal> {
+    let query = head.uri.query().unwrap_or_default();
+    let authorization = authorization(&head.headers);
+    let credentials = Credentials { authorization: authorization.clone(), query, socket: true };
+    let principal = api.services.auth.authenticate(&credentials)?;
+    route.takes(head.method.as_str())?;
+    let channels = channels(query)?;
+    if !channels.iter().all(|channel| principal.allows(channel.as_str(), Operation::Subscribe)) {
+        return Err(Refusal::forbidden(Operation::Subscribe.as_str()));
+    }
+    let opening = admit(api, query, &authorization)?;
+    let permit = Permit::take(&api.streams);
+    if api.streams.load(Ordering::SeqCst) > api.services.limits.sse_streams {
+        return Err(Refusal::busy());
+    }
+    let last = head.headers.get("last-event-id").and_then(|value| value.to_str().ok());
+    let serials = serials(last, channels.len());
+    let comment_ms = api.services.limits.heartbeat_ms;
+    let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms).map_err(|error| {
+        tracing::warn!(%error, "an event stream could not be opened");
+        Refusal::busy()
+    })?;
+    let mut read = Vec::new();
+    for (channel, serial) in channels.iter().zip(&serials) {
+        let mut attach = json!({"op": 8, "channel": channel.as_str()});
+        if !serial.is_empty() {
+            attach["serial"] = json!(serial);
+        }
+        read.extend(client_frame(&attach.to_string()));
+    }
+    let socket = std::net::TcpStream::from(OwnedFd::from(theirs));
+    api.services.shards.push_next(Input::Adopt {
+        link: Link::plain(socket),
+        permit,
+        read,
+        opening: Box::new(opening),
+    });
+
+    let mut response = Response::new(Body::new(stream));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // A proxy that gathers an answer would hold back every event.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// The names of all `channel` parameters, in their order.
+fn channels(query: &str) -> Result<Vec<ChannelName>, Refusal> {
+    let mut channels = Vec::new();
+    for (_, value) in form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "channel") {
+        let channel = ChannelName::new(&value)?;
+        if channels.contains(&channel) {
+            return Err(Refusal::malformed("channel is repeated"));
+        }
+        channels.push(channel);
+        if channels.len() > CHANNELS_MAX {
+            return Err(Refusal::malformed(format!("more than {CHANNELS_MAX} channels on one stream")));
+        }
+    }
+    if channels.is_empty() {
+        return Err(Refusal::malformed("channel is missing"));
+    }
+    Ok(channels)
+}
+
+/// What the client has of each channel. An id that is none of ours is no position, which the client is told.
+fn serials(last_event_id: Option<&str>, channels: usize) -> Vec<String> {
+    let Some(last) = last_event_id.filter(|last| !last.is_empty()) else {
+        return vec![String::new(); channels];
+    };
+    let serials: Vec<String> = last.split(',').map(str::to_owned).collect();
+    if serials.len() == channels { serials } else { vec!["?".to_owned(); channels] }
+}
+
+fn admit(api: &Api, query: &str, authorization: &[&[u8]]) -> Result<Opening, Refusal> {
+    let given = authorization.iter().map(|value| ("authorization", *value));
+    let head = Head { query, headers: given.chain(NO_HANDSHAKE).collect() };
+    let services = &api.services;
+    let gate = Gate { auth: &services.auth, connections: &services.connections, limits: &services.limits };
+    match head.decide(gate) {
+        Decision::Open { opening, .. } => {
+            Ok(Opening { format: Format::Json, heartbeat_pings: false, transport: Transport::Sse, ..opening })
+        }
+        Decision::Refuse(refusal) => Err(refusal),
+        Decision::OpenRefused { refused: Refused::Credential, .. } => Err(Refusal::unauthorized()),
+        Decision::OpenRefused { refused: Refused::ConnectionLimit, .. } => Err(Refusal::connection_limit()),
+    }
+}
+
+/// The stream, and the shard's end of its pair.
+fn begin(
+    channels: Vec<ChannelName>,
+    serials: Vec<String>,
+    comment_ms: u64,
+) -> std::io::Result<(Stream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    theirs.set_nonblocking(true)?;
+    Ok((Stream::new(ours, channels, serials, comment_ms)?, theirs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn up_to_twenty_channels_each_once() {
+        let query =
+            |count: usize| -> String { (0..count).map(|number| format!("&channel=c{number}")).collect() };
+        assert_eq!(channels(&query(20)).unwrap().len(), 20);
+        for query in
+            [query(21), String::new(), "channel=a&channel=a".into(), "channel=".into(), "channel=[x".into()]
+        {
+            assert!(channels(&query).is_err(), "{query}");
+        }
+        let names = channels("channel=b%3A1&key=x&channel=a").unwrap();
+        assert_eq!(names.iter().map(ChannelName::as_str).collect::<Vec<_>>(), ["b:1", "a"]);
+    }
+
+    #[test]
+    fn an_id_holds_a_serial_for_each_channel_or_no_position() {
+        assert_eq!(serials(None, 2), ["", ""]);
+        assert_eq!(serials(Some(""), 2), ["", ""]);
+        assert_eq!(serials(Some("a,b"), 2), ["a", "b"]);
+        assert_eq!(serials(Some("a,"), 2), ["a", ""]);
+        assert_eq!(serials(Some("a"), 2), ["?", "?"]);
+        assert_eq!(serials(Some("a,b,c"), 2), ["?", "?"]);
+    }
+}

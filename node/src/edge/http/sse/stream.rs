@@ -1,0 +1,238 @@
+//! Frames of a session → events of a stream.
+
+use std::convert::Infallible;
+use std::os::unix::net;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use fanfare_proto::frame::op;
+use fastwebsockets::OpCode;
+use hyper::body::{Body, Frame};
+use serde::Deserialize;
+use tokio::io::{AsyncRead as _, ReadBuf};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+
+use crate::model::ChannelName;
+
+const READ_BYTES: usize = 16 * 1024;
+/// Events given on together, unless one is larger.
+const CHUNK_BYTES: usize = 64 * 1024;
+const COMMENT: &[u8] = b":\n\n";
+
+/// The body of an event stream. It reads from the session only when the client takes what came before.
+pub(super) struct Stream {
+    socket: UnixStream,
+    received: Vec<u8>,
+    events: Events,
+    comments: Interval,
+}
+
+impl Stream {
+    pub(super) fn new(
+        socket: net::UnixStream,
+        channels: Vec<ChannelName>,
+        serials: Vec<String>,
+        comment_ms: u64,
+    ) -> std::io::Result<Self> {
+        let every = Duration::from_millis(comment_ms);
+        let mut comments = interval_at(Instant::now() + every, every);
+        comments.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let events = Events { channels, serials, ended: false };
+        Ok(Self { socket: UnixStream::from_std(socket)?, received: Vec::new(), events, comments })
+    }
+
+    /// What the frames that are whole become.
+    fn take(&mut self) -> Vec<u8> {
+        let (mut out, mut taken) = (Vec::new(), 0);
+        while !self.events.ended && out.len() < CHUNK_BYTES {
+            let Some((opcode, payload)) = server_frame(&self.received[taken..]) else { break };
+            let (start, end) = (taken + payload.start, taken + payload.end);
+            taken = end;
+            self.events.frame(opcode, &self.received[start..end], &mut out);
+        }
+        self.received.drain(..taken);
+        if self.received.is_empty() {
+            self.received = Vec::new();
+        }
+        out
+    }
+}
+
+impl Body for Stream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        loop {
+            let events = self.take();
+            if !events.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(events.into()))));
+            }
+            if self.events.ended {
+                return Poll::Ready(None);
+            }
+            if self.comments.poll_tick(cx).is_ready() {
+                // The session hears that somebody is there; a full socket says so as well.
+                self.socket.try_write(&client_frame(r#"{"op":0}"#)).ok();
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+            }
+            let mut buffer = [0; READ_BYTES];
+            let mut buffer = ReadBuf::new(&mut buffer);
+            match Pin::new(&mut self.socket).poll_read(cx, &mut buffer) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                    self.received.extend_from_slice(buffer.filled());
+                }
+                Poll::Ready(_) => self.events.ended = true,
+            }
+        }
+    }
+}
+
+/// What a stream tells of the frames of its session.
+struct Events {
+    channels: Vec<ChannelName>,
+    /// What the client has of each channel.
+    serials: Vec<String>,
+    ended: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Seen {
+    op: i64,
+    channel: Option<String>,
+    serial: Option<String>,
+    reconnect_after_ms: Option<u64>,
+}
+
+impl Events {
+    fn frame(&mut self, opcode: OpCode, payload: &[u8], out: &mut Vec<u8>) {
+        match opcode {
+            OpCode::Text => {}
+            OpCode::Close => return self.ended = true,
+            _ => return,
+        }
+        let Ok(seen) = serde_json::from_slice::<Seen>(payload) else { return };
+        let event = match seen.op {
+            op::ATTACHED => "attached",
+            op::MESSAGE => "message",
+            op::PRESENCE => "presence",
+            op::SYNC => "sync",
+            op::DISCONNECTED => {
+                if let Some(after_ms) = seen.reconnect_after_ms.filter(|after_ms| *after_ms > 0) {
+                    out.extend_from_slice(format!("retry: {after_ms}\n\n").as_bytes());
+                }
+                return self.ended = true;
+            }
+            // An attach that was refused, or what is not granted any more: who asks again is told why.
+            op::ERROR | op::NACK | op::DETACHED => return self.ended = true,
+            _ => return,
+        };
+        let place = self.channels.iter().position(|own| Some(own.as_str()) == seen.channel.as_deref());
+        if let (Some(place), Some(serial)) = (place, seen.serial) {
+            self.serials[place] = serial;
+        }
+        let id = self.serials.join(",");
+        out.extend_from_slice(format!("event: {event}\nid: {id}\ndata: ").as_bytes());
+        // A compact JSON text is one line.
+        out.extend_from_slice(payload);
+        out.extend_from_slice(b"\n\n");
+    }
+}
+
+/// The first frame, which a server does not mask or fragment, and where its payload stands; none while it is not whole.
+fn server_frame(bytes: &[u8]) -> Option<(OpCode, std::ops::Range<usize>)> {
+    let [first, second, rest @ ..] = bytes else { return None };
+    let (start, length) = match second & 0x7f {
+        126 => (4, usize::from(u16::from_be_bytes(*rest.first_chunk()?))),
+        127 => (10, usize::try_from(u64::from_be_bytes(*rest.first_chunk()?)).ok()?),
+        short => (2, usize::from(short)),
+    };
+    let end = start + length;
+    (bytes.len() >= end).then_some((OpCode::try_from(first & 0x0f).unwrap_or(OpCode::Close), start..end))
+}
+
+/// A text as a client sends it, under a mask that changes nothing.
+pub(super) fn client_frame(text: &str) -> Vec<u8> {
+    let mut bytes = vec![0x81];
+    match u16::try_from(text.len()) {
+        Ok(length @ 0..126) => bytes.push(0x80 | length as u8),
+        Ok(length) => {
+            bytes.push(0x80 | 126);
+            bytes.extend(length.to_be_bytes());
+        }
+        Err(_) => {
+            bytes.push(0x80 | 127);
+            bytes.extend((text.len() as u64).to_be_bytes());
+        }
+    }
+    bytes.extend([0; 4]);
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::wire;
+
+    fn events() -> Events {
+        let channels = ["a", "b"].map(|name| ChannelName::new(name).unwrap()).to_vec();
+        Events { channels, serials: vec![String::new(), "old".into()], ended: false }
+    }
+
+    fn told(events: &mut Events, payload: &str) -> String {
+        let mut out = Vec::new();
+        events.frame(OpCode::Text, payload.as_bytes(), &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn an_id_holds_what_the_client_has_of_every_channel() {
+        let mut events = events();
+        assert_eq!(told(&mut events, r#"{"op":3,"connectionId":"c"}"#), "");
+        let attached = r#"{"op":9,"channel":"a","serial":"1","resumed":false}"#;
+        let expected = format!("event: attached\nid: 1,old\ndata: {attached}\n\n");
+        assert_eq!(told(&mut events, attached), expected);
+        let message = r#"{"op":13,"channel":"b","serial":"2","messages":[{"data":"x\ny"}]}"#;
+        assert_eq!(told(&mut events, message), format!("event: message\nid: 1,2\ndata: {message}\n\n"));
+        assert!(
+            told(&mut events, r#"{"op":12,"channel":"a","serial":"3"}"#)
+                .starts_with("event: presence\nid: 3,2\n")
+        );
+        assert_eq!(told(&mut events, r#"{"op":0}"#), "");
+        assert!(!events.ended);
+    }
+
+    #[test]
+    fn an_ending_says_when_to_come_back_if_it_does() {
+        for (payload, expected) in [
+            (r#"{"op":4,"code":50003,"reconnectAfterMs":250}"#, "retry: 250\n\n"),
+            (r#"{"op":4,"code":40142,"reconnectAfterMs":0}"#, ""),
+            (r#"{"op":7,"error":"x","code":40100}"#, ""),
+            (r#"{"op":11,"channel":"a","error":"x","code":40160}"#, ""),
+        ] {
+            let mut events = events();
+            assert_eq!(told(&mut events, payload), expected);
+            assert!(events.ended, "{payload}");
+        }
+    }
+
+    #[test]
+    fn a_frame_is_found_once_it_is_whole() {
+        for length in [0, 125, 126, 65_535, 65_536] {
+            let payload = vec![b'x'; length];
+            let frame = wire::frame(OpCode::Text, &payload);
+            let (opcode, place) = server_frame(&frame).unwrap();
+            assert_eq!((opcode, &frame[place]), (OpCode::Text, &payload[..]));
+            assert!(server_frame(&frame[..frame.len() - 1]).is_none(), "{length}");
+        }
+    }
+}
