@@ -4,6 +4,7 @@ mod fanout;
 mod idle;
 mod link;
 mod opening;
+mod presence;
 mod publish;
 mod tally;
 
@@ -18,6 +19,7 @@ use crate::{Result, os};
 
 pub use fanout::{Fanout, Outcome as FanoutOutcome};
 pub use idle::{Idle, Outcome as IdleOutcome};
+pub use presence::{Outcome as PresenceOutcome, Presence};
 pub use publish::{Outcome as PublishOutcome, Publish};
 pub use tally::Faults;
 
@@ -29,6 +31,8 @@ pub enum Workload {
     Idle(Idle),
     /// Publishes with a fixed number under way on each connection.
     Publish(Publish),
+    /// A crowd that enters one channel, and newcomers that are sent the list of it.
+    Presence(Presence),
 }
 
 /// What is measured: an address, and the process behind it.
@@ -62,6 +66,7 @@ pub fn print(workload: &Workload) -> Result<()> {
         Workload::Fanout(fanout) => serde_json::to_string(&fanout.run()?),
         Workload::Idle(idle) => serde_json::to_string(&idle.run()?),
         Workload::Publish(publish) => serde_json::to_string(&publish.run()?),
+        Workload::Presence(presence) => serde_json::to_string(&presence.run()?),
     };
     println!("{}", line?);
     Ok(())

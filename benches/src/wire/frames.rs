@@ -6,13 +6,20 @@ pub mod op {
     pub const CONNECTED: u32 = 3;
     pub const ATTACH: u32 = 8;
     pub const ATTACHED: u32 = 9;
+    pub const PRESENCE: u32 = 12;
     pub const MESSAGE: u32 = 13;
+    pub const SYNC: u32 = 14;
 }
 
 pub const HEARTBEAT: &str = r#"{"op":0}"#;
 
 pub fn attach(id: u64, channel: &str) -> String {
     format!(r#"{{"op":8,"id":"{id}","channel":"{channel}"}}"#)
+}
+
+/// An enter under the name of `client_id`, which needs no escapes.
+pub fn enter(id: u64, channel: &str, client_id: &str) -> String {
+    format!(r#"{{"op":12,"id":"{id}","channel":"{channel}","action":"enter","clientId":"{client_id}"}}"#)
 }
 
 /// A publish of one message; `data` is JSON.
