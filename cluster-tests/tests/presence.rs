@@ -189,6 +189,28 @@ async fn modes_say_who_gets_presence_and_each_attach_that_grants_it_brings_the_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_for_presence_alone_is_not_given_the_messages_it_missed() {
+    let node = node().await;
+    let mut ann = open(&node, "ann").await;
+    let serial = Socket::open(&node, "").await.attach("room").await["serial"].clone();
+    for n in 0..3 {
+        ann.publish("room", json!({"data": n})).await;
+    }
+    done(&mut ann, "enter", "room", json!({})).await;
+    let mut watcher = Socket::open(&node, "").await;
+    let attach = json!({"op": 8, "channel": "room", "modes": ["presence"], "serial": serial});
+    let attached = watcher.ask(attach).await;
+    assert_eq!((&attached["resumed"], &attached["presence"]), (&json!(true), &json!(true)));
+    assert_eq!(watcher.next().await["op"], 14);
+    let attached = watcher.ask(json!({"op": 8, "channel": "room"})).await;
+    assert_eq!(attached["op"], 9);
+    assert_eq!(watcher.next().await["op"], 14);
+    ann.publish("room", json!({"data": "new"})).await;
+    let frame = watcher.next().await;
+    assert_eq!((&frame["op"], &frame["messages"][0]["data"]), (&json!(13), &json!("new")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_detached_member_stays_and_its_own_events_come_back_without_echo() {
     let node = node().await;
     let mut ann = Socket::open(&node, "?clientId=ann&echo=false").await;

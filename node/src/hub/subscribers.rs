@@ -55,7 +55,11 @@ impl Subscribers {
     pub fn add(&mut self, channel: &Arc<Channel>, subscriber: Subscriber) {
         self.channels
             .entry(channel.number())
-            .or_insert_with(|| Local { channel: Arc::clone(channel), subscribers: Vec::new(), delivered: 0 })
+            .or_insert_with(|| Local {
+                channel: Arc::clone(channel),
+                subscribers: Vec::with_capacity(1),
+                delivered: 0,
+            })
             .subscribers
             .push(subscriber);
     }
