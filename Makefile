@@ -18,6 +18,7 @@ run:
 test: format-and-clippy asyncapi
 	cargo build --locked -p fanfare
 	cargo test --locked --workspace
+	cluster-tests/openapi.sh
 
 lint: format-and-clippy cargo-deny
 	$(CARGO_DENY) --locked check bans licenses sources
@@ -42,7 +43,7 @@ asyncapi:
 	@if command -v npm >/dev/null; then \
 	  $(MAKE) --no-print-directory $(CHECK)/installed && node docs/check/asyncapi.mjs docs/asyncapi.yaml "$(CHECK)"; \
 	else \
-	  echo "docs/asyncapi.yaml: NOT CHECKED, npm is missing"; \
+	  echo "docs/asyncapi.yaml: NOT CHECKED, npm is missing"; test "$$CI" != true; \
 	fi
 
 $(CHECK)/installed: docs/check/package.json docs/check/package-lock.json
