@@ -21,7 +21,7 @@ use crate::config::{Config, StoreKind};
 use crate::edge::admin::{self, AdminState, AdminToken, Readiness};
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
-use crate::edge::socket::{self, Shard, Shards};
+use crate::edge::socket::{self, Identities, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::{Clock, Limits};
 use crate::origin::history::{Embedded, HistoryStore, Options};
@@ -102,7 +102,6 @@ impl App {
         let (accounts, development_key) = open_accounts(&config)?;
         let store = open_store(&config, &stamps).await?;
         let auth = open_auth(&config, &accounts, &store, &clock).await?;
-
         let connections = Arc::new(TenantConnections::default());
         let meter = Arc::new(Meter::new(
             Arc::clone(&accounts),
@@ -114,6 +113,7 @@ impl App {
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
+        let identities = Arc::new(identities(&config, &hub, &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
@@ -121,6 +121,7 @@ impl App {
             publisher: publisher.clone(),
             auth: Arc::clone(&auth),
             connections: Arc::clone(&connections),
+            identities: Arc::clone(&identities),
             limits: config.limits.clone(),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
@@ -147,6 +148,7 @@ impl App {
             router,
             auth: Arc::clone(&auth),
             connections,
+            identities,
             limits: Arc::clone(&limits),
             shards: Arc::clone(&shards),
             tasks: Arc::clone(&tasks),
@@ -160,8 +162,7 @@ impl App {
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
         tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), Arc::clone(&auth), stamps));
-        let every = Duration::from_millis((limits.resume_window_ms / 8).clamp(100, RINGS_SWEEP_MS_MAX));
-        tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, every));
+        tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, limits.resume_window_ms));
         tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 
         if let Some(certificates) = &outside.certificates {
@@ -272,6 +273,14 @@ async fn open_auth(
     Ok(Arc::new(auth))
 }
 
+fn identities(config: &Config, hub: &Hub, shards: &Shards, clock: &Clock) -> Result<Identities, StartError> {
+    let keys = files::connection_keys(&config.data_dir)
+        .map_err(StartError::at("cannot keep the connection key in the data folder"))?;
+    let former = Vec::new();
+    let handles = shards.handles();
+    Ok(Identities::new(keys, hub.incarnation(), former, handles, clock.clone(), &config.limits))
+}
+
 fn thread_count(config: &Config) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     (if config.threads > 0 { config.threads } else { cores() }).min(64)
@@ -374,7 +383,8 @@ fn start_acceptor(
     Ok((acceptor, address))
 }
 
-async fn sweep_rings(hub: Arc<Hub>, every: Duration) {
+async fn sweep_rings(hub: Arc<Hub>, window_ms: u64) {
+    let every = Duration::from_millis((window_ms / 8).clamp(100, RINGS_SWEEP_MS_MAX));
     loop {
         tokio::time::sleep(every).await;
         let hub = Arc::clone(&hub);

@@ -1,6 +1,7 @@
 //! A client that comes back gets every message that it missed, once and in order, or is told that it cannot.
 
 mod follower;
+mod identity;
 mod reconnecting;
 mod replay;
 

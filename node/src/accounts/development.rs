@@ -59,7 +59,7 @@ capability = {{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subs
 }
 
 /// Whole or not at all, and never readable by others, not even for a moment.
-fn write_private(path: &Path, text: &str) -> io::Result<()> {
+pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
     let unfinished = path.with_extension("new");
     if let Err(error) = fs::remove_file(&unfinished)
         && error.kind() != io::ErrorKind::NotFound

@@ -8,6 +8,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::Addresses;
+use crate::accounts::development;
+use crate::auth::ConnectionKeys;
 use crate::config::Config;
 
 /// As configured, else the host's name, else random and kept in `<data-dir>/node-id`.
@@ -27,6 +29,25 @@ pub(super) fn node_id(config: &Config) -> io::Result<Arc<str>> {
     let node_id = URL_SAFE_NO_PAD.encode(crate::model::random_bytes::<9>());
     std::fs::write(&kept, &node_id)?;
     Ok(node_id.into())
+}
+
+/// Under which connection keys are sealed: kept in `<data-dir>/connection-key`, so that they outlive a restart.
+pub(super) fn connection_keys(data_dir: &Path) -> io::Result<ConnectionKeys> {
+    let file = data_dir.join("connection-key");
+    let kept = match std::fs::read_to_string(&file) {
+        Ok(text) => URL_SAFE_NO_PAD.decode(text.trim()).ok().and_then(|secret| secret.try_into().ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    let secret = match kept {
+        Some(secret) => secret,
+        None => {
+            let secret = crate::model::random_bytes::<{ ConnectionKeys::SECRET_BYTES }>();
+            development::write_private(&file, &format!("{}\n", URL_SAFE_NO_PAD.encode(secret)))?;
+            secret
+        }
+    };
+    Ok(ConnectionKeys::new(&secret))
 }
 
 fn host_name() -> Option<String> {

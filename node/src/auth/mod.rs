@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows a status number, and nothing that is printed from here holds a secret, a key or a token.
 
+mod connection_key;
 mod credentials;
 mod exchange;
 mod failures;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use crate::accounts::{Account, Accounts, Directory, Key, Secret};
 use crate::model::{Clock, Limits, random_bytes};
 
+pub use connection_key::{ConnectionKeys, Place, Tenure};
 pub use credentials::Credentials;
 pub use exchange::ExchangeError;
 pub use principal::{Principal, PrincipalKind};

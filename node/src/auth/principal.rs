@@ -81,7 +81,7 @@ impl Principal {
         }
     }
 
-    pub(super) fn anonymous(account: Arc<Account>) -> Self {
+    pub(crate) fn anonymous(account: Arc<Account>) -> Self {
         Self {
             account,
             key_name: "anonymous".into(),

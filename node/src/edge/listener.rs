@@ -22,7 +22,7 @@ use tower_service::Service as _;
 use super::PeerAddress;
 use super::http::cors;
 use super::link::Link;
-use super::socket::{Decision, Gate, Head, HttpConnection, Input, PATH, Permit, Shards};
+use super::socket::{Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Permit, Shards};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::model::Limits;
@@ -170,6 +170,7 @@ pub struct HttpServices {
     pub router: Router,
     pub auth: Arc<Authenticator>,
     pub connections: Arc<TenantConnections>,
+    pub identities: Arc<Identities>,
     pub limits: Arc<Limits>,
     pub shards: Arc<Shards>,
     pub tasks: Arc<Tasks>,
@@ -233,8 +234,8 @@ fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<R
         if request.method() != Method::GET || request.uri().path() != PATH || !head.asks_for_websocket() {
             return None;
         }
-        let HttpServices { auth, connections, limits, .. } = services;
-        head.decide(Gate { auth, connections, limits })
+        let HttpServices { auth, connections, identities, limits, .. } = services;
+        head.decide(Gate { auth, connections, identities: Some(identities), limits })
     };
     let (accept, adopt): (_, Box<dyn FnOnce(ReadStream) -> Option<Input> + Send>) = match decision {
         Decision::Refuse(refusal) => return Some(axum::response::IntoResponse::into_response(refusal)),

@@ -147,7 +147,7 @@ impl ConnectionId {
         Self(random_bytes())
     }
 
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 

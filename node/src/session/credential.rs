@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::frame::{Connected, ServerFrame, close, code};
 
 use super::{Context, Output, Session};
@@ -35,8 +33,8 @@ impl Session {
 
     pub(super) fn say_connected(&self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
         let connected = Connected {
-            connection_id: &self.connection_id.to_string(),
-            connection_key: &URL_SAFE_NO_PAD.encode(crate::model::random_bytes::<24>()),
+            connection_id: &self.tenure.connection_id.to_string(),
+            connection_key: &cx.keys.seal(&self.tenure, &self.principal, self.client_id.as_ref()),
             client_id: self.client_id.as_ref().map(crate::model::ClientId::as_str),
             node_id: cx.node_id,
             resumed,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame, close, code};
 
-use crate::auth::{Authenticator, Principal};
+use crate::auth::{Authenticator, ConnectionKeys, Principal, Tenure};
 use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp};
 use crate::publish::{PresenceRequest, PublishRequest};
 use attach::Attachment;
@@ -33,6 +33,7 @@ const IN_FLIGHT_BYTES_MAX: usize = 4 * 1024 * 1024;
 pub struct Context<'a> {
     pub limits: &'a Limits,
     pub auth: &'a Authenticator,
+    pub keys: &'a ConnectionKeys,
     pub node_id: &'a str,
     pub now_ms: u64,
 }
@@ -60,9 +61,7 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Session {
     principal: Arc<Principal>,
-    connection_id: ConnectionId,
-    /// Rises with each socket that takes the connection up.
-    epoch: u64,
+    tenure: Tenure,
     /// Forced by the credential, or chosen by the client.
     client_id: Option<ClientId>,
     format: Format,
@@ -76,20 +75,21 @@ pub struct Session {
     in_flight_bytes: usize,
     refresh_asked: bool,
     ended: bool,
+    ended_for_good: bool,
 }
 
 impl Session {
     pub fn new(
         principal: Arc<Principal>,
         client_id: Option<ClientId>,
+        tenure: Tenure,
         format: Format,
         limits: &Limits,
         now_ms: u64,
     ) -> Self {
         Self {
             principal,
-            connection_id: ConnectionId::random(),
-            epoch: 0,
+            tenure,
             client_id,
             format,
             attached: Vec::new(),
@@ -101,15 +101,26 @@ impl Session {
             in_flight_bytes: 0,
             refresh_asked: false,
             ended: false,
+            ended_for_good: false,
         }
     }
 
     pub fn connection_id(&self) -> ConnectionId {
-        self.connection_id
+        self.tenure.connection_id
+    }
+
+    /// The connection over its sockets.
+    pub fn tenure(&self) -> Tenure {
+        self.tenure
+    }
+
+    /// The client has closed it, or was refused: nobody comes back to it.
+    pub fn ended_for_good(&self) -> bool {
+        self.ended_for_good
     }
 
     pub fn epoch(&self) -> u64 {
-        self.epoch
+        self.tenure.epoch
     }
 
     pub fn principal(&self) -> &Principal {
@@ -134,9 +145,9 @@ impl Session {
         self.in_flight <= IN_FLIGHT_MAX / 2 && self.in_flight_bytes < IN_FLIGHT_BYTES_MAX
     }
 
-    /// The first output of every connection: op 3.
-    pub fn opened(&mut self, cx: Context<'_>, out: &mut Vec<Output>) {
-        self.say_connected(cx, false, out);
+    /// The first output of every connection: op 3. `resumed`: it was taken up from a former socket.
+    pub fn opened(&mut self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
+        self.say_connected(cx, resumed, out);
         self.tick(cx, out);
     }
 
@@ -182,6 +193,7 @@ impl Session {
     /// Says op 7 without a channel, which means do not come back unchanged, and ends the connection.
     pub fn fail(&mut self, error: &str, code: u32, close_code: u16, out: &mut Vec<Output>) {
         if matches!(code, code::CREDENTIAL | code::CAPABILITY) {
+            self.ended_for_good |= !self.ended;
             self.leave_all(out);
         }
         self.send(&ServerFrame::Error { error, code, channel: None }, out);
@@ -211,6 +223,7 @@ impl Session {
             Body::Heartbeat if id.is_some() => self.send(&ServerFrame::Heartbeat { id }, out),
             Body::Heartbeat => {}
             Body::Close => {
+                self.ended_for_good |= !self.ended;
                 self.leave_all(out);
                 self.send(&ServerFrame::Closed, out);
                 self.end(close::NORMAL, 0, out);

@@ -48,8 +48,8 @@ impl Session {
         let request = Box::new(PresenceRequest {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
-            member: MemberId { connection_id: self.connection_id, client_id },
-            epoch: self.epoch,
+            member: MemberId { connection_id: self.tenure.connection_id, client_id },
+            epoch: self.tenure.epoch,
             action,
             data: asked.data,
         });

@@ -87,7 +87,7 @@ impl Session {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
             key_name: self.principal.key_name.clone(),
-            connection_id: self.connection_id,
+            connection_id: self.tenure.connection_id,
             client_id: self.client_id.clone(),
             messages,
         });

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::auth::Credentials;
+use crate::auth::{Credentials, Place};
 use crate::model::{Clock, PresenceAction};
 use crate::testing::{DirectoryText, NoTokens};
 
@@ -48,12 +48,19 @@ struct Client {
     auth: Authenticator,
     clock: Clock,
     limits: Limits,
+    keys: ConnectionKeys,
     session: Session,
     /// Attaches whose standing is looked for.
     looked_for: Vec<(Begin, AttachReply)>,
     /// Members that were told to leave, kept apart from the rest.
     left: Vec<Leaving>,
 }
+
+const TENURE: Tenure = Tenure {
+    connection_id: ConnectionId::from_bytes([7; 16]),
+    epoch: 3,
+    place: Place { incarnation: 1, shard: 2, slot: 3, generation: 4 },
+};
 
 /// The position that every attach gets from the hub that is not there.
 const POSITION: Stamp = Stamp { incarnation: 1, sequence: 7 };
@@ -89,14 +96,17 @@ impl Client {
             Credentials { authorization: vec![authorization.as_bytes()], query: "", socket: true };
         let principal = auth.authenticate(&credentials).unwrap();
         let client_id = principal.client_id.clone().or(chosen.map(|id| ClientId::new(id).unwrap()));
-        let session = Session::new(Arc::new(principal), client_id, format, &limits, NOW_MS);
-        Self { auth, clock, limits, session, looked_for: Vec::new(), left: Vec::new() }
+        let tenure = Tenure { connection_id: ConnectionId::random(), ..TENURE };
+        let session = Session::new(Arc::new(principal), client_id, tenure, format, &limits, NOW_MS);
+        let keys = ConnectionKeys::new(&[1; 32]);
+        Self { auth, clock, limits, keys, session, looked_for: Vec::new(), left: Vec::new() }
     }
 
     /// Runs `step`, then what it put out.
     fn act(&mut self, step: impl FnOnce(&mut Session, Context<'_>, &mut Vec<Output>)) -> Vec<Seen> {
         let now_ms = self.clock.now_ms();
-        let cx = Context { limits: &self.limits, auth: &self.auth, node_id: "node-1", now_ms };
+        let Self { limits, auth, keys, .. } = self;
+        let cx = Context { limits, auth, keys, node_id: "node-1", now_ms };
         let mut out = Vec::new();
         step(&mut self.session, cx, &mut out);
         let mut seen = Vec::new();
@@ -146,7 +156,7 @@ impl Client {
     }
 
     fn opened(&mut self) -> Vec<Seen> {
-        self.act(Session::opened)
+        self.act(|session, cx, out| session.opened(cx, false, out))
     }
 
     fn send(&mut self, frame: &Value) -> Vec<Seen> {

@@ -10,6 +10,7 @@ use super::handshake::{Opening, Transport};
 use super::reader::Reader;
 use super::shard::Replay;
 use crate::accounts::Seat;
+use crate::auth::Tenure;
 use crate::edge::link::Link;
 use crate::hub::{Outbox, Sync};
 use crate::model::{ChannelName, Limits};
@@ -103,10 +104,12 @@ pub(super) struct Open {
 }
 
 impl Open {
-    pub(super) fn new(opening: Opening, limits: &Limits, epoch_ms: u64) -> Box<Self> {
-        let Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport } = opening;
+    /// What the opening takes up was settled before: `tenure`.
+    pub(super) fn new(opening: Opening, tenure: Tenure, limits: &Limits, epoch_ms: u64) -> Box<Self> {
+        let Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport, former: _ } =
+            opening;
         Box::new(Self {
-            session: Session::new(principal, client_id, format, limits, epoch_ms),
+            session: Session::new(principal, client_id, tenure, format, limits, epoch_ms),
             reader: Reader::default(),
             echo,
             heartbeat_pings,

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use fanfare_proto::frame::Format;
 use sha1::{Digest as _, Sha1};
 
+use super::identities::{Former, Identities};
 use crate::accounts::{Seat, TenantConnections};
 use crate::auth::{Authenticator, Credentials, Principal};
 use crate::edge::errors::{Kind, Refusal};
@@ -34,6 +35,8 @@ pub struct Opening {
     pub heartbeat_pings: bool,
     pub seat: Seat,
     pub transport: Transport,
+    /// The connection that it takes up.
+    pub former: Option<Former>,
 }
 
 /// What a client speaks.
@@ -58,6 +61,8 @@ impl Transport {
 pub struct Gate<'a> {
     pub auth: &'a Authenticator,
     pub connections: &'a TenantConnections,
+    /// None: nothing is taken up here.
+    pub identities: Option<&'a Identities>,
     pub limits: &'a Limits,
 }
 
@@ -142,7 +147,7 @@ impl<'a> Head<'a> {
             (Ok(_), None) => return Decision::Refuse(Refusal::malformed("format must be json or msgpack")),
             (Ok(principal), Some(parameters)) => (Arc::new(principal), parameters),
         };
-        let Parameters { format, echo, heartbeat_pings, errors_in_socket, client_id } = parameters;
+        let Parameters { format, echo, heartbeat_pings, errors_in_socket, client_id, resume } = parameters;
         let client_id = match (&principal.client_id, client_id) {
             (Some(forced), _) => Some(forced.clone()),
             (None, None) => None,
@@ -151,14 +156,26 @@ impl<'a> Head<'a> {
                 Err(error) => return Decision::Refuse(Refusal::malformed(error)),
             },
         };
-        let Some(seat) = gate.connections.admit(&principal.account) else {
+        // What cannot be taken up, for whatever reason, is a fresh connection.
+        let former = gate
+            .identities
+            .zip(resume)
+            .and_then(|(identities, key)| identities.look(&key, &principal, client_id.as_ref()));
+        let replaces = former.as_ref().is_some_and(|former| former.is_open);
+        let seat = if replaces {
+            Some(gate.connections.admit_successor(&principal.account))
+        } else {
+            gate.connections.admit(&principal.account)
+        };
+        let Some(seat) = seat else {
             if errors_in_socket {
                 return Decision::OpenRefused { accept, format, refused: Refused::ConnectionLimit };
             }
             return Decision::Refuse(Refusal::connection_limit());
         };
         let transport = Transport::WebSocket;
-        let opening = Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport };
+        let opening =
+            Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport, former };
         Decision::Open { accept, opening }
     }
 
@@ -200,6 +217,7 @@ struct Parameters {
     heartbeat_pings: bool,
     errors_in_socket: bool,
     client_id: Option<String>,
+    resume: Option<String>,
 }
 
 impl Parameters {
@@ -220,6 +238,7 @@ impl Parameters {
             heartbeat_pings: first("heartbeats").as_deref() == Some("ping"),
             errors_in_socket: first("errors").as_deref() == Some("socket"),
             client_id: first("clientId"),
+            resume: first("resume"),
         })
     }
 }

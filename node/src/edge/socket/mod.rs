@@ -2,6 +2,7 @@
 
 mod connection;
 mod handshake;
+mod identities;
 mod reader;
 mod shard;
 mod survey;
@@ -25,6 +26,7 @@ use crate::session::PublishResult;
 
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, refusal_bytes};
+pub use identities::{Former, Identities};
 pub use shard::Shard;
 use survey::Question;
 pub use survey::{ChannelsPage, ConnectionPlace, ConnectionsPage, Survey};
@@ -58,6 +60,11 @@ pub enum Input {
         ticket: u64,
         result: PublishResult,
     },
+    /// Another socket has taken up the connection of this one, which ends.
+    TakenUp {
+        slot: u32,
+        generation: u32,
+    },
     /// Answered once every connection of the shard was seen, a few in each turn.
     Survey(Box<Survey>),
     /// Say goodbye to all and end the thread.
@@ -78,6 +85,7 @@ pub struct Services {
     pub publisher: Publisher,
     pub auth: Arc<Authenticator>,
     pub connections: Arc<TenantConnections>,
+    pub identities: Arc<Identities>,
     pub limits: Limits,
     pub clock: Clock,
     pub node_id: Arc<str>,
@@ -87,7 +95,8 @@ pub struct Services {
 
 impl Services {
     fn gate(&self) -> Gate<'_> {
-        Gate { auth: &self.auth, connections: &self.connections, limits: &self.limits }
+        let Self { auth, connections, identities, limits, .. } = self;
+        Gate { auth, connections, identities: Some(identities), limits }
     }
 }
 
@@ -144,6 +153,10 @@ impl Shards {
 
     pub fn targets(&self) -> Vec<Arc<dyn DeliveryTarget>> {
         self.handles.iter().map(|handle| Arc::clone(handle) as Arc<dyn DeliveryTarget>).collect()
+    }
+
+    pub fn handles(&self) -> Vec<Arc<ShardHandle>> {
+        self.handles.clone()
     }
 
     pub fn handle(&self, index: usize) -> Arc<ShardHandle> {

@@ -5,6 +5,7 @@ mod presence;
 mod reading;
 mod replay;
 mod rounds;
+mod tenure;
 mod writing;
 
 use std::collections::VecDeque;
@@ -224,6 +225,7 @@ impl Shard {
             Input::Answered { slot, generation, ticket, result } => {
                 self.answered(slot, generation, ticket, result)
             }
+            Input::TakenUp { slot, generation } => self.taken_up(slot, generation),
             Input::Accept(link, permit) => self.accept(link, permit),
             Input::Adopt { link, permit, read, opening } => self.adopt(link, permit, read, *opening),
             Input::AdoptRefused { link, permit, format, refused } => {
@@ -293,5 +295,6 @@ impl Shard {
 
 /// What sessions decide with.
 fn context(services: &Services, epoch_ms: u64) -> Context<'_> {
-    Context { limits: &services.limits, auth: &services.auth, node_id: &services.node_id, now_ms: epoch_ms }
+    let Services { limits, auth, node_id, .. } = services;
+    Context { limits, auth, keys: services.identities.keys(), node_id, now_ms: epoch_ms }
 }

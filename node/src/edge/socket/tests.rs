@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use super::connection::{Connection, Open, Stage};
 use super::*;
 use crate::accounts::{Account, Accounts};
-use crate::auth::Credentials;
-use crate::model::{PresenceEvent, Published, Revocation};
+use crate::auth::{ConnectionKeys, Credentials, Place, Tenure};
+use crate::model::{ConnectionId, PresenceEvent, Published, Revocation};
 use crate::origin::history;
 use crate::origin::history::StoreError;
 use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope};
@@ -65,6 +65,11 @@ impl HistoryStore for Store {
     fn shutdown(&self) {}
 }
 
+fn identities_of(shards: &Shards, clock: &Clock, limits: &Limits) -> Identities {
+    let keys = ConnectionKeys::new(&[1; 32]);
+    Identities::new(keys, 1, vec![2], shards.handles(), clock.clone(), limits)
+}
+
 struct Node {
     listener: TcpListener,
     shards: Arc<Shards>,
@@ -80,6 +85,7 @@ impl Node {
         let (shards, polls) = Shards::prepare(1).unwrap();
         let clock = Clock::system();
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
+        let identities = Arc::new(identities_of(&shards, &clock, &limits));
         let store = Arc::new(Store::default());
         let directory =
             DirectoryText::default().account("acme").key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
@@ -90,6 +96,7 @@ impl Node {
             hub,
             auth: Arc::clone(&auth),
             connections: Arc::default(),
+            identities,
             limits: limits.clone(),
             clock,
             node_id: "node-1".into(),
@@ -231,8 +238,11 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
         heartbeat_pings: false,
         seat: TenantConnections::default().admit(&Account::plain("acme-prod")).unwrap(),
         transport: Transport::WebSocket,
+        former: None,
     };
-    connection.stage = Stage::Open(Open::new(opening, &node.limits, 0));
+    let place = Place { incarnation: 1, shard: 0, slot: 0, generation: 1 };
+    let tenure = Tenure { connection_id: ConnectionId::from_bytes([1; 16]), epoch: 0, place };
+    connection.stage = Stage::Open(Open::new(opening, tenure, &node.limits, 0));
     let feed_a_part = |connection: &mut Connection| {
         let part = &mut frame(r#"{"op":0}"#)[..5];
         let reader = &mut connection.open_mut().unwrap().reader;
@@ -275,6 +285,7 @@ fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
             heartbeat_pings: false,
             seat: TenantConnections::default().admit(&Account::plain("acme")).unwrap(),
             transport: Transport::WebSocket,
+            former: None,
         });
         let permit = Permit::take(&node.open);
         node.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });

@@ -112,7 +112,12 @@ fn admit(api: &Api, query: &str, authorization: &[&[u8]]) -> Result<Opening, Ref
     let given = authorization.iter().map(|value| ("authorization", *value));
     let head = Head { query, headers: given.chain(NO_HANDSHAKE).collect() };
     let services = &api.services;
-    let gate = Gate { auth: &services.auth, connections: &services.connections, limits: &services.limits };
+    let gate = Gate {
+        auth: &services.auth,
+        connections: &services.connections,
+        identities: None,
+        limits: &services.limits,
+    };
     match head.decide(gate) {
         Decision::Open { opening, .. } => {
             Ok(Opening { format: Format::Json, heartbeat_pings: false, transport: Transport::Sse, ..opening })

@@ -92,12 +92,13 @@ impl Shard {
         self.slots[slot as usize] = Some(connection);
     }
 
-    pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, opening: Opening) {
+    pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, mut opening: Opening) {
         self.metrics.connections.increment(1.0);
-        let mut open = Open::new(opening, &self.services.limits, self.epoch_ms);
+        let (tenure, resumed) = self.begin_tenure(connection, slot, opening.former.take());
+        let mut open = Open::new(opening, tenure, &self.services.limits, self.epoch_ms);
         open.session.principal().account.usage.count(UsageKind::Connect, 1, 0);
         let mut outputs = Vec::new();
-        open.session.opened(context(&self.services, self.epoch_ms), &mut outputs);
+        open.session.opened(context(&self.services, self.epoch_ms), resumed, &mut outputs);
         connection.stage = Stage::Open(open);
         self.run_outputs(connection, slot, outputs);
     }
@@ -173,9 +174,11 @@ impl Shard {
         self.lose_presence(connection);
         let Some(open) = connection.open_mut() else { return };
         self.metrics.connections.decrement(1.0);
+        let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
         for (_, number) in std::mem::take(&mut open.subscriptions) {
             self.remove_subscriber(number, slot);
         }
+        self.end_tenure(&tenure, for_good);
     }
 
     pub(super) fn remove_subscriber(&mut self, number: u64, slot: u32) {

@@ -1,0 +1,169 @@
+//! The key by which a client takes up its former connection: sealed, so that it says something to nodes alone.
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::Principal;
+use crate::model::{ClientId, ConnectionId, random_bytes};
+
+/// No key that a node wrote is longer.
+const TEXT_BYTES_MAX: usize = 256;
+const VERSION: u8 = 1;
+const PLAIN_BYTES: usize = 1 + 16 + 8 + Place::BYTES;
+
+/// Where a connection is served: a slot of a shard holds one generation after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Of the node's run.
+    pub incarnation: u64,
+    pub shard: u16,
+    pub slot: u32,
+    pub generation: u32,
+}
+
+/// A connection over its sockets: the epoch rises each time that it is taken up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tenure {
+    pub connection_id: ConnectionId,
+    pub epoch: u64,
+    /// Where it was served when the key was given.
+    pub place: Place,
+}
+
+impl Place {
+    const BYTES: usize = 8 + 2 + 4 + 4;
+}
+
+/// Seals and opens connection keys under one secret of 32 bytes.
+pub struct ConnectionKeys(LessSafeKey);
+
+impl ConnectionKeys {
+    pub const SECRET_BYTES: usize = 32;
+
+    pub fn new(secret: &[u8; Self::SECRET_BYTES]) -> Self {
+        let key = UnboundKey::new(&AES_256_GCM, secret).expect("the secret has the length of the algorithm");
+        Self(LessSafeKey::new(key))
+    }
+
+    /// A text that [`ConnectionKeys::open`] takes from the same account, key and client id alone.
+    pub fn seal(&self, tenure: &Tenure, principal: &Principal, client_id: Option<&ClientId>) -> String {
+        let Tenure { connection_id, epoch, place } = tenure;
+        let mut sealed = Vec::with_capacity(PLAIN_BYTES + AES_256_GCM.tag_len() + NONCE_LEN);
+        sealed.push(VERSION);
+        sealed.extend_from_slice(connection_id.as_bytes());
+        sealed.extend_from_slice(&epoch.to_be_bytes());
+        sealed.extend_from_slice(&place.incarnation.to_be_bytes());
+        sealed.extend_from_slice(&place.shard.to_be_bytes());
+        sealed.extend_from_slice(&place.slot.to_be_bytes());
+        sealed.extend_from_slice(&place.generation.to_be_bytes());
+        let nonce: [u8; NONCE_LEN] = random_bytes();
+        let bound = Aad::from(bound_to(principal, client_id));
+        self.0
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), bound, &mut sealed)
+            .expect("so few bytes can be sealed");
+        sealed.extend_from_slice(&nonce);
+        URL_SAFE_NO_PAD.encode(sealed)
+    }
+
+    /// None for whatever was not sealed here, or for somebody else.
+    pub fn open(&self, text: &str, principal: &Principal, client_id: Option<&ClientId>) -> Option<Tenure> {
+        if text.len() > TEXT_BYTES_MAX {
+            return None;
+        }
+        let mut sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
+        let nonce: [u8; NONCE_LEN] = *sealed.last_chunk()?;
+        sealed.truncate(sealed.len() - NONCE_LEN);
+        let bound = Aad::from(bound_to(principal, client_id));
+        let plain = self.0.open_in_place(Nonce::assume_unique_for_key(nonce), bound, &mut sealed).ok()?;
+        let plain: &[u8; PLAIN_BYTES] = (&*plain).try_into().ok()?;
+        if plain[0] != VERSION {
+            return None;
+        }
+        let place = Place {
+            incarnation: u64::from_be_bytes(part(plain, 25)),
+            shard: u16::from_be_bytes(part(plain, 33)),
+            slot: u32::from_be_bytes(part(plain, 35)),
+            generation: u32::from_be_bytes(part(plain, 39)),
+        };
+        let connection_id = ConnectionId::from_bytes(part(plain, 1));
+        Some(Tenure { connection_id, epoch: u64::from_be_bytes(part(plain, 17)), place })
+    }
+}
+
+impl fmt::Debug for ConnectionKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ConnectionKeys(…)")
+    }
+}
+
+fn part<const N: usize>(plain: &[u8; PLAIN_BYTES], at: usize) -> [u8; N] {
+    std::array::from_fn(|i| plain[at + i])
+}
+
+/// Each part with its length, so that no two owners have the same text.
+fn bound_to(principal: &Principal, client_id: Option<&ClientId>) -> Vec<u8> {
+    let mut bound = Vec::new();
+    // A client id is never empty, so an empty one says that there is none.
+    let client_id = client_id.map_or("", ClientId::as_str);
+    for name in [principal.account.id.as_str(), &principal.key_name, client_id] {
+        bound.extend_from_slice(&(name.len() as u64).to_be_bytes());
+        bound.extend_from_slice(name.as_bytes());
+    }
+    bound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use crate::accounts::Account;
+
+    fn owner(account: &str, key_name: &str) -> Principal {
+        let mut principal = Principal::anonymous(Arc::new(Account::plain(account)));
+        principal.key_name = key_name.into();
+        principal
+    }
+
+    fn tenure() -> Tenure {
+        let place = Place { incarnation: 1 << 60, shard: 3, slot: 1 << 30, generation: 7 };
+        Tenure { connection_id: ConnectionId::from_bytes([9; 16]), epoch: 1 << 40, place }
+    }
+
+    #[test]
+    fn a_key_opens_for_its_owner_alone() {
+        let keys = ConnectionKeys::new(&[1; 32]);
+        let (all, chat) = (owner("acme", "all"), owner("acme", "chat"));
+        let (ann, bob) = (ClientId::new("ann").unwrap(), ClientId::new("bob").unwrap());
+        let text = keys.seal(&tenure(), &all, Some(&ann));
+        assert_eq!(keys.open(&text, &all, Some(&ann)), Some(tenure()));
+        let other = owner("other", "all");
+        for (principal, client_id) in
+            [(&all, Some(&bob)), (&all, None), (&chat, Some(&ann)), (&other, Some(&ann))]
+        {
+            assert_eq!(keys.open(&text, principal, client_id), None);
+        }
+        assert_eq!(ConnectionKeys::new(&[2; 32]).open(&text, &all, Some(&ann)), None);
+        assert_ne!(keys.seal(&tenure(), &all, Some(&ann)), text);
+    }
+
+    #[test]
+    fn what_was_touched_does_not_open() {
+        let keys = ConnectionKeys::new(&[1; 32]);
+        let all = owner("acme", "all");
+        let text = keys.seal(&tenure(), &all, None);
+        for at in 0..text.len() {
+            let other = if text.as_bytes()[at] == b'A' { 'B' } else { 'A' };
+            let mut touched = text.clone();
+            touched.replace_range(at..=at, &other.to_string());
+            assert_eq!(keys.open(&touched, &all, None), None, "{at}");
+            assert_eq!(keys.open(&text[..at], &all, None), None);
+        }
+        for nonsense in ["", "AAAA", &"A".repeat(10_000), "é"] {
+            assert_eq!(keys.open(nonsense, &all, None), None);
+        }
+    }
+}

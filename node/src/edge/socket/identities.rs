@@ -1,0 +1,187 @@
+//! Connections over their sockets: which are lost, which are open, and who may take up which.
+//!
+//! An idle connection has no entry here: where it is served stands in the key that its client holds.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use parking_lot::Mutex;
+
+use super::{Input, ShardHandle};
+use crate::auth::{ConnectionKeys, Place, Principal, Tenure};
+use crate::model::{ClientId, Clock, ConnectionId, Limits};
+
+/// Times are milliseconds since this was made, which is when the node became ready to take connections up.
+pub struct Identities {
+    keys: ConnectionKeys,
+    incarnation: u64,
+    clock: Clock,
+    started: Instant,
+    window_ms: u64,
+    /// By shard and slot the generation that is open there, 0 where none is.
+    open: Vec<Mutex<Vec<u32>>>,
+    handles: Vec<Arc<ShardHandle>>,
+    /// What was lost, or taken up, within the window.
+    records: DashMap<ConnectionId, Record>,
+    /// The same by age. Bounded by `lost_max`: beyond it the oldest is forgotten, and with it the way back.
+    by_age: Mutex<VecDeque<(u64, ConnectionId)>>,
+    lost_max: usize,
+    /// Former runs of this node whose connections can still be taken up.
+    former: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Record {
+    epoch: u64,
+    since_ms: u64,
+    /// Where it is served; none while it is lost.
+    place: Option<Place>,
+}
+
+/// A connection that somebody may take up.
+#[derive(Debug)]
+pub struct Former {
+    tenure: Tenure,
+    /// A socket is open under it, which will be closed.
+    pub is_open: bool,
+}
+
+impl Identities {
+    pub fn new(
+        keys: ConnectionKeys,
+        incarnation: u64,
+        former: Vec<u64>,
+        handles: Vec<Arc<ShardHandle>>,
+        clock: Clock,
+        limits: &Limits,
+    ) -> Self {
+        Self {
+            keys,
+            incarnation,
+            clock,
+            started: Instant::now(),
+            window_ms: limits.resume_window_ms,
+            open: handles.iter().map(|_| Mutex::default()).collect(),
+            handles,
+            records: DashMap::new(),
+            by_age: Mutex::default(),
+            lost_max: limits.lost_connections,
+            former,
+        }
+    }
+
+    pub fn keys(&self) -> &ConnectionKeys {
+        &self.keys
+    }
+
+    /// The connection that the key names, if this caller may take it up now.
+    pub fn look(&self, text: &str, principal: &Principal, client_id: Option<&ClientId>) -> Option<Former> {
+        let tenure = self.keys.open(text, principal, client_id)?;
+        let record = self.records.get(&tenure.connection_id);
+        let place = self.usable(&tenure, record.as_deref())?;
+        Some(Former { tenure, is_open: place.is_some() })
+    }
+
+    /// Begins a connection at `place`: the former one if it can still be taken up, whose open socket is told to end,
+    /// else a fresh one. The flag says which.
+    pub(super) fn begin(&self, former: Option<Former>, place: Place) -> (Tenure, bool) {
+        self.note_open(place, place.generation);
+        if let Some(Former { tenure, .. }) = former {
+            let entry = self.records.entry(tenure.connection_id);
+            let record = match &entry {
+                Entry::Occupied(occupied) => Some(occupied.get()),
+                Entry::Vacant(_) => None,
+            };
+            if let Some(holder) = self.usable(&tenure, record) {
+                let last = record.map_or(tenure.epoch, |record| record.epoch);
+                // Above all epochs of former runs too.
+                let epoch = (last + 1).max(self.clock.now_ms());
+                let since_ms = self.now_ms();
+                entry.insert(Record { epoch, since_ms, place: Some(place) });
+                self.remember(since_ms, tenure.connection_id);
+                if let Some(holder @ Place { shard, slot, generation, .. }) = holder {
+                    self.note_open(holder, 0);
+                    self.handles[usize::from(shard)].push(Input::TakenUp { slot, generation });
+                }
+                return (Tenure { connection_id: tenure.connection_id, epoch, place }, true);
+            }
+        }
+        (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, false)
+    }
+
+    /// The socket of the connection is gone. False when another one has taken it up.
+    pub(super) fn end(&self, tenure: &Tenure, for_good: bool) -> bool {
+        // Together, so that who looks meanwhile finds it open or finds it lost.
+        let entry = self.records.entry(tenure.connection_id);
+        self.note_open(tenure.place, 0);
+        if let Entry::Occupied(occupied) = &entry
+            && occupied.get().epoch > tenure.epoch
+        {
+            return false;
+        }
+        if for_good {
+            if let Entry::Occupied(occupied) = entry {
+                occupied.remove();
+            }
+            return true;
+        }
+        let since_ms = self.now_ms();
+        entry.insert(Record { epoch: tenure.epoch, since_ms, place: None });
+        self.remember(since_ms, tenure.connection_id);
+        true
+    }
+
+    /// None: the key is not good any more. Else where the connection is served, if it is.
+    #[expect(clippy::option_option, reason = "usable or not, and then open or lost")]
+    fn usable(&self, tenure: &Tenure, record: Option<&Record>) -> Option<Option<Place>> {
+        match record.filter(|record| self.now_ms() <= record.since_ms + self.window_ms) {
+            Some(record) => Some(record.place),
+            None if tenure.place.incarnation == self.incarnation => {
+                self.is_open(tenure.place).then_some(Some(tenure.place))
+            }
+            None => {
+                let is_former = self.former.contains(&tenure.place.incarnation);
+                (is_former && self.now_ms() <= self.window_ms).then_some(None)
+            }
+        }
+    }
+
+    fn remember(&self, since_ms: u64, connection_id: ConnectionId) {
+        let mut by_age = self.by_age.lock();
+        by_age.push_back((since_ms, connection_id));
+        let mut gone: Vec<(u64, ConnectionId)> = Vec::new();
+        while let Some((since_ms, _)) = by_age.front().copied()
+            && (since_ms + self.window_ms < self.now_ms() || by_age.len() > self.lost_max)
+        {
+            gone.extend(by_age.pop_front());
+        }
+        drop(by_age);
+        for (since_ms, id) in gone {
+            self.records.remove_if(&id, |_, record| record.since_ms == since_ms);
+        }
+    }
+
+    fn note_open(&self, place: Place, generation: u32) {
+        let mut open = self.open[usize::from(place.shard)].lock();
+        let slot = place.slot as usize;
+        if open.len() <= slot {
+            open.resize(slot + 1, 0);
+        }
+        open[slot] = generation;
+    }
+
+    fn is_open(&self, place: Place) -> bool {
+        let Some(open) = self.open.get(usize::from(place.shard)) else { return false };
+        open.lock().get(place.slot as usize) == Some(&place.generation)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}

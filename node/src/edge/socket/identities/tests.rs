@@ -1,0 +1,163 @@
+use std::time::Duration;
+
+use super::super::Shards;
+use super::*;
+use crate::accounts::Account;
+
+const NOW_MS: u64 = 1_767_225_600_500;
+/// Of the runs whose connections are good here.
+const OWN: u64 = 1;
+const FORMER: u64 = 2;
+
+fn identities(limits: &Limits) -> Identities {
+    let (shards, _polls) = Shards::prepare(2).unwrap();
+    let keys = ConnectionKeys::new(&[1; 32]);
+    Identities::new(keys, OWN, vec![FORMER], shards.handles(), Clock::manual(NOW_MS), limits)
+}
+
+fn within(window_ms: u64) -> Identities {
+    identities(&Limits { resume_window_ms: window_ms, ..Limits::default() })
+}
+
+fn place(generation: u32) -> Place {
+    Place { incarnation: OWN, shard: (generation % 2) as u16, slot: generation / 2, generation }
+}
+
+fn anybody() -> Principal {
+    Principal::anonymous(Arc::new(Account::plain("acme")))
+}
+
+impl Identities {
+    fn key_of(&self, tenure: &Tenure) -> String {
+        self.keys.seal(tenure, &anybody(), None)
+    }
+
+    fn former(&self, tenure: &Tenure) -> Option<Former> {
+        self.look(&self.key_of(tenure), &anybody(), None)
+    }
+
+    fn fresh(&self, generation: u32) -> Tenure {
+        let (tenure, resumed) = self.begin(None, place(generation));
+        assert!(!resumed);
+        tenure
+    }
+
+    fn told_to_end(&self) -> Vec<u32> {
+        let mut told = Vec::new();
+        for handle in &self.handles {
+            let mut inputs = Vec::new();
+            handle.inbox.take(&mut inputs);
+            told.extend(inputs.into_iter().map(|input| match input {
+                Input::TakenUp { generation, .. } => generation,
+                _ => unreachable!("nothing else is said"),
+            }));
+        }
+        told
+    }
+}
+
+#[test]
+fn a_lost_connection_is_taken_up_once_with_a_higher_epoch() {
+    let identities = within(60_000);
+    let first = identities.fresh(1);
+    assert!(identities.end(&first, false));
+    let former = identities.former(&first).expect("it can be taken up");
+    assert!(!former.is_open);
+    let (second, resumed) = identities.begin(Some(former), place(2));
+    assert!(resumed && second.epoch > first.epoch);
+    assert_eq!((second.connection_id, second.place), (first.connection_id, place(2)));
+    assert_ne!(identities.fresh(3).connection_id, first.connection_id);
+    assert!(identities.told_to_end().is_empty());
+}
+
+#[test]
+fn an_open_one_is_taken_over_and_its_end_says_nothing_more() {
+    let identities = within(60_000);
+    let first = identities.fresh(1);
+    let former = identities.former(&first).expect("it is open");
+    assert!(former.is_open);
+    let (second, resumed) = identities.begin(Some(former), place(2));
+    assert!(resumed);
+    assert_eq!(identities.told_to_end(), [1]);
+    assert!(!identities.end(&first, false), "another socket has it");
+    let former = identities.former(&first).expect("a key of an earlier epoch is good within the window");
+    let (third, resumed) = identities.begin(Some(former), place(3));
+    assert!(resumed && third.epoch > second.epoch);
+    assert_eq!(identities.told_to_end(), [2], "whoever holds it now");
+    assert!(!identities.end(&second, true));
+    assert!(identities.end(&third, false));
+    assert!(identities.former(&second).is_some());
+}
+
+#[test]
+fn two_that_come_at_once_have_it_one_after_the_other() {
+    let identities = within(60_000);
+    let first = identities.fresh(1);
+    identities.end(&first, false);
+    let (one, other) = (identities.former(&first), identities.former(&first));
+    let (second, _) = identities.begin(one, place(2));
+    let (third, resumed) = identities.begin(other, place(3));
+    assert!(resumed && third.epoch > second.epoch);
+    assert_eq!(identities.told_to_end(), [2]);
+}
+
+#[test]
+fn what_ended_for_good_is_over() {
+    let identities = within(60_000);
+    let first = identities.fresh(1);
+    let former = identities.former(&first);
+    assert!(identities.end(&first, true));
+    assert!(identities.former(&first).is_none());
+    let (fresh, resumed) = identities.begin(former, place(2));
+    assert!(!resumed && fresh.connection_id != first.connection_id, "it ended between look and begin");
+}
+
+#[test]
+fn after_the_window_a_lost_one_is_gone_and_an_open_one_keeps_its_latest_key() {
+    let identities = within(30);
+    let first = identities.fresh(1);
+    let (second, _) = identities.begin(identities.former(&first), place(2));
+    let lost = identities.fresh(3);
+    let since = Instant::now();
+    identities.end(&lost, false);
+    while identities.former(&lost).is_some() || identities.former(&first).is_some() {
+        assert!(since.elapsed() < Duration::from_secs(10));
+        std::thread::yield_now();
+    }
+    assert!(since.elapsed() >= Duration::from_millis(30), "late it may be, early never");
+    assert!(identities.former(&second).is_some_and(|former| former.is_open));
+    assert!(identities.begin(identities.former(&second), place(4)).1);
+}
+
+#[test]
+fn one_of_a_former_run_is_taken_up_within_the_window_from_the_start() {
+    let of = |incarnation, generation| {
+        let place = Place { incarnation, ..place(generation) };
+        Tenure { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, place }
+    };
+    let identities = within(60_000);
+    assert!(identities.former(&of(77, 1)).is_none(), "of a run that nobody knows");
+    let former = identities.former(&of(FORMER, 1)).expect("of a run that is known");
+    assert!(!former.is_open);
+    let (tenure, resumed) = identities.begin(Some(former), place(1));
+    assert!(resumed && tenure.epoch > 9 && tenure.connection_id == of(FORMER, 1).connection_id);
+    let short = within(1);
+    let since = Instant::now();
+    while short.former(&of(FORMER, 1)).is_some() {
+        assert!(since.elapsed() < Duration::from_secs(10));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn lost_connections_at_the_limit_and_one_past() {
+    for lost_connections in [0, 3] {
+        let identities = identities(&Limits { lost_connections, ..Limits::default() });
+        let tenures: Vec<Tenure> = (1..=4).map(|generation| identities.fresh(generation)).collect();
+        assert!(tenures.iter().all(|tenure| identities.end(tenure, false)));
+        let kept: Vec<bool> = tenures.iter().map(|tenure| identities.former(tenure).is_some()).collect();
+        let expected: Vec<bool> = (0..4).map(|place| place + lost_connections >= 4).collect();
+        assert_eq!(kept, expected, "the oldest is forgotten");
+        assert_eq!(identities.records.len(), lost_connections);
+    }
+}

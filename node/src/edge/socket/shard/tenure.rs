@@ -1,0 +1,45 @@
+//! A connection is taken up by another socket, lost, or over.
+
+use fanfare_proto::frame::{close, code};
+
+use super::super::connection::Connection;
+use super::super::identities::Former;
+use super::Shard;
+use crate::auth::{Place, Tenure};
+
+impl Shard {
+    /// Whose connection a fresh socket carries on, and whether it was another's before.
+    pub(super) fn begin_tenure(
+        &self,
+        connection: &Connection,
+        slot: u32,
+        former: Option<Former>,
+    ) -> (Tenure, bool) {
+        let place = Place {
+            incarnation: self.services.hub.incarnation(),
+            shard: u16::try_from(self.index).expect("a node has at most 64 shards"),
+            slot,
+            generation: connection.generation,
+        };
+        let (tenure, resumed) = self.services.identities.begin(former, place);
+        if resumed {
+            self.services.publisher.taken_up(tenure.connection_id, tenure.epoch);
+        }
+        (tenure, resumed)
+    }
+
+    /// The socket is gone; unless its connection is over it may come back within the resume window.
+    pub(super) fn end_tenure(&self, tenure: &Tenure, for_good: bool) {
+        self.services.identities.end(tenure, for_good);
+    }
+
+    /// Another socket goes on with the connection of this one.
+    pub(super) fn taken_up(&mut self, slot: u32, generation: u32) {
+        let held = self.slots.get(slot as usize).and_then(Option::as_deref);
+        if held.is_some_and(|connection| connection.generation == generation) {
+            self.with_session(slot, |session, _, out| {
+                session.fail("taken up by another socket", code::TAKEN_UP, close::CREDENTIAL, out);
+            });
+        }
+    }
+}
