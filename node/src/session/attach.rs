@@ -21,6 +21,7 @@ pub struct AttachReply {
     modes: Modes,
     /// In the channel's lane, when what comes after it waits for the answer.
     ticket: Option<u64>,
+    warning: Option<&'static str>,
 }
 
 /// Where the delivery of an attach begins.
@@ -109,7 +110,7 @@ impl Session {
     ) {
         let Ok(place) = self.place(channel) else { return };
         let modes = self.attached[place].modes;
-        let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None };
+        let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None, warning: None };
         self.say_attached(&reply, &Standing { position, resumed: false, warning: None }, presence, out);
     }
 
@@ -121,7 +122,7 @@ impl Session {
             resumed: standing.resumed,
             presence,
             modes: &reply.modes.names(),
-            warning: standing.warning,
+            warning: standing.warning.or(reply.warning),
         };
         out.push(Output::Frame(frame::encode(&ServerFrame::Attached(attached), self.format)));
     }
@@ -164,7 +165,8 @@ impl Session {
             (Err(_), None) => Begin::Now,
         };
         let ticket = matches!(begin, Begin::After(_)).then(|| self.begin_in_lane(&channel, id.clone()));
-        let reply = AttachReply { channel, id, modes, ticket };
+        let warning = attach.rewind.is_some().then_some("rewind is not available on this node");
+        let reply = AttachReply { channel, id, modes, ticket, warning };
         out.push(Output::Attach { delivers: modes.delivers(), begin, reply });
     }
 
@@ -205,7 +207,7 @@ impl Session {
             }
             if modes != before {
                 self.attached[place].modes = modes;
-                let reply = AttachReply { channel, id: None, modes, ticket: None };
+                let reply = AttachReply { channel, id: None, modes, ticket: None, warning: None };
                 out.push(Output::Attach { delivers: modes.delivers(), begin: Begin::Kept, reply });
             }
             place += 1;
