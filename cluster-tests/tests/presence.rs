@@ -248,6 +248,39 @@ async fn a_clean_end_leaves_at_once_and_a_lost_link_after_the_grace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_takes_a_connection_up_keeps_its_members_and_nobody_sees_a_flicker() {
+    let node = Node::start(options().limit("presence_grace_ms", 1_500)).await;
+    let mut watcher = Socket::open(&node, "").await;
+    watcher.attach("room").await;
+    let mut ann = open(&node, "ann").await;
+    done(&mut ann, "enter", "room", json!({"data": 1})).await;
+    event(&mut watcher).await;
+    let key = ann.connected["connectionKey"].as_str().expect("a key").to_owned();
+    drop(ann);
+    let mut again = open(&node, &format!("ann&resume={key}")).await;
+    assert_eq!(again.connected["resumed"], true);
+    done(&mut again, "enter", "room", json!({"data": 1})).await;
+    assert_eq!(watcher.next_within(Duration::from_millis(2_500)).await, Err(Ended::Silence));
+    again.send(&json!({"op": 5})).await;
+    assert_eq!(who(&event(&mut watcher).await), ("leave", "ann"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_the_new_credential_does_not_grant_leave_when_it_takes_the_connection_up() {
+    let node = node().await;
+    let mut watcher = Socket::open(&node, "").await;
+    watcher.attach("room").await;
+    let mut ann = Socket::open_as(&node, "", &http::bearer(&token(EVERYTHING, Some("ann")))).await;
+    done(&mut ann, "enter", "room", json!({})).await;
+    event(&mut watcher).await;
+    let query = format!("?resume={}", ann.connected["connectionKey"].as_str().expect("a key"));
+    let narrow = token(r#"{"*":["subscribe"]}"#, Some("ann"));
+    let again = Socket::open_as(&node, &query, &http::bearer(&narrow)).await;
+    assert_eq!(again.connected["resumed"], true);
+    assert_eq!(who(&event(&mut watcher).await), ("leave", "ann"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_takes_presence_away_makes_members_leave_at_once() {
     let node = node().await;
     let mut watcher = Socket::open(&node, "").await;

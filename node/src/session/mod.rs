@@ -148,6 +148,10 @@ impl Session {
     /// The first output of every connection: op 3. `resumed`: it was taken up from a former socket.
     pub fn opened(&mut self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
         self.say_connected(cx, resumed, out);
+        if resumed {
+            // The new credential may grant less than the former one did.
+            out.push(Output::Leave(Leaving::NotGranted));
+        }
         self.tick(cx, out);
     }
 
