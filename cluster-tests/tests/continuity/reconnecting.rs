@@ -42,7 +42,8 @@ async fn flood(mut publisher: Socket, channel: &str, until: Instant) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_message_is_seen_once_and_in_order() {
-    let node = node().await;
+    // At this rate 4 MiB are half a second, which is no longer than a pause here.
+    let node = Node::start(unlimited().limit("ring_bytes", 128 << 20)).await;
     let until = Instant::now() + duration();
     let publisher = Socket::open(&node, "").await;
     let mut socket = Socket::open(&node, "").await;
@@ -71,5 +72,5 @@ async fn every_message_is_seen_once_and_in_order() {
     let sent = publishing.join_next().await.expect("a publisher").expect("it ends well");
     follower.read_to(&mut socket, sent - 1).await;
     println!("{sent} messages, resumed {resumed} times, lost {lost} times");
-    assert!(resumed > 5 && lost * 10 <= resumed, "resumed {resumed}, lost {lost}");
+    assert!(resumed > 2 && lost == 0, "resumed {resumed}, lost {lost}");
 }
