@@ -33,7 +33,7 @@ use stream::ReadStream;
 /// Connections that the kernel completes while this node is busy.
 const BACKLOG: i32 = 4096;
 /// Files kept for everything but client connections.
-const RESERVED_FILES: u64 = 256;
+const RESERVED_FILES: u64 = 512;
 /// What a request under way is given when the node stops.
 const LAST_REQUEST: Duration = Duration::from_secs(3);
 /// How long accepting pauses when no more connections may be held.

@@ -39,11 +39,17 @@ impl ReadStream {
     }
 
     /// hyper answers a head that it cannot read by itself, with a status and nothing else. Every answer of ours
-    /// has the CORS headers, so one without them is hyper's; what it says is said in our form instead.
+    /// has the CORS headers, so one without them is hyper's; what it says is said in our form instead. It is a
+    /// whole head and nothing else, which no part of a body of ours can be.
     fn in_our_form(bytes: &[u8]) -> Option<Vec<u8>> {
         let status = bytes.strip_prefix(b"HTTP/1.1 ")?.first_chunk::<3>()?;
         let ours = || bytes.windows(CORS_HEADER.len()).any(|part| part.eq_ignore_ascii_case(CORS_HEADER));
         if status[0] != b'4' || ours() {
+            return None;
+        }
+        let mut headers = [httparse::EMPTY_HEADER; 16];
+        let head = httparse::Response::new(&mut headers).parse(bytes);
+        if head != Ok(httparse::Status::Complete(bytes.len())) {
             return None;
         }
         let refusal = match status {
@@ -111,7 +117,8 @@ impl AsyncWrite for ReadStream {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if let Some(first) = slices.first()
+        let whole = slices.iter().filter(|slice| !slice.is_empty()).count() == 1;
+        if let Some(first) = slices.iter().find(|slice| whole && !slice.is_empty())
             && let Some(own) = Self::in_our_form(first)
         {
             self.own = own;
@@ -255,5 +262,24 @@ impl io::Write for Ready<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_head_of_hypers_own_is_said_in_our_form() {
+        let own = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        let said = ReadStream::in_our_form(own).expect("said anew");
+        assert!(said.ends_with(br#"{"error":"the request is malformed"}"#));
+        let ours = b"HTTP/1.1 404 Not Found\r\naccess-control-allow-origin: *\r\ncontent-length: 0\r\n\r\n";
+        assert_eq!(ReadStream::in_our_form(ours), None);
+        // What clients publish is found in bodies, of which any part may be a write.
+        let stored = format!("{}\"}}]}}", "HTTP/1.1 4".repeat(6_000));
+        assert_eq!(ReadStream::in_our_form(stored.as_bytes()), None);
+        let in_a_chunk = b"HTTP/1.1 400 x\n\n\r\n0\r\n\r\n";
+        assert_eq!(ReadStream::in_our_form(in_a_chunk), None);
     }
 }
