@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::runtime::Handle;
@@ -37,6 +37,8 @@ const HTTP_QUEUE: usize = 4096;
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// The recent messages of channels are looked through at least this often.
 const RINGS_SWEEP_MS_MAX: u64 = 5_000;
+/// What the store gets to end when the rest has used up the time of a stop.
+const STORE_STOP_MIN: Duration = Duration::from_secs(1);
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Why a node did not start: what was being done, and the cause as its source.
@@ -214,10 +216,14 @@ impl App {
         self.draining.store(true, Ordering::Relaxed);
         self.acceptor.stop();
         self.shards.stop();
+        let until = Instant::now() + self.drain_timeout;
         self.tasks.stop(self.drain_timeout).await;
         self.meter.finish().await;
         let store = self.store;
-        if tokio::task::spawn_blocking(move || store.shutdown()).await.is_err() {
+        // What was acknowledged is on the disk already; a disk that hangs is not waited for.
+        let left = until.saturating_duration_since(Instant::now()).max(STORE_STOP_MIN);
+        let shutdown = tokio::task::spawn_blocking(move || store.shutdown());
+        if !matches!(tokio::time::timeout(left, shutdown).await, Ok(Ok(()))) {
             tracing::error!("the store did not shut down");
         }
         std::fs::remove_file(&self.node_file).ok();

@@ -14,7 +14,11 @@ pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     check::certificate(config)?;
     telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
-    runtime::multi_thread(config.threads)?.block_on(serve(config))
+    let runtime = runtime::multi_thread(config.threads)?;
+    let outcome = runtime.block_on(serve(config));
+    // Whatever still runs had its time.
+    runtime.shutdown_background();
+    outcome
 }
 
 async fn serve(config: &Config) -> Result<Outcome, Failure> {
