@@ -12,8 +12,10 @@ use fanfare_proto::serial::Serial;
 use super::{Direction, HistoryPage, HistoryQuery, HistoryStore, IdScope, Position, StoreError};
 use crate::model::{ClientId, Clock, ConnectionId, KeyName, Message, Published, Stamp};
 
-use bench::{Bench, message, raw, sequences, stamp};
-pub(super) use bench::{PATIENCE, channel, messages, nonce, query, scope, wait, with_ids};
+use bench::{Bench, sequences, stamp};
+pub(super) use bench::{
+    PATIENCE, channel, message, messages, nonce, published, query, raw, scope, wait, with_ids,
+};
 pub(super) use metrics::{
     metric_rows_after_shutdown, metric_rows_are_kept_for_their_time, metric_rows_begin_at_their_minute,
     metric_rows_of_accounts_never_meet, metric_rows_replace_those_of_their_key,

@@ -23,6 +23,8 @@ use super::writer::{Writer, answer};
 use super::{Embedded, HIGHEST, Options, reader};
 
 const FORMAT: &str = "format";
+/// Part of what the listener leaves to the node of the files that it may open.
+const CACHED_FILES: usize = 128;
 /// Small, since a journal stays until every keyspace in it is flushed, and each group has a row here.
 const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
 const FORMAT_VERSION: &[u8] = b"fanfare 1";
@@ -117,7 +119,11 @@ struct Opened {
 impl Opened {
     fn open(path: &Path) -> Result<Self, OpenError> {
         let explain = |error| explain(path, error);
-        let database = Database::builder(path).manual_journal_persist(true).open().map_err(explain)?;
+        let database = Database::builder(path)
+            .manual_journal_persist(true)
+            .max_cached_files(Some(CACHED_FILES))
+            .open()
+            .map_err(explain)?;
         let is_new = database.keyspace_count() == 0;
         let state = Table::open(&database, "state", STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
         let found = state.keyspace().get(FORMAT).map_err(explain)?;

@@ -97,10 +97,8 @@ impl Partitions {
         Ok(table)
     }
 
-    /// See [`Table::seal_if_full`].
-    pub(super) fn seal_full(&self) -> fjall::Result<()> {
-        let tables: Vec<Table> = self.open.read().values().cloned().collect();
-        tables.iter().try_for_each(Table::seal_if_full)
+    pub(super) fn tables(&self) -> Vec<Table> {
+        self.open.read().values().cloned().collect()
     }
 
     /// Those that may hold rows of `from_ms..=to_ms`, oldest first.

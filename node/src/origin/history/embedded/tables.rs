@@ -8,17 +8,20 @@
 //! output is finished. So large values lie in files of their own, which merges do not read, and outputs are small.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fjall::compaction::Leveled;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, OwnedWriteBatch, Slice};
+use fjall::{
+    AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, OwnedWriteBatch, Slice,
+};
 
 /// What a keyspace may hold in memory that is not sealed.
 pub(super) const UNSEALED_BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// Memtables that may wait for their flush, of one keyspace.
-const SEALED_MAX: usize = 2;
+/// The same for all keyspaces together: of many, none may ever be full.
+const UNSEALED_TOTAL_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Memtables that may wait for their flush, of all keyspaces.
+const SEALED_MAX: usize = 3;
 /// How long a writer waits for a flush. It slows down and never stands still, whatever became of the disk.
 const FLUSH_WAIT: Duration = Duration::from_secs(2);
 /// A table that a merge writes.
@@ -27,13 +30,10 @@ const MERGED_BYTES: u64 = 16 * 1024 * 1024;
 const FRESH_TABLES: u8 = 8;
 /// A value from here on lies in a file of its own kind.
 const LARGE_VALUE_BYTES: u32 = 1024;
-/// What the memtable needs beside a key and its value.
-const ROW_BYTES: u64 = 100;
 
 #[derive(Clone)]
 pub(super) struct Table {
     keyspace: Keyspace,
-    unsealed: Arc<AtomicU64>,
     unsealed_max: u64,
 }
 
@@ -50,7 +50,7 @@ impl Table {
                 .compaction_strategy(Arc::new(merging))
         };
         let keyspace = database.keyspace(name, options)?;
-        Ok(Self { keyspace, unsealed: Arc::default(), unsealed_max })
+        Ok(Self { keyspace, unsealed_max })
     }
 
     pub(super) fn keyspace(&self) -> &Keyspace {
@@ -58,29 +58,38 @@ impl Table {
     }
 
     pub(super) fn insert(&self, batch: &mut OwnedWriteBatch, key: impl Into<Slice>, value: impl Into<Slice>) {
-        let (key, value) = (key.into(), value.into());
-        self.unsealed.fetch_add((key.len() + value.len()) as u64 + ROW_BYTES, Ordering::Relaxed);
         batch.insert(&self.keyspace, key, value);
     }
 
     pub(super) fn remove(&self, batch: &mut OwnedWriteBatch, key: Slice) {
-        self.unsealed.fetch_add(key.len() as u64 + ROW_BYTES, Ordering::Relaxed);
         batch.remove(&self.keyspace, key);
     }
 
-    /// Between two commits: seals what is full, and waits while too much of it is not flushed yet.
-    pub(super) fn seal_if_full(&self) -> fjall::Result<()> {
-        if self.unsealed.load(Ordering::Relaxed) < self.unsealed_max {
-            return Ok(());
+    /// What it holds in memory that is not sealed, also from the journal when it was opened.
+    pub(super) fn unsealed(&self) -> u64 {
+        self.keyspace.tree.active_memtable().size()
+    }
+}
+
+/// Between two commits: seals what is full, and the largest while all together are too large. Waits while too much of it
+/// is not flushed yet.
+pub(super) fn seal_full(tables: &[Table]) -> fjall::Result<()> {
+    let mut unsealed: Vec<(u64, &Table)> = tables.iter().map(|table| (table.unsealed(), table)).collect();
+    unsealed.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    let mut total: u64 = unsealed.iter().map(|(bytes, _)| bytes).sum();
+    let until = Instant::now() + FLUSH_WAIT;
+    for (bytes, table) in unsealed {
+        if total <= UNSEALED_TOTAL_BYTES_MAX && bytes < table.unsealed_max {
+            continue;
         }
-        let until = Instant::now() + FLUSH_WAIT;
-        while self.keyspace.sealed_memtable_count() >= SEALED_MAX {
+        while tables.iter().map(|table| table.keyspace.sealed_memtable_count()).sum::<usize>() >= SEALED_MAX {
             if Instant::now() > until {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(1));
         }
-        self.unsealed.store(0, Ordering::Relaxed);
-        self.keyspace.rotate_memtable().map(|_| ())
+        table.keyspace.rotate_memtable()?;
+        total -= bytes;
     }
+    Ok(())
 }

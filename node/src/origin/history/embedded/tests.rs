@@ -5,10 +5,11 @@ use std::sync::{Arc, mpsc};
 
 use tempfile::TempDir;
 
-use super::{Embedded, OpenError, Options};
-use crate::model::{Clock, Limits, Published};
+use super::{Embedded, OpenError, Options, tables};
+use crate::model::{Clock, Limits, Message, Published};
 use crate::origin::history::contract::{
-    PATIENCE, Place, WINDOW_MS, channel, contract_tests, messages, nonce, query, scope, wait, with_ids,
+    PATIENCE, Place, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query, raw,
+    scope, wait, with_ids,
 };
 use crate::origin::history::{HistoryStore, StoreError};
 
@@ -170,6 +171,65 @@ fn a_broken_store_refuses_everything_and_says_so() {
     assert_eq!(append(&store, messages(&key, now_ms, 1..=1)), Err(failed.clone()));
     assert_eq!(wait(store.claim_nonce(nonce("k1", now_ms, "0123456789abcdef"))), Err(failed.clone()));
     assert_eq!(store.health(), Err(failed));
+}
+
+const MIB: u64 = 1024 * 1024;
+
+/// Most of what the tables ever held unsealed, over 96 MiB in messages of 60 KB spread over 32 retentions.
+fn fill_many_partitions(store: &Embedded, first: u64) -> u64 {
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    let partitions = store.partitions.lock().clone().expect("open");
+    let data = raw(&format!("\"{}\"", "x".repeat(60_000)));
+    let mut unsealed_max = 0;
+    for round in 0..(96 * MIB / 60_000 / 8) {
+        let sequence = first + round * 8;
+        let message = |sequence: u64| Message {
+            data: data.clone(),
+            ..message(sequence, &format!("m{sequence}"), false)
+        };
+        let eight = published(&key, now_ms, (sequence..sequence + 8).map(message).collect());
+        let (send, receive) = mpsc::channel();
+        let done = Box::new(move |result| send.send(result).expect("test waits"));
+        store.append(eight, Some(24 + u32::try_from(round % 32).expect("small")), done);
+        receive.recv_timeout(PATIENCE).expect("answered").expect("stored");
+        let unsealed = partitions.tables().iter().map(tables::Table::unsealed).sum::<u64>();
+        unsealed_max = unsealed_max.max(unsealed);
+    }
+    unsealed_max
+}
+
+#[test]
+fn many_partitions_and_many_starts_hold_no_more_unsealed_than_one() {
+    let folder = folder();
+    let mut first = 1;
+    for start in 0..2 {
+        let store = open(&folder).expect("opens");
+        let unsealed_max = fill_many_partitions(&store, first);
+        // Two groups may come between two looks.
+        assert!(unsealed_max < 80 * MIB, "start {start}: {} MiB", unsealed_max / MIB);
+        assert!(unsealed_max > 32 * MIB, "start {start}: {} MiB", unsealed_max / MIB);
+        first += 10_000;
+        let key = channel("acme", "a");
+        let page = wait(store.read(query(&key))).expect("read");
+        assert!(page.rows[0].json.len() > 60_000, "a large value is read back");
+        store.shutdown();
+    }
+}
+
+#[test]
+fn what_the_journal_brings_back_counts_as_unsealed() {
+    let folder = folder();
+    let store = open(&folder).expect("opens");
+    append(&store, messages(&channel("acme", "a"), Clock::system().now_ms(), 1..=1_000)).expect("stored");
+    let unsealed = |store: &Embedded| {
+        let partitions = store.partitions.lock().clone().expect("open");
+        partitions.tables().iter().map(tables::Table::unsealed).sum::<u64>()
+    };
+    let before = unsealed(&store);
+    store.shutdown();
+    drop(store);
+    let store = open(&folder).expect("opens");
+    assert!(before > 100_000 && unsealed(&store) >= before, "{before}, then {}", unsealed(&store));
 }
 
 fn append(store: &Embedded, published: Arc<Published>) -> Result<(), StoreError> {

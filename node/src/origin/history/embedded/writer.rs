@@ -18,11 +18,16 @@ use super::nonces::Nonces;
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
-use super::tables::Table;
+use super::tables::{self, Table};
 use super::{DAY_MS, HIGHEST, HOUR_MS, failed, metrics};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
+
+/// How much is written between two looks at what the tables hold in memory.
+const LOOK_BYTES: usize = 1024 * 1024;
+/// What a row takes beside its key and value, about.
+const ROW_BYTES: usize = 100;
 
 pub(super) enum Job {
     Append(Append),
@@ -89,14 +94,25 @@ impl Writer {
     pub(super) fn run(mut self) {
         let queue = Arc::clone(&self.queue);
         let mut group = Vec::new();
+        let mut unlooked = LOOK_BYTES;
         while let Some(weight) = queue.take(GROUP, &mut group) {
             let answers = self.write(group.drain(..), weight);
             if self.answers.send(answers).is_err() {
                 return;
             }
-            if let Err(error) = self.partitions.seal_full().and_then(|()| self.state.seal_if_full()) {
-                tracing::error!(%error, "store did not seal its tables");
+            unlooked += weight.bytes + weight.items * ROW_BYTES;
+            if unlooked >= LOOK_BYTES {
+                unlooked = 0;
+                self.seal_full();
             }
+        }
+    }
+
+    fn seal_full(&self) {
+        let mut tables = self.partitions.tables();
+        tables.push(self.state.clone());
+        if let Err(error) = tables::seal_full(&tables) {
+            tracing::error!(%error, "store did not seal its tables");
         }
     }
 
