@@ -70,6 +70,8 @@ impl Follower {
                 End::Lost { reason, pause } => (reason, pause),
             };
             eprintln!("fanfare: the connection is lost, trying again: {reason}");
+            // The node waits for its clients to go before it ends.
+            drop(client);
             client = self.reconnect(pause).await?;
         }
     }
@@ -157,7 +159,9 @@ fn lost(ending: Ending, pause: Duration) -> Result<End, Failure> {
         Ending::Closed { code, reason } if REFUSALS.contains(&code) => {
             return Err(Failure::failed(format!("closed with code {code}: {}", printable(&reason))));
         }
-        Ending::Closed { code, reason } => format!("closed with code {code} {}", printable(&reason)),
+        Ending::Closed { code, reason } => {
+            format!("closed with code {code} {}", printable(&reason)).trim_end().to_owned()
+        }
         Ending::Silent => "nothing was heard".to_owned(),
         Ending::Lost(reason) => reason,
     };
