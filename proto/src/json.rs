@@ -141,7 +141,7 @@ fn string_end(bytes: &[u8], mut from: usize) -> Result<usize, Error> {
     }
 }
 
-/// The index after the `\uXXXX` (or the pair of them) at `at`.
+/// The index after the escaped code unit (or the pair of them) at `at`.
 fn unicode_escape_end(bytes: &[u8], at: usize) -> Result<usize, Error> {
     match code_unit(bytes, at) {
         Some(0xD800..=0xDBFF) => match code_unit(bytes, at + 6) {

@@ -72,11 +72,11 @@ mod tests {
     fn a_tenant_is_counted_over_its_accounts_and_apart_from_others() {
         let connections = TenantConnections::default();
         let (a, b) = (account("a", "acme", Some(2)), account("b", "acme", Some(2)));
-        let first = connections.admit(&a).unwrap();
-        let _second = connections.admit(&b).unwrap();
+        let first = connections.admit(&a).expect("below the ceiling");
+        let _second = connections.admit(&b).expect("below the ceiling");
         assert!(connections.admit(&a).is_none() && connections.admit(&b).is_none());
         assert_eq!(connections.count("acme"), 2, "a refusal counts for nothing");
-        let _other = connections.admit(&account("c", "other", None)).unwrap();
+        let _other = connections.admit(&account("c", "other", None)).expect("a tenant without a ceiling");
         drop(first);
         assert_eq!((connections.count("acme"), connections.count("other")), (1, 1));
         assert!(connections.admit(&b).is_some(), "freed at once");
@@ -86,8 +86,9 @@ mod tests {
     #[test]
     fn a_ceiling_that_came_down_admits_nobody_until_there_is_room() {
         let connections = TenantConnections::default();
-        let mut seats: Vec<_> =
-            (0..3).map(|_| connections.admit(&account("a", "acme", Some(3))).unwrap()).collect();
+        let mut seats: Vec<_> = (0..3)
+            .map(|_| connections.admit(&account("a", "acme", Some(3))).expect("below the ceiling"))
+            .collect();
         let lowered = account("a", "acme", Some(1));
         assert!(connections.admit(&lowered).is_none());
         seats.truncate(1);
@@ -101,7 +102,7 @@ mod tests {
     fn a_successor_is_admitted_at_the_ceiling() {
         let connections = TenantConnections::default();
         let acme = account("a", "acme", Some(1));
-        let former = connections.admit(&acme).unwrap();
+        let former = connections.admit(&acme).expect("below the ceiling");
         let _successor = connections.admit_successor(&acme);
         drop(former);
         assert_eq!(connections.count("acme"), 1);

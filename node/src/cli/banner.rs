@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_commands_stand_as_they_are_pasted() {
-        let listen = "0.0.0.0:8080".parse().unwrap();
+        let listen = "0.0.0.0:8080".parse().expect("an address");
         let text = development("secret.dev", listen, &Config::default(), "fanfare");
         let commands: Vec<_> =
             text.lines().skip_while(|line| !line.contains(" sub ")).map(str::trim).collect();

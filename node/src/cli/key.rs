@@ -34,10 +34,10 @@ mod tests {
     #[test]
     fn the_lines_hold_the_parts_of_the_key() {
         let text = text([0xfb; 32], [1, 2, 3, 4, 0xff]);
-        let (key, lines) = text.split_once("\n\n").unwrap();
-        let (secret, name) = key.rsplit_once('.').unwrap();
+        let (key, lines) = text.split_once("\n\n").expect("the key, then its lines");
+        let (secret, name) = key.rsplit_once('.').expect("a secret and a name");
         assert_eq!(name, "k01020304ff");
-        let directory: toml::Table = lines.parse().unwrap();
+        let directory: toml::Table = lines.parse().expect("the lines are TOML");
         let entry = &directory["tenants"]["accounts"]["keys"][0];
         assert_eq!(entry["name"].as_str(), Some(name));
         assert_eq!(entry["secret"].as_str(), Some(secret));

@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_line_holds_what_the_event_holds() {
-        let data = RawValue::from_string("1.0".to_owned()).unwrap();
+        let data = RawValue::from_string("1.0".to_owned()).expect("JSON");
         let line = Line {
             channel: "demo",
             action: "enter",

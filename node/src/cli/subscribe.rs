@@ -231,7 +231,7 @@ mod tests {
         MessageIn {
             id: "i".into(),
             name: None,
-            data: Some(RawValue::from_string("{\"n\":1.0}".to_owned()).unwrap()),
+            data: Some(RawValue::from_string("{\"n\":1.0}".to_owned()).expect("JSON")),
             extras: None,
             client_id: None,
             connection_id: "c_x".into(),

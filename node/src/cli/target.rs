@@ -119,24 +119,26 @@ mod tests {
 
     #[test]
     fn a_running_node_is_found_by_its_file() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let file = node_file(folder.path());
-        let Err(Failure::Failed(text)) = running_node(&file) else { panic!("found a node") };
+        let Err(Failure::Failed(text)) = running_node(&file) else {
+            unreachable!("the folder names no node")
+        };
         assert!(text.contains("no --url") && text.contains("node.json"), "{text}");
         let json = r#"{"nodeId":"n","pid":1,"listen":"[::]:8080","admin":"127.0.0.1:8081"}"#;
-        std::fs::write(&file, json).unwrap();
+        std::fs::write(&file, json).expect("the folder is writable");
         assert_eq!(running_node(&file), Ok("http://[::1]:8080".to_owned()));
     }
 
     #[test]
     fn a_key_is_read_from_the_data_folder() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a temporary folder");
         let arguments = |key: Option<&str>| KeyArguments {
             key: key.map(str::to_owned),
             data_dir: Some(folder.path().to_path_buf()),
         };
         assert!(matches!(arguments(None).key(), Err(Failure::Failed(text)) if text.contains("dev-key")));
-        std::fs::write(folder.path().join("dev-key"), "secret.dev\n").unwrap();
+        std::fs::write(folder.path().join("dev-key"), "secret.dev\n").expect("the folder is writable");
         assert_eq!(arguments(None).key(), Ok("secret.dev".to_owned()));
         assert_eq!(arguments(Some("other.k")).key(), Ok("other.k".to_owned()));
     }

@@ -102,7 +102,7 @@ mod tests {
 
     fn arguments(given: &[&str]) -> Arguments {
         let command = Arguments::augment_args(Command::new("token").no_binary_name(true));
-        Arguments::from_arg_matches(&command.get_matches_from(given)).unwrap()
+        Arguments::from_arg_matches(&command.get_matches_from(given)).expect("good arguments")
     }
 
     #[test]
@@ -121,10 +121,10 @@ mod tests {
 
     #[test]
     fn nothing_is_sent_for_what_was_not_given() {
-        let key: Key = "secret.k1".parse().unwrap();
+        let key: Key = "secret.k1".parse().expect("a good key");
         let fields = |given: &[&str]| {
             let request: serde_json::Map<String, serde_json::Value> =
-                serde_json::from_str(&token_request(&key, arguments(given)).unwrap()).unwrap();
+                serde_json::from_str(&token_request(&key, arguments(given)).expect("signed")).expect("JSON");
             request
         };
         let mut names: Vec<_> = fields(&[]).into_iter().map(|(name, _)| name).collect();
