@@ -72,6 +72,7 @@ async fn rows(
         key,
         kind,
         limit: page.limit,
+        bytes_max: PAGE_BYTES_MAX,
         start_ms: page.start_ms,
         end_ms: page.end_ms,
         oldest_ms: now_ms.saturating_sub(u64::from(policy.retention_hours) * HOUR_MS),
@@ -103,10 +104,11 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, St
         })?;
         bytes += more.rows.iter().map(|row| row.json.len()).sum::<usize>();
         query.limit = query.limit.saturating_sub(more.rows.len());
+        query.bytes_max = PAGE_BYTES_MAX.saturating_sub(bytes);
         query.cursor.clone_from(&more.next);
         page.rows.extend(more.rows);
         page.next = more.next;
-        if page.next.is_none() || query.limit == 0 || bytes > PAGE_BYTES_MAX {
+        if page.next.is_none() || query.limit == 0 || query.bytes_max == 0 {
             break;
         }
     }

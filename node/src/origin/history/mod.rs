@@ -63,6 +63,12 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// says as much. Blocks on the disk; to be called at start.
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError>;
 
+    /// Says that the rows of this node are of `incarnation` from now on, and gives the one that they were of before; `None`
+    /// where the store knows of none. To be called once, before anything is appended.
+    fn begin(&self, _incarnation: u64) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+
     /// Resolves when a `read` gives all that was handed to `append` before this call and did not fail.
     fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>>;
 
@@ -91,6 +97,14 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// Writes what is queued, runs the callbacks and stops. Blocks. Later calls are answered `Failed`.
     fn shutdown(&self);
+}
+
+/// The run of this node before the present one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FormerRun {
+    pub incarnation: u64,
+    /// The timestamp of its last row, of any channel, in epoch milliseconds.
+    pub last_ms: u64,
 }
 
 /// Within which a client-given message id is unique.
@@ -131,6 +145,8 @@ pub struct HistoryQuery {
     pub key: ChannelKey,
     pub kind: RowKind,
     pub limit: usize,
+    /// A page ends with the row that brings its texts to this size, so that it has at least one.
+    pub bytes_max: usize,
     /// Inclusive.
     pub start_ms: Option<u64>,
     /// Exclusive.

@@ -111,6 +111,7 @@ pub(crate) fn query(key: &ChannelKey) -> HistoryQuery {
         key: key.clone(),
         kind: RowKind::Messages,
         limit: 1_000,
+        bytes_max: usize::MAX,
         start_ms: None,
         end_ms: None,
         oldest_ms: 0,

@@ -31,7 +31,8 @@ use crate::model::{AccountId, ClientId, Limits, PresenceEvent, Published, Revoca
 use crate::origin::metering::MetricRow;
 
 use super::{
-    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position, StoreError,
+    BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position,
+    StoreError,
 };
 use ids::{Lookup, PendingIds, Remembered};
 use partitions::{Kind, Partitions};
@@ -46,6 +47,8 @@ const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 /// The row of the keyspace `state` that holds the highest timestamp stored.
 const HIGHEST: &str = "highest_timestamp_ms";
+/// The row of the same keyspace that holds the incarnation of the last run.
+const INCARNATION: &str = "incarnation";
 /// fjall takes keys of 65 535 bytes.
 const KEY_BYTES_MAX: usize = 60_000;
 
@@ -157,6 +160,15 @@ impl HistoryStore for Embedded {
     fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
         let bytes = size_of::<Revocation>() + ClientId::BYTES_MAX;
         self.written(bytes, |answer| Job::Revoke { revocation, answer })
+    }
+
+    fn begin(&self, incarnation: u64) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        let begin = Job::Begin { incarnation, answer };
+        if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes: 0 }, begin) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
 
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {

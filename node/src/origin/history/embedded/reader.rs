@@ -15,8 +15,6 @@ use super::partitions::{Kind, Partitions};
 use super::queue::Queue;
 use super::{failed, keys, metrics};
 
-/// A page ends early beyond this many bytes, so that a few readers cannot fill the memory.
-const PAGE_BYTES: usize = 16 * 1024 * 1024;
 /// A page ends early after this many rows that `until` leaves out, so that no read takes long.
 const SKIPPED_MAX: usize = 50_000;
 
@@ -156,7 +154,8 @@ impl Filling<'_> {
     /// False once the page is full; then `next` is set, since a row was left.
     fn take(&mut self, (key, value): &KvPair) -> Result<bool, StoreError> {
         let position = keys::position_of(key).ok_or_else(|| failed("a stored key is damaged"))?;
-        let is_full = self.page.rows.len() >= self.query.limit || self.bytes >= PAGE_BYTES;
+        let is_full = self.page.rows.len() >= self.query.limit
+            || (self.bytes >= self.query.bytes_max && !self.page.rows.is_empty());
         if is_full || self.skipped >= SKIPPED_MAX {
             self.page.next = self.seen;
             return Ok(false);

@@ -10,7 +10,7 @@ use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
 
 use crate::model::{Clock, Revocation};
-use crate::origin::history::{Done, StoreError};
+use crate::origin::history::{Done, FormerRun, StoreError};
 use crate::origin::metering::MetricRow;
 
 use super::ids::{IdPartitions, PendingIds, Remembered};
@@ -19,7 +19,7 @@ use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
 use super::tables::{self, Table};
-use super::{DAY_MS, HIGHEST, HOUR_MS, failed, metrics};
+use super::{DAY_MS, HIGHEST, HOUR_MS, INCARNATION, failed, metrics};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
@@ -42,6 +42,11 @@ pub(super) enum Job {
     Metrics {
         rows: Vec<MetricRow>,
         answer: oneshot::Sender<Result<(), StoreError>>,
+    },
+    /// Answered with the run before.
+    Begin {
+        incarnation: u64,
+        answer: oneshot::Sender<Result<Option<FormerRun>, StoreError>>,
     },
     /// Answered when all before it is written.
     Settle {
@@ -71,6 +76,7 @@ pub(super) struct Answers {
     appended: Vec<Done>,
     claimed: Vec<(oneshot::Sender<Result<bool, StoreError>>, bool)>,
     written: Vec<oneshot::Sender<Result<(), StoreError>>>,
+    begun: Option<(oneshot::Sender<Result<Option<FormerRun>, StoreError>>, Option<FormerRun>)>,
 }
 
 pub(super) struct Writer {
@@ -119,7 +125,7 @@ impl Writer {
     fn write(&mut self, jobs: impl Iterator<Item = Job>, weight: Weight) -> Answers {
         let mut rows = Vec::new();
         let (appended, claimed, written) = Default::default();
-        let mut answers = Answers { result: Ok(()), weight, appended, claimed, written };
+        let mut answers = Answers { result: Ok(()), weight, appended, claimed, written, begun: None };
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
         answers.result = commit.unwrap_or_else(|_| {
             let text = "the storage engine panicked";
@@ -143,6 +149,7 @@ impl Writer {
         answers: &mut Answers,
     ) -> Result<(), StoreError> {
         let (mut claims, mut revocations, mut metric_rows) = (Vec::new(), Vec::new(), Vec::new());
+        let mut begins = None;
         for job in jobs {
             match job {
                 Job::Append(append) => {
@@ -161,17 +168,26 @@ impl Writer {
                     answers.written.push(answer);
                     metric_rows.extend(rows);
                 }
+                Job::Begin { incarnation, answer } => {
+                    answers.begun = Some((answer, None));
+                    begins = Some(incarnation);
+                }
                 Job::Settle { answer } => answers.written.push(answer),
             }
         }
         if let Some(text) = self.broken.get() {
             return Err(StoreError::Failed(text.clone()));
         }
-        if rows.is_empty() && claims.is_empty() && revocations.is_empty() && metric_rows.is_empty() {
+        let is_empty =
+            rows.is_empty() && claims.is_empty() && revocations.is_empty() && metric_rows.is_empty();
+        if is_empty && begins.is_none() {
             return Ok(());
         }
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
         let mut batch = batch.durability(Some(PersistMode::SyncData));
+        if let (Some(incarnation), Some((_, former))) = (begins, &mut answers.begun) {
+            *former = self.add_incarnation(&mut batch, incarnation).map_err(failed)?;
+        }
         self.add_rows(&mut batch, rows).map_err(failed)?;
         self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(failed)?;
         self.revocations.add(&mut batch, revocations).map_err(failed)?;
@@ -205,6 +221,18 @@ impl Writer {
         }
         self.state.insert(batch, HIGHEST, self.highest_ms.to_be_bytes());
         Ok(())
+    }
+
+    /// Gives the run before; before any row of this one.
+    fn add_incarnation(
+        &self,
+        batch: &mut OwnedWriteBatch,
+        incarnation: u64,
+    ) -> fjall::Result<Option<FormerRun>> {
+        let found = self.state.keyspace().get(INCARNATION)?;
+        self.state.insert(batch, INCARNATION, incarnation.to_be_bytes());
+        let former = found.and_then(|value| value.first_chunk().copied()).map(u64::from_be_bytes);
+        Ok(former.map(|incarnation| FormerRun { incarnation, last_ms: self.highest_ms }))
     }
 
     fn add_claims(
@@ -242,6 +270,9 @@ pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
         }
         for answer in group.written {
             let _ = answer.send(group.result.clone());
+        }
+        if let Some((answer, former)) = group.begun {
+            let _ = answer.send(group.result.map(|()| former));
         }
     }
 }
