@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::history::next_of;
 use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
@@ -70,8 +73,11 @@ async fn channels_are_listed_with_who_is_attached() {
         {"name": "c", "connections": 2, "subscribers": 2},
     ]);
     assert_eq!(json!(all(&node, "/api/channels", "channels", KEY).await), expected);
-    assert_eq!(json!(all(&node, "/api/channels?limit=1", "channels", KEY).await), expected);
-    assert_eq!(json!(all(&node, "/api/channels?limit=2", "channels", KEY).await), expected);
+    for limit in 1..=2 {
+        let mut paged = all(&node, &format!("/api/channels?limit={limit}"), "channels", KEY).await;
+        paged.sort_by_key(|entry| entry["name"].to_string());
+        assert_eq!(json!(paged), expected, "limit {limit}");
+    }
     let second = all(&node, "/api/channels", "channels", SECOND).await;
     assert_eq!(json!(second), json!([{"name": "a", "connections": 1, "subscribers": 1}]));
     assert_eq!(open[0].ask(json!({"op": 10, "channel": "b"})).await["op"], 11);
@@ -81,6 +87,37 @@ async fn channels_are_listed_with_who_is_attached() {
         channels[0]["connections"] == 3 && channels[1]["name"] == "c"
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cursor_names_no_account_and_no_channel() {
+    let node = node(None).await;
+    let names = ["payroll:2026", "payroll:2025", "payroll:2024"];
+    let mut socket = Socket::open_as(&node, "", &http::basic(KEY)).await;
+    for name in names {
+        socket.attach(name).await;
+        let request = json!({"op": 12, "channel": name, "action": "enter", "clientId": "ann"});
+        assert_eq!(socket.ask(request).await["op"], 1);
+    }
+    for (path, list, named) in
+        [("/api/channels", "channels", "name"), ("/api/presence", "channels", "channel")]
+    {
+        let mut path = format!("{path}?limit=1");
+        let mut told = BTreeSet::new();
+        loop {
+            let page = get(&node, &path, KEY).await;
+            told.insert(page.json()[list][0][named].as_str().expect("a name").to_owned());
+            let Some(link) = page.header("link") else { break };
+            path = next_of(link);
+            let (_, cursor) = path.split_once("cursor=").expect("a cursor");
+            let position =
+                String::from_utf8_lossy(&URL_SAFE_NO_PAD.decode(cursor).expect("base64")).into_owned();
+            for text in ["payroll", "acme"] {
+                assert!(!position.contains(text), "{path}: {position}");
+            }
+        }
+        assert!(told.iter().eq(names.iter().rev()), "{path}: {told:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

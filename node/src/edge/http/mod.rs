@@ -24,6 +24,7 @@ use self::rate::KeyRates;
 use self::route::{Action, Route};
 use super::Services;
 use super::errors::Refusal;
+use super::socket::ChannelOrder;
 use crate::auth::{Credentials, Principal};
 use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
 
@@ -53,6 +54,7 @@ pub fn router(services: Arc<Services>) -> Router {
         publishes,
         walks: Semaphore::new(listing::WALKS_MAX),
         streams: Arc::default(),
+        channel_order: ChannelOrder::default(),
         services,
     });
     Router::new()
@@ -69,6 +71,8 @@ struct Api {
     walks: Semaphore,
     /// Event streams that are open.
     streams: Arc<AtomicUsize>,
+    /// In which the listings tell of channels.
+    channel_order: ChannelOrder,
 }
 
 /// Outside the JSON router, so that it answers even if that cannot.

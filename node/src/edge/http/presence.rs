@@ -1,5 +1,6 @@
 //! `GET /api/channels/{channel}/presence` and `GET /api/presence`.
 
+use std::cmp::Reverse;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,6 +16,7 @@ use super::query::Query;
 use super::{Api, listing};
 use crate::auth::Principal;
 use crate::edge::errors::Refusal;
+use crate::edge::socket::ChannelPlace;
 use crate::hub::Member;
 use crate::model::{ChannelName, MemberId, Operation};
 
@@ -89,38 +91,42 @@ pub(super) fn channels(api: &Api, principal: &Principal, query: Option<&str>) ->
     let query = Query::new(query);
     let limit = query.limit();
     let after = listing::cursor(&query, Place::read)?;
-    let channels = api.services.hub.crowded(&principal.account.id).into_iter();
-    let mut places: Vec<Place> = channels
-        .map(|(channel, members)| Place { members: members as u64, channel })
-        .filter(|place| after.as_ref().is_none_or(|after| place.order() > after.order()))
+    let crowded = api.services.hub.crowded(&principal.account.id).into_iter();
+    let mut rows: Vec<(Place, ChannelName)> = crowded
+        .map(|(name, members)| (Place(Reverse(members as u64), api.channel_order.place(&name)), name))
+        .filter(|(place, _)| after.is_none_or(|after| *place > after))
         .collect();
-    places.sort_unstable_by(|a, b| a.order().cmp(&b.order()));
-    let more = places.len() > limit;
-    places.truncate(limit);
-    let next = places.last().filter(|_| more).map(Place::write);
-    let entry = |Place { members, channel }| PresenceChannel { channel: channel.as_str().into(), members };
-    let list = PresenceList { channels: places.into_iter().map(entry).collect() };
-    Ok(listing::answer(api, "/api/presence", &list, limit, next.as_deref()))
+    rows.sort_unstable_by_key(|(place, _)| *place);
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(|(place, _)| place.write());
+    // Those with equally many stand by name.
+    rows.sort_unstable_by(|(a, a_name), (b, b_name)| (a.0, a_name).cmp(&(b.0, b_name)));
+    let entry = |(Place(Reverse(members), _), name): (Place, ChannelName)| PresenceChannel {
+        channel: name.as_str().into(),
+        members,
+    };
+    let list = PresenceList { channels: rows.into_iter().map(entry).collect() };
+    let next = next.as_ref().map(<[u8; 24]>::as_slice);
+    Ok(listing::answer(api, "/api/presence", &list, limit, next))
 }
 
-/// Where a channel stands in the listing, which changes as members come and go.
-struct Place {
-    members: u64,
-    channel: ChannelName,
-}
+/// Where a channel stands in the listing: by its members, which come and go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place(Reverse<u64>, ChannelPlace);
 
 impl Place {
-    fn order(&self) -> (std::cmp::Reverse<u64>, &ChannelName) {
-        (std::cmp::Reverse(self.members), &self.channel)
-    }
-
-    fn write(&self) -> Vec<u8> {
-        [&self.members.to_be_bytes(), self.channel.as_str().as_bytes()].concat()
+    fn write(&self) -> [u8; 24] {
+        let Self(Reverse(members), ChannelPlace(place)) = self;
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&members.to_be_bytes());
+        bytes[8..].copy_from_slice(&place.to_be_bytes());
+        bytes
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
-        let (members, channel) = bytes.split_first_chunk()?;
-        let channel = ChannelName::new(std::str::from_utf8(channel).ok()?).ok()?;
-        Some(Self { members: u64::from_be_bytes(*members), channel })
+        let (members, place) = bytes.split_first_chunk()?;
+        let place = ChannelPlace(u128::from_be_bytes(place.try_into().ok()?));
+        Some(Self(Reverse(u64::from_be_bytes(*members)), place))
     }
 }

@@ -29,7 +29,7 @@ pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, ref
 pub use identities::{Former, Identities};
 pub use shard::Shard;
 use survey::Question;
-pub use survey::{ChannelsPage, ConnectionPlace, ConnectionsPage, Survey};
+pub use survey::{ChannelOrder, ChannelPlace, ChannelsPage, ConnectionPlace, ConnectionsPage, Survey};
 
 /// What waits for a shard before publishers are held back, in bytes.
 const INBOX_BYTES_MAX: usize = 32 * 1024 * 1024;
@@ -179,7 +179,7 @@ impl Shards {
         Some(merged)
     }
 
-    /// The first channels of the account after a name; `None` when a shard is stopping.
+    /// The first channels of the account after a place; `None` when a shard is stopping.
     pub async fn channels(&self, account: &AccountId, page: ChannelsPage) -> Option<ChannelsPage> {
         let asked = self.ask(account, |reply| Question::Channels { page: page.clone(), reply });
         let mut merged = page;

@@ -2,6 +2,7 @@
 //!
 //! An answer holds a page and no more, however many connections there are.
 
+mod places;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,8 @@ use tokio::sync::oneshot;
 use super::connection::Open;
 use crate::auth::PrincipalKind;
 use crate::model::{AccountId, ChannelName, ClientId, ConnectionId};
+
+pub use places::{ChannelOrder, ChannelPlace};
 
 /// Distinct client ids that one shard keeps for a page of channels; beyond it the page is cut short.
 const CLIENT_IDS_MAX: usize = 200_000;
@@ -139,36 +142,43 @@ impl ConnectionsPage {
 }
 
 /// Who is attached to a channel.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct ChannelRow {
+    name: ChannelName,
     connections: u64,
     clients: HashSet<ClientId>,
 }
 
 impl ChannelRow {
+    fn new(name: ChannelName) -> Self {
+        Self { name, connections: 0, clients: HashSet::new() }
+    }
+
     /// Distinct client ids, or connections when nobody says who they are.
     fn subscribers(&self) -> u64 {
         if self.clients.is_empty() { self.connections } else { self.clients.len() as u64 }
     }
 }
 
-/// The first channels after a name, with who is attached to them.
+/// The first channels after a place, with who is attached to them.
 #[derive(Debug, Clone)]
 pub struct ChannelsPage {
     limit: usize,
     client_ids_max: usize,
-    after: Option<ChannelName>,
+    order: ChannelOrder,
+    after: Option<ChannelPlace>,
     /// Every channel here is counted from its first connection on: what is from `bound` on never comes in again.
-    rows: BTreeMap<ChannelName, ChannelRow>,
-    bound: Option<ChannelName>,
+    rows: BTreeMap<ChannelPlace, ChannelRow>,
+    bound: Option<ChannelPlace>,
     client_ids: usize,
 }
 
 impl ChannelsPage {
-    pub fn new(limit: usize, after: Option<ChannelName>) -> Self {
+    pub fn new(limit: usize, order: ChannelOrder, after: Option<ChannelPlace>) -> Self {
         Self {
             limit,
             client_ids_max: CLIENT_IDS_MAX,
+            order,
             after,
             rows: BTreeMap::new(),
             bound: None,
@@ -176,19 +186,15 @@ impl ChannelsPage {
         }
     }
 
-    /// Takes in one connection; its channels come sorted by name.
+    /// Takes in one connection.
     fn add<'a>(&mut self, channels: impl Iterator<Item = &'a ChannelName>, client_id: Option<&ClientId>) {
         for channel in channels {
-            if self.after.as_ref().is_some_and(|after| channel <= after) {
+            let place = self.order.place(channel);
+            let before = self.after.is_some_and(|after| place <= after);
+            if before || self.bound.is_some_and(|bound| place >= bound) {
                 continue;
             }
-            if self.bound.as_ref().is_some_and(|bound| channel >= bound) {
-                return;
-            }
-            if !self.rows.contains_key(channel) {
-                self.rows.insert(channel.clone(), ChannelRow::default());
-            }
-            let row = self.rows.get_mut(channel).expect("it was put there");
+            let row = self.rows.entry(place).or_insert_with(|| ChannelRow::new(channel.clone()));
             row.connections += 1;
             if let Some(client_id) = client_id
                 && !row.clients.contains(client_id)
@@ -203,9 +209,9 @@ impl ChannelsPage {
     /// Gives up the last channels until the rest is a page that may be kept.
     fn cut(&mut self) {
         while self.rows.len() > self.limit || self.client_ids > self.client_ids_max && self.rows.len() > 1 {
-            if let Some((name, row)) = self.rows.pop_last() {
+            if let Some((place, row)) = self.rows.pop_last() {
                 self.client_ids -= row.clients.len();
-                self.bound = Some(name);
+                self.bound = Some(place);
             }
         }
     }
@@ -215,8 +221,8 @@ impl ChannelsPage {
             (Some(own), Some(other)) => Some(own.min(other)),
             (own, other) => own.or(other),
         };
-        for (name, row) in other.rows {
-            let own = self.rows.entry(name).or_default();
+        for (place, row) in other.rows {
+            let own = self.rows.entry(place).or_insert_with(|| ChannelRow::new(row.name));
             own.connections += row.connections;
             self.client_ids -= own.clients.len();
             own.clients.extend(row.clients);
@@ -229,10 +235,15 @@ impl ChannelsPage {
         self.cut();
     }
 
-    /// Name, connections and subscribers in order, and whether more follow.
-    pub fn finish(self) -> (Vec<(ChannelName, u64, u64)>, bool) {
-        let more = self.bound.is_some();
-        let count = |(name, row): (_, ChannelRow)| (name, row.connections, row.subscribers());
-        (self.rows.into_iter().map(count).collect(), more)
+    /// Name, connections and subscribers by name, and the place of the last of them if more follow.
+    pub fn finish(self) -> (Vec<(ChannelName, u64, u64)>, Option<ChannelPlace>) {
+        let last = self.rows.last_key_value().map(|(place, _)| *place).filter(|_| self.bound.is_some());
+        let count = |row: ChannelRow| {
+            let subscribers = row.subscribers();
+            (row.name, row.connections, subscribers)
+        };
+        let mut rows: Vec<_> = self.rows.into_values().map(count).collect();
+        rows.sort_unstable();
+        (rows, last)
     }
 }

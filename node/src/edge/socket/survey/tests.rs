@@ -42,25 +42,33 @@ fn a_page_of_connections_holds_no_more_than_it_needs() {
     assert_eq!(places(page).0[0], place(999, 0));
 }
 
-/// `channels` are names with what they are seen with: a connection for each letter, `_` for one without a client id.
-fn channels(limit: usize, after: Option<&str>, sessions: &[(&str, &[&str])]) -> ChannelsPage {
-    let name = |name: &str| ChannelName::new(name).unwrap();
-    let mut page = ChannelsPage::new(limit, after.map(name));
+/// Each session is a client id, `_` for none, and the channels that it is attached to.
+fn channels(
+    limit: usize,
+    order: &ChannelOrder,
+    after: Option<ChannelPlace>,
+    sessions: &[(&str, &[&str])],
+) -> ChannelsPage {
+    let mut page = ChannelsPage::new(limit, order.clone(), after);
     for (client_id, attached) in sessions {
         add(&mut page, client_id, attached);
     }
     page
 }
 
+fn name(name: &str) -> ChannelName {
+    ChannelName::new(name).unwrap()
+}
+
 fn add(page: &mut ChannelsPage, client_id: &str, attached: &[&str]) {
-    let attached: Vec<_> = attached.iter().map(|name| ChannelName::new(name).unwrap()).collect();
+    let attached: Vec<_> = attached.iter().map(|channel| name(channel)).collect();
     let client_id = (client_id != "_").then(|| ClientId::new(client_id).unwrap());
     page.add(attached.iter(), client_id.as_ref());
 }
 
-fn counts(page: ChannelsPage) -> (Vec<(String, u64, u64)>, bool) {
-    let (rows, more) = page.finish();
-    (rows.into_iter().map(|(name, all, distinct)| (name.as_str().to_owned(), all, distinct)).collect(), more)
+fn counts(page: ChannelsPage) -> (Vec<(String, u64, u64)>, Option<ChannelPlace>) {
+    let (rows, last) = page.finish();
+    (rows.into_iter().map(|(name, all, distinct)| (name.as_str().to_owned(), all, distinct)).collect(), last)
 }
 
 fn expected(rows: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
@@ -71,40 +79,67 @@ fn expected(rows: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
 
 #[test]
 fn subscribers_are_distinct_client_ids_or_connections_over_all_shards() {
-    let mut page = channels(10, None, &[("ann", &["a", "b"]), ("ann", &["a"]), ("_", &["a", "c"])]);
-    page.merge(channels(10, None, &[("ann", &["a"]), ("bob", &["a"]), ("_", &["c"])]));
-    assert_eq!(counts(page), (expected(&[("a", 5, 2), ("b", 1, 1), ("c", 2, 2)]), false));
+    let order = ChannelOrder::default();
+    let first: &[(&str, &[&str])] = &[("ann", &["a", "b"]), ("ann", &["a"]), ("_", &["a", "c"])];
+    let mut page = channels(10, &order, None, first);
+    page.merge(channels(10, &order, None, &[("ann", &["a"]), ("bob", &["a"]), ("_", &["c"])]));
+    assert_eq!(counts(page), (expected(&[("a", 5, 2), ("b", 1, 1), ("c", 2, 2)]), None));
 }
 
 #[test]
-fn a_page_of_channels_counts_each_of_them_whole() {
+fn the_pages_hold_each_channel_once_and_counted_whole_whatever_comes_and_goes() {
     let first: &[(&str, &[&str])] = &[("_", &["c", "d"]), ("_", &["b", "c"]), ("_", &["a", "d"])];
     let second: &[(&str, &[&str])] = &[("_", &["b", "d", "e"])];
-    let page_after = |after| {
-        let mut page = channels(2, after, first);
-        page.merge(channels(2, after, second));
-        counts(page)
-    };
-    assert_eq!(page_after(None), (expected(&[("a", 1, 1), ("b", 2, 2)]), true));
-    assert_eq!(page_after(Some("b")), (expected(&[("c", 2, 2), ("d", 3, 3)]), true));
-    assert_eq!(page_after(Some("d")), (expected(&[("e", 1, 1)]), false));
-    assert_eq!(page_after(Some("e")), (vec![], false));
+    let throughout = expected(&[("a", 1, 1), ("b", 2, 2), ("c", 2, 2), ("d", 3, 3), ("e", 1, 1)]);
+    for limit in 1..=6 {
+        let order = ChannelOrder::default();
+        let (mut found, mut after, mut turn) = (Vec::new(), None, 0);
+        loop {
+            // Others come and go with every page.
+            let passing = [format!("new{turn}"), format!("newer{turn}")];
+            turn += 1;
+            let mut page = channels(limit, &order, after, first);
+            add(&mut page, "_", &[&passing[0], &passing[1]]);
+            page.merge(channels(limit, &order, after, second));
+            let (rows, last) = counts(page);
+            assert!(rows.len() <= limit);
+            found.extend(rows.into_iter().filter(|(name, ..)| !name.starts_with("new")));
+            match last {
+                Some(last) => after = Some(last),
+                None => break,
+            }
+        }
+        found.sort();
+        assert_eq!(found, throughout, "{limit}");
+    }
+}
+
+#[test]
+fn a_place_is_not_that_of_another_order() {
+    let places: HashSet<u128> = (0..10).map(|_| ChannelOrder::default().place(&name("payroll")).0).collect();
+    assert_eq!(places.len(), 10, "or a name could be tried against it");
 }
 
 #[test]
 fn a_page_with_very_many_client_ids_is_cut_short_and_never_wrong() {
-    let mut page = ChannelsPage { client_ids_max: 10, ..ChannelsPage::new(100, None) };
+    let order = ChannelOrder::default();
+    // In the order of their places.
+    let mut names = ["a", "aa", "b", "c"];
+    names.sort_by_key(|channel| order.place(&name(channel)));
+    let [first, late, third, last] = names;
+    let mut page = ChannelsPage { client_ids_max: 10, ..ChannelsPage::new(100, order.clone(), None) };
     for number in 0..8 {
-        add(&mut page, &format!("c{number}"), &["a", "b", "c"]);
+        add(&mut page, &format!("c{number}"), &[first, third, last]);
         assert!(page.client_ids <= 10);
     }
-    add(&mut page, "late", &["a", "aa", "b", "c"]);
-    let (rows, more) = counts(page);
-    assert_eq!(rows, expected(&[("a", 9, 9), ("aa", 1, 1)]));
-    assert!(more);
-    let mut page = ChannelsPage { client_ids_max: 3, ..ChannelsPage::new(100, None) };
+    add(&mut page, "late", &names);
+    let (mut rows, more) = counts(page);
+    rows.sort_by_key(|(_, connections, _)| Reverse(*connections));
+    assert_eq!(rows, expected(&[(first, 9, 9), (late, 1, 1)]));
+    assert_eq!(more, Some(order.place(&name(late))));
+    let mut page = ChannelsPage { client_ids_max: 3, ..ChannelsPage::new(100, order, None) };
     for number in 0..8 {
         add(&mut page, &format!("c{number}"), &["a"]);
     }
-    assert_eq!(counts(page), (expected(&[("a", 8, 8)]), false), "one channel is always counted");
+    assert_eq!(counts(page), (expected(&[("a", 8, 8)]), None), "one channel is always counted");
 }
