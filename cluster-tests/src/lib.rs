@@ -5,6 +5,7 @@
 mod binary;
 pub mod clock;
 pub mod directory;
+pub mod disk;
 pub mod forge;
 pub mod history;
 pub mod http;
@@ -16,6 +17,7 @@ pub mod tls;
 pub mod wait;
 
 pub use directory::Directory;
+pub use disk::Disk;
 pub use http::Response;
 pub use node::{Node, NodeOptions};
 pub use raw::Raw;

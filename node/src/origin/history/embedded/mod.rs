@@ -1,8 +1,11 @@
 //! The store on the local disk: one fjall database, one writer, and a fsync before every answer.
 //!
 //! An answer is given when the journal is on the disk, and rows become visible to readers not before. When the disk
-//! refuses a write, the whole group and everything after it is answered `Failed` until the node is started again.
+//! refuses a write, the whole group and everything after it is answered `Failed` until the node is started again. What was
+//! not begun to be written, such as the rows of a new day whose table could not be made, is only answered `Failed` itself.
 
+mod engine;
+mod health;
 mod ids;
 mod keys;
 mod metrics;
@@ -20,7 +23,7 @@ mod tests;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use fanfare_proto::http::{PresenceRecord, Record, write_presence_record, write_record};
@@ -34,6 +37,7 @@ use super::{
     BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position,
     StoreError,
 };
+use health::Health;
 use ids::{Lookup, PendingIds, Remembered};
 use partitions::{Kind, Partitions};
 use queue::{Queue, Refused, Weight};
@@ -86,7 +90,7 @@ pub struct Embedded {
     /// None once the store is shut down, so that the folder can be opened again.
     partitions: Mutex<Option<Arc<Partitions>>>,
     pending: Arc<PendingIds>,
-    broken: Arc<OnceLock<String>>,
+    status: Arc<Health>,
     writes: Arc<Queue<Job>>,
     lookups: Arc<Queue<Lookup>>,
     reads: Arc<Queue<Read>>,
@@ -106,8 +110,8 @@ impl HistoryStore for Embedded {
         if messages.is_empty() && ids.is_empty() {
             return done(Ok(()));
         }
-        if let Some(text) = self.broken.get() {
-            return done(Err(StoreError::Failed(text.clone())));
+        if let Err(error) = self.status.usable() {
+            return done(Err(error));
         }
         if ids.iter().any(|id| id.key.len() > KEY_BYTES_MAX) {
             return done(Err(failed("a message id is too long to be stored")));
@@ -126,8 +130,8 @@ impl HistoryStore for Embedded {
         if !self.history {
             return done(Ok(()));
         }
-        if let Some(text) = self.broken.get() {
-            return done(Err(StoreError::Failed(text.clone())));
+        if let Err(error) = self.status.usable() {
+            return done(Err(error));
         }
         let (key, value) = presence_row(&event);
         let weight = Weight { items: 1, bytes: key.len() + value.len() };
@@ -231,7 +235,7 @@ impl HistoryStore for Embedded {
     }
 
     fn health(&self) -> Result<(), StoreError> {
-        self.broken.get().map_or(Ok(()), |text| Err(StoreError::Failed(text.clone())))
+        self.status.state()
     }
 
     fn shutdown(&self) {

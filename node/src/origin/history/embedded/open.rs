@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use fjall::{Database, PersistMode};
@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::model::Clock;
 
+use super::health::Health;
 use super::ids::{Finder, IdPartitions, PendingIds};
 use super::nonces::Nonces;
 use super::partitions::Partitions;
@@ -20,7 +21,7 @@ use super::queue::{Bounds, Queue};
 use super::revocations::Revocations;
 use super::tables::Table;
 use super::writer::{Writer, answer};
-use super::{Embedded, HIGHEST, Options, reader};
+use super::{Embedded, HIGHEST, Options, engine, reader};
 
 const FORMAT: &str = "format";
 /// Part of what the listener leaves to the node of the files that it may open.
@@ -96,6 +97,7 @@ impl Embedded {
         if is_foreign(path).map_err(io_error)? {
             return Err(OpenError::Foreign(path.to_owned()));
         }
+        engine::listen();
         let opened = catch_unwind(AssertUnwindSafe(|| Opened::open(path)));
         let damaged = |_| OpenError::Damaged {
             path: path.to_owned(),
@@ -105,7 +107,7 @@ impl Embedded {
         if opened.highest_ms > 0 {
             clock.raise(opened.highest_ms + 1);
         }
-        opened.start(options, clock).map_err(io_error)
+        opened.start(path, options, clock).map_err(io_error)
     }
 }
 
@@ -147,10 +149,10 @@ impl Opened {
         Ok(Self { database, state, partitions, highest_ms })
     }
 
-    fn start(self, options: &Options, clock: Clock) -> io::Result<Embedded> {
+    fn start(self, path: &Path, options: &Options, clock: Clock) -> io::Result<Embedded> {
         let partitions = Arc::new(self.partitions);
         let pending = Arc::new(PendingIds::default());
-        let broken = Arc::new(OnceLock::new());
+        let status = Arc::new(Health::new(path));
         let queue_bytes = options.write_queue_bytes;
         let writes = Arc::new(Queue::new(Bounds { items: options.write_queue_rows, bytes: queue_bytes }));
         let lookups = Arc::new(Queue::new(Bounds { items: options.find_queue, bytes: queue_bytes }));
@@ -174,7 +176,7 @@ impl Opened {
             clock,
             queue: writes.clone(),
             answers,
-            broken: broken.clone(),
+            status: status.clone(),
             highest_ms: self.highest_ms,
         };
         let threads = Mutex::default();
@@ -183,7 +185,7 @@ impl Opened {
             history: options.history,
             partitions: Mutex::new(Some(partitions.clone())),
             pending,
-            broken,
+            status,
             writes: writes.clone(),
             lookups,
             reads: reads.clone(),

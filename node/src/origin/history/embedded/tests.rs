@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use tempfile::TempDir;
 
@@ -147,17 +148,43 @@ fn without_history_ids_and_nonces_are_still_kept() {
 }
 
 #[test]
-fn a_refused_write_is_never_acked() {
+fn a_refused_write_is_never_acked_and_the_next_one_heals_the_store() {
     let folder = folder();
     let store = open(&folder).expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
     append(&store, messages(&key, now_ms, 1..=1)).expect("stored");
-    std::fs::remove_dir_all(folder.path().join("keyspaces")).expect("removed");
-    let (send, receive) = mpsc::channel();
-    let done = Box::new(move |result| send.send(result).expect("test waits"));
-    store.append(messages(&key, now_ms, 2..=2), Some(96), done);
-    let refused = receive.recv_timeout(PATIENCE).expect("answered");
+    let (keyspaces, away) = (folder.path().join("keyspaces"), folder.path().join("away"));
+    std::fs::rename(&keyspaces, &away).expect("renamed");
+    let refused = append_for(&store, messages(&key, now_ms, 2..=2), 96);
     assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
+    assert_eq!(store.health(), refused);
+    // What the refused one had begun to make.
+    std::fs::remove_dir_all(&keyspaces).expect("removed");
+    std::fs::rename(&away, &keyspaces).expect("renamed");
+    append_for(&store, messages(&key, now_ms, 3..=3), 96).expect("stored");
+    assert_eq!(store.health(), Ok(()));
+}
+
+#[test]
+fn a_failure_behind_the_writer_is_told_with_its_reason_and_its_folder() {
+    let folder = folder();
+    let store = open(&folder).expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    append(&store, messages(&key, now_ms, 1..=1)).expect("stored");
+    let tables = store.partitions.lock().clone().expect("open").tables();
+    std::fs::remove_dir_all(folder.path().join("keyspaces")).expect("removed");
+    tables[0].keyspace().rotate_memtable().expect("sealed, and flushed by another thread");
+    let until = Instant::now() + PATIENCE;
+    let error = (2..)
+        .find_map(|sequence| {
+            assert!(Instant::now() < until, "the store still takes writes");
+            append(&store, messages(&key, now_ms, sequence..=sequence)).err()
+        })
+        .expect("endless");
+    let text = error.to_string();
+    assert!(text.contains("No such file"), "{text}");
+    assert!(text.contains(&folder.path().display().to_string()), "{text}");
+    assert_eq!(store.health(), Err(error));
 }
 
 #[test]
@@ -166,8 +193,7 @@ fn a_broken_store_refuses_everything_and_says_so() {
     let store = open(&folder).expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
     assert_eq!(store.health(), Ok(()));
-    store.broken.set("disk gone".into()).expect("set once");
-    let failed = StoreError::Failed("disk gone".into());
+    let failed = store.status.broke("disk gone");
     assert_eq!(append(&store, messages(&key, now_ms, 1..=1)), Err(failed.clone()));
     assert_eq!(wait(store.claim_nonce(nonce("k1", now_ms, "0123456789abcdef"))), Err(failed.clone()));
     assert_eq!(store.health(), Err(failed));
@@ -233,8 +259,16 @@ fn what_the_journal_brings_back_counts_as_unsealed() {
 }
 
 fn append(store: &Embedded, published: Arc<Published>) -> Result<(), StoreError> {
+    append_for(store, published, 72)
+}
+
+fn append_for(store: &Embedded, published: Arc<Published>, retention_hours: u32) -> Result<(), StoreError> {
     let (send, receive) = mpsc::channel();
-    store.append(published, Some(72), Box::new(move |result| send.send(result).expect("test waits")));
+    store.append(
+        published,
+        Some(retention_hours),
+        Box::new(move |result| send.send(result).expect("test waits")),
+    );
     receive.recv_timeout(PATIENCE).expect("answered")
 }
 

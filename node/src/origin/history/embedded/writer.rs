@@ -3,8 +3,7 @@
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, mpsc};
 
 use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
@@ -13,13 +12,14 @@ use crate::model::{Clock, Revocation};
 use crate::origin::history::{Done, FormerRun, StoreError};
 use crate::origin::metering::MetricRow;
 
+use super::health::Health;
 use super::ids::{IdPartitions, PendingIds, Remembered};
 use super::nonces::Nonces;
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
 use super::tables::{self, Table};
-use super::{DAY_MS, HIGHEST, HOUR_MS, INCARNATION, failed, metrics};
+use super::{DAY_MS, HIGHEST, HOUR_MS, INCARNATION, engine, metrics};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
@@ -90,8 +90,7 @@ pub(super) struct Writer {
     pub(super) clock: Clock,
     pub(super) queue: Arc<Queue<Job>>,
     pub(super) answers: mpsc::Sender<Answers>,
-    /// Set when a commit has failed, after which the journal takes no more.
-    pub(super) broken: Arc<OnceLock<String>>,
+    pub(super) status: Arc<Health>,
     pub(super) highest_ms: u64,
 }
 
@@ -102,7 +101,9 @@ impl Writer {
         let mut group = Vec::new();
         let mut unlooked = LOOK_BYTES;
         while let Some(weight) = queue.take(GROUP, &mut group) {
+            self.status.begin();
             let answers = self.write(group.drain(..), weight);
+            self.status.wrote(&answers.result);
             if self.answers.send(answers).is_err() {
                 return;
             }
@@ -111,6 +112,7 @@ impl Writer {
                 unlooked = 0;
                 self.seal_full();
             }
+            self.status.end();
         }
     }
 
@@ -127,10 +129,7 @@ impl Writer {
         let (appended, claimed, written) = Default::default();
         let mut answers = Answers { result: Ok(()), weight, appended, claimed, written, begun: None };
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
-        answers.result = commit.unwrap_or_else(|_| {
-            let text = "the storage engine panicked";
-            Err(StoreError::Failed(self.broken.get_or_init(|| text.to_owned()).clone()))
-        });
+        answers.result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
         if let Err(error) = &answers.result {
             tracing::error!(%error, rows = weight.items, "store did not write");
         }
@@ -175,27 +174,24 @@ impl Writer {
                 Job::Settle { answer } => answers.written.push(answer),
             }
         }
-        if let Some(text) = self.broken.get() {
-            return Err(StoreError::Failed(text.clone()));
-        }
+        self.status.usable()?;
         let is_empty =
             rows.is_empty() && claims.is_empty() && revocations.is_empty() && metric_rows.is_empty();
         if is_empty && begins.is_none() {
             return Ok(());
         }
+        let status = Arc::clone(&self.status);
+        let not_taken = |error: fjall::Error| status.not_taken(&engine::reason(&error));
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
         let mut batch = batch.durability(Some(PersistMode::SyncData));
         if let (Some(incarnation), Some((_, former))) = (begins, &mut answers.begun) {
-            *former = self.add_incarnation(&mut batch, incarnation).map_err(failed)?;
+            *former = self.add_incarnation(&mut batch, incarnation).map_err(not_taken)?;
         }
-        self.add_rows(&mut batch, rows).map_err(failed)?;
-        self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(failed)?;
-        self.revocations.add(&mut batch, revocations).map_err(failed)?;
-        metrics::insert(&self.partitions, &mut batch, &metric_rows).map_err(failed)?;
-        batch.commit().map_err(|error| {
-            let text = format!("the disk did not take a write, restart the node: {error}");
-            StoreError::Failed(self.broken.get_or_init(|| text).clone())
-        })
+        self.add_rows(&mut batch, rows).map_err(not_taken)?;
+        self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(not_taken)?;
+        self.revocations.add(&mut batch, revocations).map_err(not_taken)?;
+        metrics::insert(&self.partitions, &mut batch, &metric_rows).map_err(not_taken)?;
+        batch.commit().map_err(|error| status.broke(&engine::reason(&error)))
     }
 
     /// Moves the rows into the batch; the ids stay, since they are pending until the commit.

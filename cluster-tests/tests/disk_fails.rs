@@ -1,0 +1,86 @@
+//! A node whose disk hangs or is full says so, keeps delivering, and is well again when the disk is.
+
+use fanfare_cluster_tests::{Disk, Node, NodeOptions, SOON, Socket, history, http, wait_until};
+use serde_json::json;
+
+async fn publish(node: &Node, data: &str) -> u16 {
+    let authorization = http::basic(&node.key());
+    let path = "/api/channels/news/publish";
+    let body = json!({ "data": data }).to_string();
+    http::request(node.addr(), "POST", path, &[("authorization", &authorization)], body).await.status
+}
+
+async fn wait_for_status(node: &Node, status: &str) {
+    wait_until(SOON, &format!("/ready to say {status}"), async || {
+        let ready = http::request(node.admin(), "GET", "/ready", &[], "").await;
+        assert_eq!(ready.status, 200, "clients are served all the time");
+        ready.json()["status"] == status
+    })
+    .await;
+}
+
+async fn stored(node: &Node) -> Vec<String> {
+    let records = history::read_all(node.addr(), &node.key(), "news", "direction=forwards").await;
+    records.iter().map(|record| record["data"].as_str().expect("a text").to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_hangs_degrades_the_node_until_it_goes_on() {
+    let disk = Disk::default();
+    let node = Node::start(disk.under(NodeOptions::default())).await;
+    let mut subscriber = Socket::open(&node, "").await;
+    subscriber.attach("news").await;
+    assert_eq!(publish(&node, "before").await, 200);
+    subscriber.message("news").await;
+    wait_for_status(&node, "ready").await;
+
+    disk.hang(true);
+    assert_eq!(publish(&node, "meanwhile").await, 503);
+    assert_eq!(subscriber.message("news").await["messages"][0]["data"], "meanwhile");
+    wait_for_status(&node, "degraded").await;
+
+    disk.hang(false);
+    wait_for_status(&node, "ready").await;
+    assert_eq!(publish(&node, "after").await, 200);
+    assert_eq!(stored(&node).await, ["before", "meanwhile", "after"]);
+    node.assert_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_stops_in_its_time_while_the_disk_hangs() {
+    let disk = Disk::default();
+    let options = NodeOptions::default().environment("FANFARE_DRAIN_TIMEOUT", "1s");
+    let mut node = Node::start(disk.under(options)).await;
+    disk.hang(true);
+    assert_eq!(publish(&node, "never answered").await, 503);
+    let started = std::time::Instant::now();
+    assert_eq!(node.stop().await.code(), Some(0));
+    // The drain, what the store gets after it, and a busy machine.
+    assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_degrades_the_node_and_the_log_says_why() {
+    let disk = Disk::default();
+    let mut node = Node::start(disk.under(NodeOptions::default())).await;
+    let mut subscriber = Socket::open(&node, "").await;
+    subscriber.attach("news").await;
+    assert_eq!(publish(&node, "before").await, 200);
+    subscriber.message("news").await;
+
+    disk.fill(true);
+    assert_eq!(publish(&node, "refused").await, 503);
+    assert_eq!(subscriber.message("news").await["messages"][0]["data"], "refused");
+    wait_for_status(&node, "degraded").await;
+    let folder = node.data_dir().join("store").display().to_string();
+    let log = node.log();
+    let line = log.lines().find(|line| line.contains("store did not write")).unwrap_or_default();
+    assert!(line.contains("No space left on device") && line.contains(&folder), "{log}");
+
+    disk.fill(false);
+    node.restart().await;
+    wait_for_status(&node, "ready").await;
+    assert_eq!(publish(&node, "after").await, 200);
+    assert_eq!(stored(&node).await, ["before", "after"]);
+    node.assert_no_panic();
+}
