@@ -10,6 +10,8 @@ pub struct Limits {
     pub socket_message_fragments: usize,
     pub socket_message_ms: u64,
     pub http_body_bytes: usize,
+    /// Records of one page of history; the one that reaches it is the last.
+    pub history_page_bytes: usize,
     pub token_request_bytes: usize,
     /// Nesting of any JSON or MessagePack.
     pub nesting: usize,
@@ -73,6 +75,7 @@ impl Default for Limits {
             socket_message_fragments: 64,
             socket_message_ms: 30_000,
             http_body_bytes: 2 * 1024 * 1024,
+            history_page_bytes: 1024 * 1024,
             token_request_bytes: 16 * 1024,
             nesting: 64,
             message_id_bytes: 128,

@@ -20,8 +20,6 @@ use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row
 const HOUR_MS: u64 = 3_600_000;
 /// A store that has not read a page by then is taken for gone.
 const READ_WAIT: Duration = Duration::from_secs(10);
-/// A page over this size is not filled up to its limit; the link leads on.
-const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// What a page is asked for, beside its channel.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,7 +70,7 @@ async fn rows(
         key,
         kind,
         limit: page.limit,
-        bytes_max: PAGE_BYTES_MAX,
+        bytes_max: api.services.limits.history_page_bytes,
         start_ms: page.start_ms,
         end_ms: page.end_ms,
         oldest_ms: now_ms.saturating_sub(u64::from(policy.retention_hours) * HOUR_MS),
@@ -93,7 +91,6 @@ async fn rows(
 async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, StoreError> {
     const READS_MAX: usize = 8;
     let mut page = HistoryPage::default();
-    let mut bytes = 0;
     for _ in 0..READS_MAX {
         let read = tokio::time::timeout(READ_WAIT, read_settled(api, &query)).await;
         let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
@@ -102,9 +99,9 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, St
                 tracing::error!(reason, "history could not be read");
             }
         })?;
-        bytes += more.rows.iter().map(|row| row.json.len()).sum::<usize>();
+        let bytes = more.rows.iter().map(|row| row.json.len()).sum();
+        query.bytes_max = query.bytes_max.saturating_sub(bytes);
         query.limit = query.limit.saturating_sub(more.rows.len());
-        query.bytes_max = PAGE_BYTES_MAX.saturating_sub(bytes);
         query.cursor.clone_from(&more.next);
         page.rows.extend(more.rows);
         page.next = more.next;

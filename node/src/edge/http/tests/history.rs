@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::fixture::{Answer, Fixture, Sent};
 use super::refusing_store::RefusingStore;
+use crate::model::Limits;
 use crate::origin::history::StoreError;
 
 const HISTORY: &str = "/api/channels/news/history";
@@ -56,6 +57,21 @@ async fn newest_first_in_pages_that_link_to_each_other() {
             path = following;
         }
         assert_eq!(seen, expected, "{direction}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_ends_early_where_its_records_are_large_and_links_on() {
+    let node = Fixture::with(Limits { history_page_bytes: 1, ..Limits::default() });
+    publish_numbers(&node, "news", 3).await;
+    for (direction, expected) in [("backwards", [2, 1, 0]), ("forwards", [0, 1, 2])] {
+        let mut path = Some(format!("{HISTORY}?limit=3&direction={direction}"));
+        for number in expected {
+            let page = get(&node, &path.expect("a page for each record")).await;
+            assert_eq!(numbers(&page), [number], "{direction}");
+            path = next(&page);
+        }
+        assert_eq!(path, None, "{direction}: nothing follows the last");
     }
 }
 
