@@ -215,7 +215,7 @@ impl App {
     pub async fn stop(self) {
         self.draining.store(true, Ordering::Relaxed);
         self.acceptor.stop();
-        self.shards.stop();
+        self.shards.stop(self.drain_timeout);
         let until = Instant::now() + self.drain_timeout;
         self.tasks.stop(self.drain_timeout).await;
         self.meter.finish().await;

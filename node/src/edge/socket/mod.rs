@@ -12,6 +12,7 @@ mod timers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use fanfare_proto::frame::Format;
 use tokio::sync::{mpsc, oneshot};
@@ -68,7 +69,10 @@ pub enum Input {
     /// Answered once every connection of the shard was seen, a few in each turn.
     Survey(Box<Survey>),
     /// Say goodbye to all and end the thread.
-    Stop,
+    /// How long clients get at most to go.
+    Stop {
+        within: Duration,
+    },
 }
 
 /// A connection that is not a socket upgrade, with what was read of it.
@@ -213,9 +217,10 @@ impl Shards {
         self.handles.iter().map(ask_one).collect()
     }
 
-    pub fn stop(&self) {
+    /// Tells clients to leave, and ends the shards when they have, or at the latest after `within`.
+    pub fn stop(&self, within: Duration) {
         for handle in &self.handles {
-            handle.push(Input::Stop);
+            handle.push(Input::Stop { within });
         }
     }
 }

@@ -31,8 +31,6 @@ pub(super) const WAKE: Token = Token(usize::MAX);
 const READ_BYTES: usize = 64 * 1024;
 /// How long one part of a turn may hold up the others.
 const SLICE: Duration = Duration::from_millis(1);
-/// What a stopping shard waits for its clients to go.
-const STOP_MS: u64 = 3_000;
 /// How often a change of the directory is looked for.
 const DIRECTORY_LOOK_MS: u64 = 500;
 
@@ -160,6 +158,8 @@ impl Shard {
                 self.look_at_directory();
             }
         }
+        // What time has put out in the last turn.
+        self.flush_turn();
     }
 
     fn is_done(&self) -> bool {
@@ -232,7 +232,7 @@ impl Shard {
                 self.adopt_refused(link, permit, format, refused);
             }
             Input::Survey(survey) => self.begin_survey(*survey),
-            Input::Stop => self.stop(),
+            Input::Stop { within } => self.stop(within),
         }
     }
 

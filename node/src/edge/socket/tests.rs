@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use parking_lot::Mutex;
@@ -137,7 +137,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.shards.stop();
+        self.shards.stop(Duration::from_secs(3));
     }
 }
 

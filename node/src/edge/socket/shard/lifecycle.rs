@@ -1,18 +1,21 @@
 //! Connections coming and going, what they listen to, and what time does to them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
 use mio::net::TcpStream;
 
 use super::super::connection::{Connection, Open, Permit, Stage};
 use super::super::handshake::{Opening, Refused};
-use super::{STOP_MS, Shard, context};
+use super::{Shard, context};
 use crate::edge::link::Link;
 use crate::hub::wire;
 use crate::model::UsageKind;
 use crate::session::PublishResult;
 
+/// What a stopping shard waits at most for its clients to go.
+const STOP_MS_MAX: u64 = 3_000;
 /// A stopping node asks its clients to come back within this time.
 const RECONNECT_SPREAD_MS: u64 = 500;
 /// Who is refused at a ceiling is asked to come back after this time at the earliest, and twice it at the latest.
@@ -274,8 +277,12 @@ impl Shard {
         true
     }
 
-    pub(super) fn stop(&mut self) {
-        self.stop_ms = Some(self.now_ms + STOP_MS);
+    pub(super) fn stop(&mut self, within: Duration) {
+        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX).min(STOP_MS_MAX);
+        self.stop_ms = Some(self.now_ms + within_ms);
+        // So that also the last one asked has a quarter of the time left when the node closes for it.
+        let spread_ms = RECONNECT_SPREAD_MS.min(within_ms / 4).max(1);
+        let close_after_ms = CLOSE_AFTER_MS.min(within_ms / 2);
         for slot in 0..self.slots.len() {
             let Some(mut connection) = self.slots[slot].take() else { continue };
             let slot = u32::try_from(slot).expect("slots are numbered by u32");
@@ -284,9 +291,9 @@ impl Shard {
                 self.forget(connection, slot);
                 continue;
             };
-            let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes())) % RECONNECT_SPREAD_MS;
+            let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes())) % spread_ms;
             let (code, close) = (code::UNAVAILABLE, close::DRAINING);
-            let close_after = spread + CLOSE_AFTER_MS;
+            let close_after = spread + close_after_ms;
             open.session.disconnect("the node is stopping", code, close, spread, close_after, &mut outputs);
             self.run_outputs(&mut connection, slot, outputs);
             self.slots[slot as usize] = Some(connection);
