@@ -114,7 +114,7 @@ pub struct MetricSeries<'a> {
 }
 
 /// A publish to several channels; both lists hold at least one.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct BatchRequest {
     pub channels: Vec<String>,
     pub messages: Vec<Draft>,
@@ -276,9 +276,26 @@ pub fn parse_batch(body: &[u8], nesting_max: usize) -> Result<BatchRequest, Body
     if !text.starts_with('{') {
         return Err(BodyError("body must be an object".into()));
     }
-    let batch: BatchRequest = serde_json::from_str(&text)?;
+    let Fields { channels, messages } = serde_json::from_str(&text)?;
+    let channels = serde_json::from_str(array("channels", channels)?)
+        .map_err(|_| BodyError("channels must be an array of strings".into()))?;
+    let batch = BatchRequest { channels, messages: serde_json::from_str(array("messages", messages)?)? };
     if batch.channels.is_empty() || batch.messages.is_empty() {
         return Err(BodyError("channels and messages must not be empty".into()));
     }
     Ok(batch)
+}
+
+fn array<'a>(name: &str, value: Option<&'a RawValue>) -> Result<&'a str, BodyError> {
+    let text = value.map(RawValue::get).ok_or_else(|| BodyError(format!("{name} is missing")))?;
+    if text.starts_with('[') { Ok(text) } else { Err(BodyError(format!("{name} must be an array"))) }
+}
+
+/// The fields of a batch, each still as text.
+#[derive(Deserialize)]
+struct Fields<'a> {
+    #[serde(borrow, default, deserialize_with = "json::present_ref")]
+    channels: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::present_ref")]
+    messages: Option<&'a RawValue>,
 }

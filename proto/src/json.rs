@@ -101,11 +101,15 @@ pub(crate) fn as_text(value: &RawValue) -> Option<Cow<'_, str>> {
     }
 }
 
-/// A serde error's text without the place, which means nothing to who sent a tidied or converted text, and cut
-/// short, because it may quote what was sent.
+/// A serde error's text without the place, which means nothing to who sent a tidied or converted text, and without the
+/// value that was refused, which may be a key or a token in the wrong place. What was expected names the field.
 pub(crate) fn error_text(error: &serde_json::Error) -> String {
     let mut text = error.to_string();
     text.truncate(text.rfind(" at line ").unwrap_or(text.len()));
+    if text.starts_with("invalid ") {
+        let expected = text.rfind(", expected ").map_or(0, |comma| comma + ", ".len());
+        text.drain(..expected);
+    }
     text.truncate(text.floor_char_boundary(ERROR_TEXT_BYTES_MAX));
     if error.is_syntax() || error.is_eof() { format!("not JSON: {text}") } else { text }
 }

@@ -152,23 +152,14 @@ fn requests_name_the_field_they_are_refused_for() {
         (r#"{"id":"1","op":12,"channel":"c"}"#, "action is missing"),
         (r#"{"id":"1","op":13,"channel":"c","messages":{}}"#, "messages must be an array"),
         (r#"{"id":"1","op":13,"channel":"c","messages":null}"#, "messages must be an array"),
-        (
-            r#"{"id":"1","op":13,"channel":"c","messages":[[]]}"#,
-            "invalid type: sequence, expected an object for a message",
-        ),
+        (r#"{"id":"1","op":13,"channel":"c","messages":[[]]}"#, "expected an object for a message"),
         (
             r#"{"id":"1","op":13,"channel":"c","messages":[{}],"name":"n"}"#,
             "messages excludes name and data beside it",
         ),
         (r#"{"id":"1","op":13,"channel":"c","name":null}"#, "name must be a string"),
-        (
-            r#"{"id":"1","op":13,"channel":"c","messages":[{"name":null}]}"#,
-            "invalid type: null, expected name to be a string",
-        ),
-        (
-            r#"{"id":"1","op":13,"channel":"c","messages":[{"id":null}]}"#,
-            "invalid type: null, expected id to be a string",
-        ),
+        (r#"{"id":"1","op":13,"channel":"c","messages":[{"name":null}]}"#, "expected name to be a string"),
+        (r#"{"id":"1","op":13,"channel":"c","messages":[{"id":null}]}"#, "expected id to be a string"),
         (r#"{"id":"1","op":13,"channel":"c","messages":[{"extras":null}]}"#, "extras must be an object"),
         (r#"{"id":"1","op":15,"accessToken":1}"#, "accessToken must be a string"),
     ] {
@@ -184,9 +175,10 @@ fn publish_bodies_that_are_refused() {
         ("", "body is empty"),
         (" \n", "body is empty"),
         ("[]", "array holds no message"),
-        (r#"{"name":null}"#, "invalid type: null, expected name to be a string"),
-        (r#"{"name":1}"#, "invalid type: integer `1`, expected name to be a string"),
-        (r#"[{},null]"#, "invalid type: null, expected an object for a message"),
+        (r#"{"name":null}"#, "expected name to be a string"),
+        (r#"{"name":1}"#, "expected name to be a string"),
+        (r#"{"id":"a, expected b","name":true}"#, "expected name to be a string"),
+        (r#"[{},null]"#, "expected an object for a message"),
         (r#""text""#, "a message must be an object"),
         (r#"{"extras":[]}"#, "extras must be an object"),
     ] {
@@ -209,7 +201,20 @@ fn a_refused_publish_does_not_quote_what_stood_in_place_of_a_message() {
         let error = parse_publish(body.as_bytes(), 64).expect_err(body).to_string();
         assert!(!error.contains("hush") && error.contains("object"), "{body}: {error}");
     }
-    let batch = r#"{"channels":["a"],"messages":["hush"]}"#;
-    let error = parse_batch(batch.as_bytes(), 64).expect_err(batch).to_string();
-    assert!(!error.contains("hush"), "{error}");
+    for (batch, field) in [
+        (r#"{"channels":["a"],"messages":["hush"]}"#, "message"),
+        (r#"{"channels":["a"],"messages":"hush"}"#, "messages"),
+        (r#"{"channels":["a"],"messages":[{"name":7531}]}"#, "name"),
+        (r#"{"channels":["a"],"messages":[{},7531]}"#, "message"),
+        (r#"{"channels":["a"]}"#, "messages"),
+        (r#"{"channels":"hush","messages":[{}]}"#, "channels"),
+        (r#"{"channels":7531,"messages":[{}]}"#, "channels"),
+        (r#"{"channels":[["hush"]],"messages":[{}]}"#, "channels"),
+        (r#"{"channels":["a",7531],"messages":[{}]}"#, "channels"),
+        (r#"{"messages":[{}]}"#, "channels"),
+    ] {
+        let error = parse_batch(batch.as_bytes(), 64).expect_err(batch).to_string();
+        assert!(error.contains(field), "{batch}: {error}");
+        assert!(!error.contains("hush") && !error.contains("7531"), "{batch}: {error}");
+    }
 }

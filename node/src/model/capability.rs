@@ -74,7 +74,7 @@ impl Capability {
     pub fn parse_json(text: &str) -> Result<Self, CapabilityError> {
         let Entries(entries) = serde_json::from_str(text).map_err(|error| {
             CapabilityError(match error.classify() {
-                serde_json::error::Category::Data => strip_position(&error.to_string()),
+                serde_json::error::Category::Data => explained(&error.to_string()),
                 _ => "capability is not JSON".into(),
             })
         })?;
@@ -216,6 +216,8 @@ impl Operations {
     }
 }
 
+const FORM: &str = "an object of patterns with lists of operations";
+
 /// The map as it stands in the text, where a repeated key can still be seen.
 struct Entries(BTreeMap<String, Vec<String>>);
 
@@ -227,7 +229,7 @@ impl<'de> Deserialize<'de> for Entries {
             type Value = Entries;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of patterns with lists of operations")
+                f.write_str(FORM)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
@@ -246,7 +248,10 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// A position within a string that stands within JSON helps nobody.
-fn strip_position(message: &str) -> String {
+/// Without the position, which within a string that stands within JSON helps nobody, and without a value of the wrong type.
+fn explained(message: &str) -> String {
+    if message.starts_with("invalid type") {
+        return format!("capability must be {FORM}");
+    }
     message.rsplit_once(" at line ").map_or(message, |(text, _)| text).to_owned()
 }
