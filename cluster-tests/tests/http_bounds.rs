@@ -47,3 +47,22 @@ async fn a_history_of_large_messages_comes_in_pages_of_bytes_with_each_message_o
         assert!((6..=7).contains(&pages), "{direction}: full pages, not {pages}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_counts_what_is_copied_and_not_the_names_of_its_channels() {
+    let node = Node::start(NodeOptions::default()).await;
+    let authorization = http::basic(&node.key());
+    let post = async |body: String| {
+        http::request(node.addr(), "POST", "/api/publish", &[("authorization", &authorization)], body).await
+    };
+    let names = |count: usize| (0..count).map(|number| format!("{number:0512}")).collect::<Vec<_>>();
+    let answer = post(json!({"channels": names(1000), "messages": [{"data": 1}]}).to_string()).await;
+    assert_eq!(answer.status, 200, "{:?}", answer.error());
+    let results = answer.json()["results"].take();
+    let results = results.as_array().expect("a list of results");
+    assert!(results.len() == 1000 && results.iter().all(|result| result["published"] == true));
+
+    let large = vec![json!({"data": "x".repeat(MESSAGE_BYTES)}); 30];
+    let answer = post(json!({"channels": names(38), "messages": large}).to_string()).await;
+    assert_eq!(answer.status, 413, "over 64 MiB in all: {:?}", answer.body);
+}

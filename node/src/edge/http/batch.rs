@@ -11,16 +11,17 @@ use super::body::{self, Unread};
 use super::publish::stored;
 use crate::auth::Principal;
 use crate::edge::errors::{Kind, Refusal};
-use crate::model::{ChannelKey, Draft, DraftError, Operation};
+use crate::model::{ChannelKey, Draft, DraftError, Operation, draft_bytes};
 
 /// Bounds what one body can make the node do.
 const CHANNELS_MAX: usize = 1000;
 
-/// The body's size times the channels that it goes to.
+/// The size of the messages times the channels that they go to.
 const COPIED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Channels published to at once, so that they share a sync of the store.
+/// Channels published to at once, so that they share a sync of the store; fewer where their copies are large.
 const TOGETHER_MAX: usize = 32;
+const TOGETHER_BYTES_MAX: usize = 1024 * 1024;
 
 /// 200 with one result per channel in the order of the request, refused ones included.
 pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> Result<Response, Refusal> {
@@ -37,12 +38,15 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
     if permitted * messages.len() > messages_max {
         return Err(DraftError::TooMany { messages_max }.into());
     }
-    if permitted * text.len() > COPIED_BYTES_MAX {
+    let copy_bytes: usize =
+        messages.iter().map(|draft| draft_bytes(draft, principal.client_id.as_ref())).sum();
+    if permitted * copy_bytes > COPIED_BYTES_MAX {
         let error = format!("the messages to all channels together are over {COPIED_BYTES_MAX} bytes");
         return Err(Refusal::new(Kind::TooLarge, error));
     }
     api.take_rate(principal, permitted * messages.len())?;
-    let results = publish_each(api, principal, targets, &messages).await;
+    let together = (TOGETHER_BYTES_MAX / copy_bytes.max(1)).clamp(1, TOGETHER_MAX);
+    let results = publish_each(api, principal, targets, &messages, together).await;
     let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));
     Ok(body::json(&BatchResponse { results: results.collect() }))
 }
@@ -52,13 +56,13 @@ async fn publish_each(
     principal: &Principal,
     targets: Vec<Result<ChannelKey, Refusal>>,
     messages: &[Draft],
+    together: usize,
 ) -> Vec<Result<(), Refusal>> {
     let mut results = Vec::with_capacity(targets.len());
     let mut targets = targets.into_iter().peekable();
     while targets.peek().is_some() {
-        let together = targets.by_ref().take(TOGETHER_MAX);
-        let published =
-            together.map(|target| async { stored(api, principal, target?, messages.to_vec()).await });
+        let next = targets.by_ref().take(together);
+        let published = next.map(|target| async { stored(api, principal, target?, messages.to_vec()).await });
         results.extend(join(published).await);
     }
     results
