@@ -29,28 +29,31 @@ const LOOK_BYTES: usize = 1024 * 1024;
 /// What a row takes beside its key and value, about.
 const ROW_BYTES: usize = 100;
 
+/// Where the outcome of a job goes.
+type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
+
 pub(super) enum Job {
     Append(Append),
     Claim {
         key: Vec<u8>,
-        answer: oneshot::Sender<Result<bool, StoreError>>,
+        answer: Answer<bool>,
     },
     Revoke {
         revocation: Revocation,
-        answer: oneshot::Sender<Result<(), StoreError>>,
+        answer: Answer<()>,
     },
     Metrics {
         rows: Vec<MetricRow>,
-        answer: oneshot::Sender<Result<(), StoreError>>,
+        answer: Answer<()>,
     },
     /// Answered with the run before.
     Begin {
         incarnation: u64,
-        answer: oneshot::Sender<Result<Option<FormerRun>, StoreError>>,
+        answer: Answer<Option<FormerRun>>,
     },
     /// Answered when all before it is written.
     Settle {
-        answer: oneshot::Sender<Result<(), StoreError>>,
+        answer: Answer<()>,
     },
 }
 
@@ -74,9 +77,9 @@ pub(super) struct Answers {
     result: Result<(), StoreError>,
     weight: Weight,
     appended: Vec<Done>,
-    claimed: Vec<(oneshot::Sender<Result<bool, StoreError>>, bool)>,
-    written: Vec<oneshot::Sender<Result<(), StoreError>>>,
-    begun: Option<(oneshot::Sender<Result<Option<FormerRun>, StoreError>>, Option<FormerRun>)>,
+    claimed: Vec<(Answer<bool>, bool)>,
+    written: Vec<Answer<()>>,
+    begun: Option<(Answer<Option<FormerRun>>, Option<FormerRun>)>,
 }
 
 pub(super) struct Writer {
@@ -235,7 +238,7 @@ impl Writer {
         &self,
         batch: &mut OwnedWriteBatch,
         keys: Vec<Vec<u8>>,
-        claimed: &mut [(oneshot::Sender<Result<bool, StoreError>>, bool)],
+        claimed: &mut [(Answer<bool>, bool)],
     ) -> fjall::Result<()> {
         let now_ms = self.clock.now_ms();
         let mut in_group = HashSet::new();
