@@ -257,6 +257,7 @@ async fn open_store(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistorySt
     let path = config.data_dir.join("store");
     let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
     let stamps = stamps.clone();
+    development::make_private_folder(&path).map_err(StartError::at("cannot open the store"))?;
     let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, stamps)).await;
     let opened = opened.map_err(StartError::at("cannot open the store"))?;
     Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
@@ -346,7 +347,7 @@ impl Outside {
         let certificates = open_certificates(config)?;
         let admin_token = AdminToken::open(config.admin_token_file.as_deref(), &config.data_dir)
             .map_err(StartError::at("cannot use the admin token"))?;
-        std::fs::create_dir_all(&config.data_dir)
+        development::make_private_folder(&config.data_dir)
             .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
         Ok(Self { clients, admin, admin_token, certificates })
     }

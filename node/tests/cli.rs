@@ -1,8 +1,10 @@
 //! The binary as a user meets it: exit codes, and what goes to stdout and to stderr.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn fanfare(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fanfare"));
@@ -193,5 +195,40 @@ fn a_start_that_fails_leaves_no_data_folder_behind() {
         assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?} {stderr}");
         assert!(stderr.contains(reason), "{arguments:?} {stderr}");
         assert!(!folder.path().join("data").exists(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn the_data_folder_is_for_nobody_else_and_one_that_is_there_stays_as_it_is() {
+    let ends = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+    let given = ["--data-dir=outer/data", "--admin-token-file=token", "--directory=directory.toml"];
+    for arguments in [&["--data-dir=outer/data"][..], &given] {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("token"), "an-admin-token").expect("written");
+        std::fs::write(folder.path().join("directory.toml"), "tenants = []\n").expect("written");
+        let mode = |path: &str| {
+            let file = std::fs::metadata(folder.path().join(path)).expect("it is there");
+            file.permissions().mode() & 0o777
+        };
+        let start_and_kill = || {
+            let mut node = fanfare(folder.path(), &[&ends, arguments].concat());
+            let mut node = node.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+            let until = Instant::now() + Duration::from_secs(20);
+            while !folder.path().join("outer/data/node.json").exists() {
+                assert!(Instant::now() < until, "waited in vain for node.json");
+                assert!(node.try_wait().expect("a child").is_none(), "the node ended by itself");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            node.kill().and_then(|()| node.wait()).expect("a child");
+        };
+        start_and_kill();
+        for made in ["outer", "outer/data", "outer/data/store"] {
+            assert_eq!(mode(made), 0o700, "{made}");
+        }
+        std::fs::remove_file(folder.path().join("outer/data/node.json")).expect("it was left");
+        let widened = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(folder.path().join("outer/data"), widened).expect("it is ours");
+        start_and_kill();
+        assert_eq!(mode("outer/data"), 0o755);
     }
 }

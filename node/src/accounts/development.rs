@@ -1,8 +1,8 @@
 //! A directory with one random key, for a node that was started with nothing.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -32,7 +32,7 @@ pub fn create(data_dir: &Path) -> io::Result<Development> {
     if files.directory.try_exists()? {
         return Ok(files);
     }
-    fs::create_dir_all(data_dir)?;
+    make_private_folder(data_dir)?;
     let secret = URL_SAFE_NO_PAD.encode(random_bytes::<24>());
     // The directory comes last: while it is missing, another start makes both again.
     write_private(&files.key_file, &format!("{secret}.{KEY_NAME}\n"))?;
@@ -56,6 +56,11 @@ secret = "{secret}"
 capability = {{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subscribe"] }}
 "#
     )
+}
+
+/// With the folders that it lies in, for nobody else to enter. What is there is left as it is.
+pub fn make_private_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// Whole or not at all, and never readable by others, not even for a moment.

@@ -281,6 +281,7 @@ fn a_development_directory_is_made_once_and_works() {
     let data = folder.path().join("data");
     let files = development::create(&data).unwrap();
     assert!(files.created);
+    assert_eq!(fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700);
     for file in [&files.directory, &files.key_file] {
         assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
     }

@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use subtle::ConstantTimeEq as _;
 
+use crate::accounts::development::make_private_folder;
 use crate::model::random_bytes;
 
 /// What stands behind `authorization: Bearer` of an operator. `Debug` does not show it.
@@ -37,7 +38,7 @@ impl AdminToken {
         let file = given.map_or_else(|| data_dir.join("admin-token"), Path::to_path_buf);
         let io = |source| AdminTokenError::Io { file: file.clone(), source };
         if given.is_none() {
-            std::fs::create_dir_all(data_dir).map_err(io)?;
+            make_private_folder(data_dir).map_err(io)?;
             make(&file).map_err(io)?;
         }
         let text = std::fs::read_to_string(&file).map_err(io)?;
