@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::tls::Tls;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, http, wait_until};
 use serde_json::{Value, json};
 
@@ -44,7 +45,10 @@ impl Events {
     }
 
     async fn ask(node: &Node, query: &str, last_event_id: Option<&str>) -> (u16, String, Self) {
-        let mut raw = Raw::connect(node.addr()).await;
+        Self::over(Raw::connect(node.addr()).await, query, last_event_id).await
+    }
+
+    async fn over(mut raw: Raw, query: &str, last_event_id: Option<&str>) -> (u16, String, Self) {
         let last = last_event_id.map(|id| format!("last-event-id: {id}\r\n")).unwrap_or_default();
         let head = format!("GET /realtime/sse{query} HTTP/1.1\r\nhost: localhost\r\n{last}\r\n");
         raw.write(head.as_bytes()).await;
@@ -206,6 +210,51 @@ async fn a_silent_stream_is_kept_by_comments_and_one_that_is_left_ends() {
         get(&node, "/api/connections/count").await["connections"] == 0
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_closes_its_side_gives_back_its_seat_at_once() {
+    let tls = Tls::default();
+    // No comment is written meanwhile, which would fail.
+    let long = |options: NodeOptions| options.limit("heartbeat_ms", 600_000);
+    let seat = directory(ALL, Some(1));
+    let plain = Node::start(long(NodeOptions::default().directory(seat.clone(), KEY))).await;
+    let secure = Node::start(long(tls.node().directory(seat, KEY))).await;
+    let query = format!("?channel=a&key={KEY}");
+    for way in ["close", "half close", "more than was asked, and close", "tls", "tls without a word", "last"]
+    {
+        let node = if way.starts_with("tls") { &secure } else { &plain };
+        // The seat of the one before is free.
+        let mut open = None;
+        wait_until(SOON, way, async || {
+            let raw = if way.starts_with("tls") {
+                tls.raw(node.addr()).await
+            } else {
+                Raw::connect(node.addr()).await
+            };
+            let (status, _, events) = Events::over(raw, &query, None).await;
+            open = Some(events).filter(|_| status == 200);
+            open.is_some()
+        })
+        .await;
+        let mut events = open.expect("it was just opened");
+        events.find("attached").await;
+        match way {
+            "half close" => {
+                events.raw.half_close().await;
+                assert_eq!(events.next().await, None, "the answer ends as well");
+            }
+            "more than was asked, and close" => {
+                events.raw.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+                publish(node, "a", json!(1)).await;
+                events.find("message").await;
+            }
+            "tls" => events.raw.half_close().await,
+            _ => {}
+        }
+    }
+    plain.assert_well().await;
+    secure.assert_no_panic();
 }
 
 #[tokio::test(flavor = "multi_thread")]

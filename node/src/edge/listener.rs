@@ -19,10 +19,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::mpsc;
 use tower_service::Service as _;
 
-use super::PeerAddress;
 use super::http::cors;
 use super::link::Link;
 use super::socket::{Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Permit, Shards};
+use super::{ClientSocket, PeerAddress};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::model::Limits;
@@ -193,9 +193,10 @@ async fn serve_connection(services: HttpServices, connection: HttpConnection) ->
     let Ok(stream) = ReadStream::new(connection) else { return Ok(()) };
     let stopping = services.tasks.stopping();
     let limits = Arc::clone(&services.limits);
+    let socket = stream.client_socket();
     let service = hyper::service::service_fn(move |request| {
-        let services = services.clone();
-        async move { Ok::<_, Infallible>(respond(services, peer, request).await) }
+        let (services, socket) = (services.clone(), socket.clone());
+        async move { Ok::<_, Infallible>(respond(services, peer, socket, request).await) }
     });
     let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -213,12 +214,18 @@ async fn serve_connection(services: HttpServices, connection: HttpConnection) ->
     tokio::time::timeout(LAST_REQUEST, serving).await.unwrap_or(Ok(()))
 }
 
-async fn respond(services: HttpServices, peer: SocketAddr, mut request: Request<Incoming>) -> Response<Body> {
+async fn respond(
+    services: HttpServices,
+    peer: SocketAddr,
+    socket: ClientSocket,
+    mut request: Request<Incoming>,
+) -> Response<Body> {
     if let Some(mut response) = upgrade(&services, &mut request) {
         cors::on_every(response.headers_mut());
         return response;
     }
     request.extensions_mut().insert(PeerAddress(peer.ip()));
+    request.extensions_mut().insert(socket);
     match services.router.clone().call(request.map(Body::new)).await {
         Ok(response) => response,
         Err(never) => match never {},

@@ -1,7 +1,11 @@
 //! Everything that faces clients: listeners, HTTP, the socket, and the one table of status and error codes.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use tokio::io::Interest;
+use tokio::net::TcpStream;
 
 use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::Authenticator;
@@ -37,3 +41,22 @@ pub struct Services {
 /// Where a request came from; the listener puts it into the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PeerAddress(pub IpAddr);
+
+/// The socket that a request came over, for an answer without end; the listener puts it into the request's extensions.
+#[derive(Debug, Clone)]
+pub struct ClientSocket(Weak<TcpStream>);
+
+impl ClientSocket {
+    /// Ends when the client has closed its side, also while hyper reads nothing. What it sends may be left unread: no
+    /// further request can follow on this connection.
+    pub async fn closed(self) {
+        let Some(socket) = self.0.upgrade() else { return };
+        while let Ok(ready) = socket.ready(Interest::READABLE).await {
+            if ready.is_read_closed() {
+                return;
+            }
+            // The next thing that comes wakes us, not what stands there.
+            socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into())).ok();
+        }
+    }
+}

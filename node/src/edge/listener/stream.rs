@@ -1,12 +1,15 @@
 //! The stream that hyper serves: what the shard had read, then the socket; plain, or under TLS.
 
 use std::io::{self, ErrorKind, IoSlice};
+use std::net::Shutdown;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::edge::ClientSocket;
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::link::Link;
 use crate::edge::socket::{HttpConnection, Permit, refusal_bytes};
@@ -29,6 +32,10 @@ impl ReadStream {
     pub(super) fn new(connection: HttpConnection) -> io::Result<Self> {
         let HttpConnection { link, permit, read } = connection;
         Ok(Self { socket: Socket::new(link)?, read, taken: 0, own: Vec::new(), permit })
+    }
+
+    pub(super) fn client_socket(&self) -> ClientSocket {
+        ClientSocket(Arc::downgrade(&self.socket.tcp))
     }
 
     /// What hyper has read beyond the request that it upgraded stands before what is still to be read.
@@ -134,17 +141,45 @@ impl AsyncWrite for ReadStream {
 
 /// A socket of the runtime, plain or under TLS.
 struct Socket {
-    tcp: TcpStream,
+    /// Another owner watches for its end and does nothing else.
+    tcp: Arc<TcpStream>,
     tls: Option<Box<TlsConnection>>,
 }
 
 impl Socket {
     fn new(link: Link<std::net::TcpStream>) -> io::Result<Self> {
-        Ok(Self { tcp: TcpStream::from_std(link.socket)?, tls: link.tls })
+        Ok(Self { tcp: Arc::new(TcpStream::from_std(link.socket)?), tls: link.tls })
     }
 
+    /// Fails while somebody watches.
     fn into_link(self) -> io::Result<Link<std::net::TcpStream>> {
-        Ok(Link { socket: self.tcp.into_std()?, tls: self.tls })
+        let tcp = Arc::into_inner(self.tcp).ok_or(ErrorKind::ResourceBusy)?;
+        Ok(Link { socket: tcp.into_std()?, tls: self.tls })
+    }
+
+    fn poll_read_plain(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            match self.tcp.try_read_buf(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.tcp.poll_read_ready(cx))?,
+                read => return Poll::Ready(read.map(drop)),
+            }
+        }
+    }
+
+    fn poll_write_plain(
+        &self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            match write(&self.tcp) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => ready!(self.tcp.poll_write_ready(cx))?,
+                written => return Poll::Ready(written),
+            }
+        }
     }
 
     /// Runs a step of TLS until it does not wait for the socket to take something.
@@ -199,7 +234,7 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         match self.tls {
             Some(_) => self.poll_read_tls(cx, buffer),
-            None => Pin::new(&mut self.tcp).poll_read(cx, buffer),
+            None => self.poll_read_plain(cx, buffer),
         }
     }
 }
@@ -208,7 +243,7 @@ impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.poll_step(cx, |tls, tcp| tls.write(tcp, &[IoSlice::new(bytes)])) {
             Some(written) => written,
-            None => Pin::new(&mut self.tcp).poll_write(cx, bytes),
+            None => self.poll_write_plain(cx, |tcp| tcp.try_write(bytes)),
         }
     }
 
@@ -219,18 +254,18 @@ impl AsyncWrite for Socket {
     ) -> Poll<io::Result<usize>> {
         match self.poll_step(cx, |tls, tcp| tls.write(tcp, slices)) {
             Some(written) => written,
-            None => Pin::new(&mut self.tcp).poll_write_vectored(cx, slices),
+            None => self.poll_write_plain(cx, |tcp| tcp.try_write_vectored(slices)),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
+        true
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.poll_step(cx, |tls, tcp| tls.flush(tcp)) {
             Some(flushed) => flushed,
-            None => Pin::new(&mut self.tcp).poll_flush(cx),
+            None => Poll::Ready(Ok(())),
         }
     }
 
@@ -238,7 +273,7 @@ impl AsyncWrite for Socket {
         if let Some(closed) = self.poll_step(cx, |tls, tcp| tls.close(tcp)) {
             ready!(closed)?;
         }
-        Pin::new(&mut self.tcp).poll_shutdown(cx)
+        Poll::Ready(socket2::SockRef::from(&*self.tcp).shutdown(Shutdown::Write))
     }
 }
 

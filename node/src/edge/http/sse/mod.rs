@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use axum::body::Body;
 use axum::http::HeaderValue;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::response::Response;
 use fanfare_proto::frame::Format;
@@ -21,6 +21,7 @@ use serde_json::json;
 use self::stream::{Stream, client_frame};
 use super::{Api, authorization};
 use crate::auth::Credentials;
+use crate::edge::ClientSocket;
 use crate::edge::errors::Refusal;
 use crate::edge::http::route::Route;
 use crate::edge::link::Link;
@@ -51,7 +52,8 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let last = head.headers.get("last-event-id").and_then(|value| value.to_str().ok());
     let serials = serials(last, channels.len());
     let comment_ms = api.services.limits.heartbeat_ms;
-    let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms).map_err(|error| {
+    let client = head.extensions.get::<ClientSocket>().cloned();
+    let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms, client).map_err(|error| {
         tracing::warn!(%error, "an event stream could not be opened");
         Refusal::busy()
     })?;
@@ -75,6 +77,8 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // The connection is looked at for its end alone.
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
     // A proxy that gathers an answer would hold back every event.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
@@ -133,11 +137,12 @@ fn begin(
     channels: Vec<ChannelName>,
     serials: Vec<String>,
     comment_ms: u64,
+    client: Option<ClientSocket>,
 ) -> std::io::Result<(Stream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     theirs.set_nonblocking(true)?;
-    Ok((Stream::new(ours, channels, serials, comment_ms)?, theirs))
+    Ok((Stream::new(ours, channels, serials, comment_ms, client)?, theirs))
 }
 
 #[cfg(test)]

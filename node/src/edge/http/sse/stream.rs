@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead as _, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
+use crate::edge::ClientSocket;
 use crate::model::ChannelName;
 
 const READ_BYTES: usize = 16 * 1024;
@@ -28,6 +29,8 @@ pub(super) struct Stream {
     received: Vec<u8>,
     events: Events,
     comments: Interval,
+    /// hyper does not read while it answers, so it does not see a client go before a write fails.
+    gone: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Stream {
@@ -36,12 +39,20 @@ impl Stream {
         channels: Vec<ChannelName>,
         serials: Vec<String>,
         comment_ms: u64,
+        client: Option<ClientSocket>,
     ) -> std::io::Result<Self> {
         let every = Duration::from_millis(comment_ms);
         let mut comments = interval_at(Instant::now() + every, every);
         comments.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let events = Events { channels, serials, ended: false };
-        Ok(Self { socket: UnixStream::from_std(socket)?, received: Vec::new(), events, comments })
+        let gone = async move {
+            match client {
+                Some(client) => client.closed().await,
+                None => std::future::pending().await,
+            }
+        };
+        let socket = UnixStream::from_std(socket)?;
+        Ok(Self { socket, received: Vec::new(), events, comments, gone: Box::pin(gone) })
     }
 
     /// What the frames that are whole become.
@@ -69,6 +80,10 @@ impl Body for Stream {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.events.ended || self.gone.as_mut().poll(cx).is_ready() {
+            self.events.ended = true;
+            return Poll::Ready(None);
+        }
         loop {
             let events = self.take();
             if !events.is_empty() {
