@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::tls::Tls;
-use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, http, wait_until};
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
@@ -255,6 +255,77 @@ async fn a_client_that_closes_its_side_gives_back_its_seat_at_once() {
     }
     plain.assert_well().await;
     secure.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_there_and_who_comes_and_goes_are_presence_events() {
+    let node = Node::start(options()).await;
+    let mut socket = Socket::open(&node, "").await;
+    let change = |action: &str, client_id: &str, data: Value| json!({"op": 12, "channel": "a", "action": action, "clientId": client_id, "data": data});
+    assert_eq!(socket.ask(change("enter", "ann", json!("first"))).await["op"], 1);
+    let query = format!("?channel=a&channel=b&key={KEY}");
+    let mut events = Events::open(&node, &query, None).await;
+    let attached = [events.find("attached").await, events.find("attached").await];
+    assert_eq!(attached.clone().map(|event| event.data["presence"].clone()), [json!(true), json!(false)]);
+    let list = events.find("presence").await;
+    assert_eq!((&list.data["op"], &list.data["channel"]), (&json!(14), &json!("a")));
+    assert_eq!((members(&list), &list.data["more"]), (vec![("ann", &json!("first"))], &json!(false)));
+    for (action, client_id, data) in
+        [("enter", "bob", json!(1)), ("update", "ann", json!("second")), ("leave", "bob", json!(2))]
+    {
+        assert_eq!(socket.ask(change(action, client_id, data.clone())).await["op"], 1);
+        let event = events.find("presence").await;
+        let told = &event.data["presence"][0];
+        assert_eq!((&event.data["op"], &told["action"]), (&json!(12), &json!(action)));
+        assert_eq!((&told["clientId"], &told["data"]), (&json!(client_id), &data));
+        let (a, b) = event.id.split_once(',').expect("a serial for each channel");
+        assert_eq!(Some(a), event.data["serial"].as_str());
+        assert_eq!(Some(b), attached[1].data["serial"].as_str());
+    }
+    publish(&node, "b", json!("seen")).await;
+    let last = events.find("message").await.id;
+    drop(events);
+
+    assert_eq!(socket.ask(change("enter", "eve", json!(3))).await["op"], 1);
+    publish(&node, "a", json!("missed a")).await;
+    publish(&node, "b", json!("missed b")).await;
+    assert_eq!(socket.ask(change("leave", "ann", json!(4))).await["op"], 1);
+    let mut events = Events::open(&node, &query, Some(&last)).await;
+    let mut told = Vec::new();
+    for _ in 0..5 {
+        told.push(events.next().await.expect("the stream goes on"));
+    }
+    let named = |name: &str| told.iter().filter(move |event| event.name == name).collect::<Vec<_>>();
+    assert_eq!(
+        named("attached").iter().map(|event| &event.data["resumed"]).collect::<Vec<_>>(),
+        [true, true]
+    );
+    let messages = named("message").into_iter().map(|event| &event.data["messages"][0]["data"]);
+    let mut messages: Vec<_> = messages.map(|data| data.as_str().expect("a text")).collect();
+    messages.sort_unstable();
+    assert_eq!(messages, ["missed a", "missed b"]);
+    let lists = named("presence");
+    assert_eq!(lists.len(), 1, "{lists:?}");
+    assert_eq!(members(lists[0]), [("eve", &json!(3))]);
+    publish(&node, "a", json!("the last")).await;
+    let last = events.next().await.expect("the stream goes on");
+    assert_eq!(last.data["messages"][0]["data"], "the last", "and no change that was missed");
+
+    // The key of `a` alone may only subscribe.
+    let mut events = Events::open(&node, "?channel=a&key=secret.k2", None).await;
+    assert_eq!(events.next().await.expect("an event").data["presence"], false);
+    assert_eq!(socket.ask(change("update", "eve", json!(5))).await["op"], 1);
+    publish(&node, "a", json!("after it")).await;
+    assert_eq!(events.next().await.expect("an event").name, "message", "nothing of presence before it");
+}
+
+/// Client id and data of those that a page of the list tells of.
+fn members(page: &Event) -> Vec<(&str, &Value)> {
+    let members = page.data["members"].as_array().expect("a list");
+    members
+        .iter()
+        .map(|member| (member["clientId"].as_str().expect("a client id"), &member["data"]))
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

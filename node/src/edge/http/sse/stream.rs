@@ -138,8 +138,8 @@ impl Events {
         let event = match seen.op {
             op::ATTACHED => "attached",
             op::MESSAGE => "message",
-            op::PRESENCE => "presence",
-            op::SYNC => "sync",
+            // Who listens to presence is told of the members by the same name; the frame says which of the two it is.
+            op::PRESENCE | op::SYNC => "presence",
             op::DISCONNECTED => {
                 if let Some(after_ms) = seen.reconnect_after_ms.filter(|after_ms| *after_ms > 0) {
                     out.extend_from_slice(format!("retry: {after_ms}\n\n").as_bytes());
@@ -222,6 +222,8 @@ mod tests {
             told(&mut events, r#"{"op":12,"channel":"a","serial":"3"}"#)
                 .starts_with("event: presence\nid: 3,2\n")
         );
+        let members = r#"{"op":14,"channel":"b","members":[],"more":false}"#;
+        assert_eq!(told(&mut events, members), format!("event: presence\nid: 3,2\ndata: {members}\n\n"));
         assert_eq!(told(&mut events, r#"{"op":0}"#), "");
         assert!(!events.ended);
     }
