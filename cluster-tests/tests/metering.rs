@@ -5,7 +5,7 @@ use std::time::Duration;
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::socket::Socket;
-use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, clock, http, wait_until};
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, clock, http, wait_until};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -80,6 +80,29 @@ async fn messages_count_with_their_sizes_for_the_account_they_are_of() {
     assert_eq!(total(&node, OTHER_KEY, "deliver").await, (1, 5));
     assert_eq!(total(&node, OTHER_KEY, "connect").await, (1, 0));
     node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_stream_counts_as_a_connection_with_its_deliveries() {
+    let node = Node::start(options()).await;
+    let mut stream = Raw::connect(node.addr()).await;
+    let head = format!("GET /realtime/sse?channel=a&channel=b&key={KEY} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    stream.write(head.as_bytes()).await;
+    let (status, answer) = stream.head(SOON).await.expect("an answer");
+    assert_eq!(status, 200, "{answer}");
+    let mut find = async |event: &str, count| {
+        let mut found = 0;
+        while found < count {
+            found += stream.chunk(SOON).await.expect("the stream goes on").matches(event).count();
+        }
+    };
+    find("event: attached", 2).await;
+    publish(&node, KEY, r#"{"name":"n","data":"hi"}"#).await;
+    publish(&node, KEY, r#"{"name":"n","data":"ho"}"#).await;
+    find("event: message", 2).await;
+    assert_eq!(total(&node, KEY, "deliver").await, (2, 2 * (3 + 4)));
+    assert_eq!(total(&node, KEY, "connect").await, (1, 0));
+    assert_eq!(total(&node, OTHER_KEY, "connect").await, (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
