@@ -205,7 +205,7 @@ fn the_data_folder_is_for_nobody_else_and_one_that_is_there_stays_as_it_is() {
     for arguments in [&["--data-dir=outer/data"][..], &given] {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("token"), "an-admin-token").expect("written");
-        std::fs::write(folder.path().join("directory.toml"), "tenants = []\n").expect("written");
+        std::fs::write(folder.path().join("directory.toml"), "[[tenants]]\nid = 't'\n").expect("written");
         let mode = |path: &str| {
             let file = std::fs::metadata(folder.path().join(path)).expect("it is there");
             file.permissions().mode() & 0o777
