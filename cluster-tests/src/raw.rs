@@ -229,6 +229,13 @@ impl Raw {
         timeout(deadline, read).await.expect("a chunk in time")
     }
 
+    /// Reads at most so many bytes, which stay to be looked at.
+    pub async fn take_in(&mut self, bytes_max: usize) {
+        let mut bytes = vec![0; bytes_max];
+        let read = timeout(crate::SOON, self.stream.read(&mut bytes)).await.expect("bytes in time");
+        self.buffer.extend_from_slice(&bytes[..read.expect("the connection is open")]);
+    }
+
     async fn fill(&mut self) -> Result<(), End> {
         match self.stream.read_buf(&mut self.buffer).await {
             Ok(0) | Err(_) => Err(End::Gone),

@@ -1,30 +1,45 @@
 //! What HTTP may hold in memory, and for how long: pages, answers that are not read, bodies that are not finished.
 
-use fanfare_cluster_tests::{Node, NodeOptions, history, http};
-use serde_json::json;
+use std::time::Duration;
+
+use fanfare_cluster_tests::http::Connection;
+use fanfare_cluster_tests::{Node, NodeOptions, Raw, SOON, Tls, history, http, wait_until};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 const MESSAGE_BYTES: usize = 60_000;
 /// Records of a page, the last of them beyond it, and what stands around them.
 const PAGE_BYTES_MAX: usize = 1024 * 1024 + 64 * 1024;
+/// Messages that are one page.
+const PAGE: usize = 18;
+/// Pages that are more than the system keeps for a client that does not read.
+const PAGES: usize = 12;
+const RECEIVE_BYTES: u32 = 128 * 1024;
 
 /// Publishes large messages with the numbers 0..count as their names.
-async fn publish_large(node: &Node, channel: &str, count: usize) {
-    let authorization = http::basic(&node.key());
+async fn publish_large(connection: &mut Connection, key: &str, channel: &str, count: usize) {
+    let authorization = http::basic(key);
     let path = format!("/api/channels/{channel}/publish");
     let numbers: Vec<usize> = (0..count).collect();
     for numbers in numbers.chunks(30) {
         let message = |number: &usize| json!({"name": number.to_string(), "data": "x".repeat(MESSAGE_BYTES)});
         let body = json!(numbers.iter().map(message).collect::<Vec<_>>()).to_string();
         let headers = [("authorization", authorization.as_str())];
-        let answer = http::request(node.addr(), "POST", &path, &headers, body).await;
+        let answer = connection.request("POST", &path, &headers, body).await.expect("an answer");
         assert_eq!(answer.status, 200, "{:?}", answer.body);
     }
 }
 
+async fn node_with_pages(options: NodeOptions, count: usize) -> Node {
+    let node = Node::start(options).await;
+    let mut connection = Connection::open(node.addr()).await.expect("a connection");
+    publish_large(&mut connection, &node.key(), "large", count).await;
+    node
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_history_of_large_messages_comes_in_pages_of_bytes_with_each_message_once() {
-    let node = Node::start(NodeOptions::default()).await;
-    publish_large(&node, "large", 100).await;
+    let node = node_with_pages(NodeOptions::default(), 100).await;
     let authorization = http::basic(&node.key());
     for direction in ["backwards", "forwards"] {
         let mut next = Some(history::path("large", &format!("limit=1000&direction={direction}")));
@@ -65,4 +80,53 @@ async fn a_batch_counts_what_is_copied_and_not_the_names_of_its_channels() {
     let large = vec![json!({"data": "x".repeat(MESSAGE_BYTES)}); 30];
     let answer = post(json!({"channels": names(38), "messages": large}).to_string()).await;
     assert_eq!(answer.status, 413, "over 64 MiB in all: {:?}", answer.body);
+}
+
+/// Asks for many pages at once.
+async fn ask_for_pages(raw: &mut Raw, node: &Node) {
+    let path = history::path("large", "limit=1000");
+    let authorization = http::basic(&node.key());
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: {authorization}\r\n\r\n");
+    assert!(raw.write(request.repeat(PAGES).as_bytes()).await, "the node takes the requests");
+}
+
+/// As a client sees it that does not read.
+async fn wait_until_closed(raw: &mut Raw) {
+    wait_until(SOON, "the connection to be closed", async || !raw.write(b"\r\n").await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_reads_nothing_of_its_answer_is_given_up() {
+    let node = node_with_pages(NodeOptions::default().limit("http_stall_ms", 1_000), PAGE).await;
+    let mut raw = Raw::connect_slow(node.addr(), RECEIVE_BYTES).await;
+    ask_for_pages(&mut raw, &node).await;
+    wait_until_closed(&mut raw).await;
+
+    let tls = Tls::default();
+    let node = Node::start(tls.node().limit("http_stall_ms", 1_000)).await;
+    publish_large(&mut tls.http(node.addr()).await, &node.key(), "large", PAGE).await;
+    let mut raw = tls.raw_slow(node.addr(), RECEIVE_BYTES).await;
+    ask_for_pages(&mut raw, &node).await;
+    wait_until_closed(&mut raw).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_reads_slowly_gets_all_of_its_answers() {
+    const STALL: Duration = Duration::from_secs(2);
+    let stall_ms = u64::try_from(STALL.as_millis()).expect("a short time");
+    let node = node_with_pages(NodeOptions::default().limit("http_stall_ms", stall_ms), PAGE).await;
+    let mut raw = Raw::connect_slow(node.addr(), RECEIVE_BYTES).await;
+    ask_for_pages(&mut raw, &node).await;
+    // So slowly that the node's socket does not ask for more within the time.
+    let began = Instant::now();
+    while began.elapsed() < 4 * STALL {
+        raw.take_in(64 * 1024).await;
+        sleep(Duration::from_millis(200)).await;
+    }
+    for page in 0..PAGES {
+        let (status, _, body) = raw.response(SOON).await.expect("the connection is kept");
+        assert_eq!(status, 200, "{page}");
+        let body: Value = serde_json::from_str(&body).expect("a whole page");
+        assert_eq!(body["messages"].as_array().map(Vec::len), Some(PAGE), "{page}");
+    }
 }

@@ -195,7 +195,7 @@ async fn a_stream_is_a_connection_of_its_tenant() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_stream_is_kept_by_comments_and_one_that_is_left_ends() {
-    let node = Node::start(options().limit("heartbeat_ms", 200)).await;
+    let node = Node::start(options().limit("heartbeat_ms", 200).limit("http_stall_ms", 100)).await;
     let mut events = Events::open(&node, &format!("?channel=a&key={KEY}"), None).await;
     events.find("attached").await;
     // Long enough for a session that hears nothing to be taken for dead.

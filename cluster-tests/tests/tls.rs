@@ -36,7 +36,8 @@ async fn assert_well(tls: &Tls, node: &Node) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_socket_and_http_serve_each_other() {
     let tls = Tls::default();
-    let node = Node::start(tls.node().limit("publishes_per_second", 0)).await;
+    let options = tls.node().limit("publishes_per_second", 0).limit("history_page_bytes", 8 * 1024 * 1024);
+    let node = Node::start(options).await;
     let authorization = http::basic(&node.key());
     let headers = [("authorization", authorization.as_str())];
     for version in [&TLS12, &TLS13] {

@@ -1,5 +1,6 @@
 //! The client listener: accepts, and serves as HTTP what is not a socket.
 
+mod stall;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -190,9 +191,10 @@ pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<
 
 async fn serve_connection(services: HttpServices, connection: HttpConnection) -> Result<(), hyper::Error> {
     let Ok(peer) = connection.link.socket.peer_addr() else { return Ok(()) };
-    let Ok(stream) = ReadStream::new(connection) else { return Ok(()) };
-    let stopping = services.tasks.stopping();
     let limits = Arc::clone(&services.limits);
+    let stall_max = Duration::from_millis(limits.http_stall_ms);
+    let Ok(stream) = ReadStream::new(connection, stall_max) else { return Ok(()) };
+    let stopping = services.tasks.stopping();
     let socket = stream.client_socket();
     let service = hyper::service::service_fn(move |request| {
         let (services, socket) = (services.clone(), socket.clone());

@@ -10,6 +10,8 @@ pub struct Limits {
     pub socket_message_fragments: usize,
     pub socket_message_ms: u64,
     pub http_body_bytes: usize,
+    /// A client that takes nothing of an answer that waits for it, or sends nothing of its body, is given up after it.
+    pub http_stall_ms: u64,
     /// Records of one page of history; the one that reaches it is the last.
     pub history_page_bytes: usize,
     pub token_request_bytes: usize,
@@ -75,6 +77,7 @@ impl Default for Limits {
             socket_message_fragments: 64,
             socket_message_ms: 30_000,
             http_body_bytes: 2 * 1024 * 1024,
+            http_stall_ms: 10_000,
             history_page_bytes: 1024 * 1024,
             token_request_bytes: 16 * 1024,
             nesting: 64,

@@ -5,10 +5,12 @@ use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::stall::Stall;
 use crate::edge::ClientSocket;
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::link::Link;
@@ -24,14 +26,16 @@ pub(super) struct ReadStream {
     taken: usize,
     /// An answer of ours that is being written in place of hyper's.
     own: Vec<u8>,
+    stall: Stall,
     permit: Permit,
 }
 
 impl ReadStream {
-    /// Must run within a tokio runtime.
-    pub(super) fn new(connection: HttpConnection) -> io::Result<Self> {
+    /// Must run within a tokio runtime. A client that takes nothing of an answer for `stall_max` is given up.
+    pub(super) fn new(connection: HttpConnection, stall_max: Duration) -> io::Result<Self> {
         let HttpConnection { link, permit, read } = connection;
-        Ok(Self { socket: Socket::new(link)?, read, taken: 0, own: Vec::new(), permit })
+        let stall = Stall::new(stall_max);
+        Ok(Self { socket: Socket::new(link)?, read, taken: 0, own: Vec::new(), stall, permit })
     }
 
     pub(super) fn client_socket(&self) -> ClientSocket {
@@ -76,6 +80,11 @@ impl ReadStream {
         Poll::Ready(Ok(()))
     }
 
+    fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let part = self.socket.tls.as_mut().is_some_and(|tls| tls.take_progress());
+        self.stall.watch(cx, &self.socket.tcp, part, written)
+    }
+
     pub(super) fn into_parts(self) -> Option<(Link<std::net::TcpStream>, Permit, Vec<u8>)> {
         Some((self.socket.into_link().ok()?, self.permit, self.read))
     }
@@ -106,17 +115,24 @@ impl AsyncWrite for ReadStream {
             self.own = own;
             return Poll::Ready(Ok(bytes.len()));
         }
-        Pin::new(&mut self.socket).poll_write(cx, bytes)
+        let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.watch(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_own(cx))?;
-        Pin::new(&mut self.socket).poll_flush(cx)
+        let flushed = match self.poll_own(cx) {
+            Poll::Ready(Ok(())) => Pin::new(&mut self.socket).poll_flush(cx),
+            own => own,
+        };
+        self.watch(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_own(cx))?;
-        Pin::new(&mut self.socket).poll_shutdown(cx)
+        let closed = match self.poll_own(cx) {
+            Poll::Ready(Ok(())) => Pin::new(&mut self.socket).poll_shutdown(cx),
+            own => own,
+        };
+        self.watch(cx, closed)
     }
 
     fn poll_write_vectored(
@@ -131,7 +147,8 @@ impl AsyncWrite for ReadStream {
             self.own = own;
             return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
         }
-        Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
+        self.watch(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
