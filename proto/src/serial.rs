@@ -141,3 +141,20 @@ fn read_base36(text: &str) -> Result<u64, SerialError> {
     }
     u64::from_str_radix(text, 36).map_err(|_| SerialError)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_serial_at_its_limit_and_one_past() {
+        let serial = |last: u64| {
+            let entries = (1..36).map(|incarnation| (incarnation, 0)).chain([(u64::MAX, last)]);
+            Serial(entries.collect())
+        };
+        let (fits, longer) = (serial(36_u64.pow(9)), serial(36_u64.pow(10)));
+        assert_eq!((fits.to_string().len(), longer.to_string().len()), (512, 513));
+        assert_eq!(fits.to_string().parse(), Ok(fits));
+        assert_eq!(longer.to_string().parse::<Serial>(), Err(SerialError));
+    }
+}

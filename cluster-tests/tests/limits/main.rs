@@ -10,7 +10,14 @@
 //! | channels of a connection | here with its reason; `socket_session::limits` with the default |
 //! | publishes of a socket | `session::tests::limits`, `socket_session::limits` |
 //! | publishes over HTTP | here; `edge::http::rate` |
+//! | messages of a publish, event streams of a node | here |
 //! | attach, detach, presence, auth | here; `session::tests::limits` |
+//! | presence: data, clientId, members of a channel, of a connection | here; `presence` with the default |
+//! | presence: from a loss to the leave | `presence` |
+//! | resume window, of a channel | here; `hub::tests::resume` |
+//! | resume window, of a connection; lost connections | `continuity::identity`; `edge::socket::identities` |
+//! | serial | here; `proto::serial`, `continuity::replay` |
+//! | recent messages of a channel, of all, and how long | `hub::ring`, `hub::tests::resume` |
 //! | pings | here |
 //! | failed token requests | here; `auth::tests::exchange` |
 //! | history `limit` | here; `edge::http::query` |
@@ -23,6 +30,9 @@
 //! | idempotency window | here; the store's contract |
 //! | history retention | the store's contract, `edge::http::tests::history` |
 //! | connections of a tenant, of a node | `connections::ceiling`; `whole_node` |
+
+mod presence;
+mod resume;
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
@@ -168,12 +178,16 @@ async fn names_and_ids_are_counted_in_bytes() {
         for (what, request, expected) in [
             ("a channel of 512", json!({"op": 8, "channel": name(512)}), (9, None)),
             ("a channel of 513", json!({"op": 8, "channel": name(513)}), (2, Some(40003))),
+            ("a channel of none", json!({"op": 8, "channel": ""}), (2, Some(40003))),
+            ("a control character", json!({"op": 8, "channel": "a\u{1f}"}), (2, Some(40003))),
+            ("a reserved channel", json!({"op": 8, "channel": "[a"}), (2, Some(40003))),
             ("a publish to 512", json!({"op": 13, "channel": name(512), "data": 1}), (1, None)),
             ("a publish to 513", json!({"op": 13, "channel": name(513), "data": 1}), (2, Some(40003))),
             ("a name of 256", message(json!({"name": name(256)})), (1, None)),
             ("a name of 257", message(json!({"name": name(257)})), (2, Some(40000))),
             ("an id of 128", message(json!({"id": name(128)})), (1, None)),
             ("an id of 129", message(json!({"id": name(129)})), (2, Some(40000))),
+            ("an id of none", message(json!({"id": ""})), (2, Some(40000))),
             ("a control character in an id", message(json!({"id": "a\u{1f}"})), (2, Some(40000))),
             ("a control character in a name", message(json!({"name": "a\u{1f}"})), (2, Some(40000))),
         ] {
@@ -185,9 +199,15 @@ async fn names_and_ids_are_counted_in_bytes() {
         (json!({"name": name(257)}), 400),
         (json!({"id": name(128)}), 200),
         (json!({"id": name(129)}), 400),
+        (json!({"id": ""}), 400),
         (json!({"id": "a\u{1f}"}), 400),
     ] {
         assert_eq!(publish(&node, message.to_string()).await.status, status, "{message}");
+    }
+    for (channel, status) in [(name(512), 200), (name(513), 400), ("[a".into(), 400), ("a\u{1f}".into(), 400)]
+    {
+        let path = format!("/api/channels/{}/publish", fanfare_proto::path::encode_channel(&channel));
+        assert_eq!(post(&node, &path, &http::basic(KEY), "{}").await.status, status, "{channel:?}");
     }
     for (client_id, status) in [
         (name(256), 101),
@@ -237,6 +257,34 @@ async fn what_a_ceiling_refuses_carries_its_reason() {
     assert_eq!((refused.status, &refused.json()["reason"]), (429, &json!("rate_limit")));
     let seconds = refused.header("retry-after").and_then(|text| text.parse::<u64>().ok());
     assert!(seconds.is_some_and(|seconds| (1..=20).contains(&seconds)), "{seconds:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_of_a_publish_and_streams_of_a_node() {
+    let node = Node::start(options().limit("publish_messages", 4).limit("sse_streams", 1)).await;
+    let messages = |count| vec![json!({}); count];
+    for format in FORMATS {
+        let mut socket = Socket::open(&node, &format!("?{format}")).await;
+        for (count, expected) in [(4, (1, None)), (5, (2, Some(40009)))] {
+            let request = json!({"op": 13, "channel": "c", "messages": messages(count)});
+            assert_eq!(brief(&socket.ask(request).await), expected, "{format}");
+        }
+    }
+    for (count, status) in [(4, 200), (5, 413)] {
+        assert_eq!(publish(&node, json!(messages(count)).to_string()).await.status, status);
+    }
+    for (channels, status) in [(["a", "b"].as_slice(), 200), (&["a", "b", "c"], 413)] {
+        let batch = json!({"channels": channels, "messages": messages(2)}).to_string();
+        assert_eq!(post(&node, "/api/publish", &http::basic(KEY), batch).await.status, status);
+    }
+    let mut open = Vec::new();
+    for status in [200, 503] {
+        let mut raw = Raw::connect(node.addr()).await;
+        let head = format!("GET /realtime/sse?channel=c&key={KEY} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        raw.write(head.as_bytes()).await;
+        assert_eq!(raw.head(SOON).await.expect("an answer").0, status);
+        open.push(raw);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

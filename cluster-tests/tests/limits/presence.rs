@@ -1,0 +1,92 @@
+//! Members, what they carry, and how often they may change.
+
+use std::time::Instant;
+
+use super::*;
+
+fn enter(channel: &str, client_id: &str, data: Value) -> Value {
+    json!({"op": 12, "channel": channel, "action": "enter", "clientId": client_id, "data": data})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_id_and_the_data_of_a_member_are_counted_in_bytes() {
+    let node = node().await;
+    let id = |bytes: usize| "é".repeat(bytes / 2) + &"x".repeat(bytes % 2);
+    // With its quotes, and é as two bytes.
+    let data = |bytes: usize| json!(id(bytes - 2));
+    for format in FORMATS {
+        let mut socket = Socket::open(&node, &format!("?{format}")).await;
+        for (what, request, expected) in [
+            ("a clientId of 256", enter("c", &id(256), json!(1)), (1, None)),
+            ("a clientId of 257", enter("c", &id(257), json!(1)), (2, Some(40000))),
+            ("an empty clientId", enter("c", "", json!(1)), (2, Some(40000))),
+            ("a clientId *", enter("c", "*", json!(1)), (2, Some(40000))),
+            ("a control character", enter("c", "a\u{1f}", json!(1)), (2, Some(40000))),
+            ("data of 16 KiB", enter("c", "ann", data(16_384)), (1, None)),
+            ("data of one more", enter("c", "bob", data(16_385)), (2, Some(40009))),
+            ("the same for a member", enter("c", "ann", data(16_385)), (2, Some(40009))),
+            ("a channel of 512", enter(&id(512), "ann", json!(1)), (1, None)),
+            ("a channel of 513", enter(&id(513), "ann", json!(1)), (2, Some(40003))),
+        ] {
+            assert_eq!(brief(&socket.ask(request).await), expected, "{format} {what}");
+        }
+    }
+    let members = get(&node, "/api/channels/c/presence").await.json()["members"].clone();
+    assert_eq!(members.as_array().map(Vec::len), Some(4), "two of each connection: {members}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_a_channel_and_of_a_connection() {
+    let options = options().limit("presence_members", 3).limit("presence_connection_members", 5);
+    let node = Node::start(options).await;
+    let mut socket = Socket::open(&node, "").await;
+    for client_id in ["a", "b", "c"] {
+        assert_eq!(brief(&socket.ask(enter("full", client_id, json!(1))).await), (1, None));
+    }
+    assert_eq!(brief(&socket.ask(enter("full", "d", json!(1))).await), (2, Some(42900)));
+    let mut other = Socket::open(&node, "").await;
+    assert_eq!(brief(&other.ask(enter("full", "d", json!(1))).await), (2, Some(42900)));
+    assert_eq!(brief(&socket.ask(enter("full", "c", json!(2))).await), (1, None), "who is there may change");
+    let leave = json!({"op": 12, "channel": "full", "action": "leave", "clientId": "c"});
+    assert_eq!(brief(&socket.ask(leave).await), (1, None));
+    assert_eq!(brief(&other.ask(enter("full", "d", json!(1))).await), (1, None), "there is room again");
+
+    for client_id in ["a", "b", "c"] {
+        assert_eq!(brief(&socket.ask(enter("more", client_id, json!(1))).await), (1, None));
+    }
+    assert_eq!(brief(&socket.ask(enter("yet more", "a", json!(1))).await), (2, Some(42900)));
+    assert_eq!(brief(&other.ask(enter("yet more", "a", json!(1))).await), (1, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_hundred_controls_of_all_kinds_pass_at_once_and_hardly_one_more() {
+    let node = node().await;
+    for format in FORMATS {
+        let mut socket = Socket::open(&node, &format!("?{format}")).await;
+        let began = Instant::now();
+        let mut ids = Vec::new();
+        for number in 0..800 {
+            let request = match number % 4 {
+                0 => json!({"op": 8, "channel": "c"}),
+                1 => enter("c", &format!("m{}", number % 8), json!(number)),
+                2 => json!({"op": 10, "channel": "c"}),
+                _ => json!({"op": 15, "accessToken": "none"}),
+            };
+            ids.push(socket.start(request).await);
+        }
+        let mut answers = std::collections::HashMap::new();
+        while answers.len() < ids.len() {
+            let frame = socket.next().await;
+            if let Some(id) = frame["id"].as_str() {
+                answers.insert(id.to_owned(), frame["reason"] == "rate_limit" && frame["code"] == 42900);
+            }
+        }
+        let granted = 400 + 50 * (began.elapsed().as_secs() + 1);
+        let refused: Vec<bool> = ids.iter().map(|id| answers[id]).collect();
+        assert!(!refused[..400].contains(&true), "{format}");
+        let passed = refused.iter().filter(|refused| !**refused).count() as u64;
+        assert!(passed <= granted, "{format} {passed} of {granted}");
+        let of_kind = |kind: usize| refused[400..].iter().skip(kind).step_by(4).any(|refused| *refused);
+        assert!((0..4).all(of_kind) || granted > 500, "{format}: each kind is counted");
+    }
+}
