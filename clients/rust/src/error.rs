@@ -2,6 +2,7 @@
 
 use std::{fmt, io};
 
+/// Why a connection or a request came to nothing.
 #[derive(Debug)]
 pub enum Error {
     /// The address is not of a form that [`crate::Options::url`] takes.
@@ -10,24 +11,37 @@ pub enum Error {
     BadKey,
     /// A value that cannot be signed or sent as it is.
     BadValue(String),
+    /// Nobody takes connections at `host:port`.
+    Unreachable { address: String, source: io::Error },
+    /// The link broke while it was opened.
     Io(io::Error),
     /// The node answered the upgrade with an HTTP error; `error` and `reason` are those of its body.
-    Http {
-        status: u16,
-        error: String,
-        reason: Option<String>,
-    },
+    Http { status: u16, error: String, reason: Option<String> },
     /// The node refused the request (op 2) or the connection (op 7).
-    Refused {
-        code: u32,
-        error: String,
-    },
+    Refused { code: u32, error: String },
+    /// The node has no place for the connection at the moment (op 4).
+    Disconnected { code: u32, error: String, reconnect_after_ms: u64 },
+    /// The [`crate::TokenSource`] failed.
+    NoToken(String),
     /// Connecting or closing took too long.
     TimedOut,
-    /// The connection is over; whether an unanswered publish was stored is not known.
+    /// The connection is over and is not taken up again; whether an unanswered publish was stored is not known.
     Closed,
+    /// The connection was lost and taken up again, and whether this publish was stored is not known.
+    Unknown(String),
     /// The other side does not speak the protocol.
     Protocol(String),
+}
+
+impl Error {
+    /// Trying again unchanged would end the same.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::BadUrl(_) | Self::BadKey | Self::BadValue(_) | Self::Refused { .. } => true,
+            Self::Http { status, .. } => (400..500).contains(status) && ![408, 429].contains(status),
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for Error {
@@ -36,11 +50,17 @@ impl fmt::Display for Error {
             Self::BadUrl(reason) => write!(f, "unusable address: {reason}"),
             Self::BadKey => f.write_str("a key has the form <secret>.<keyName>"),
             Self::BadValue(reason) => f.write_str(reason),
+            Self::Unreachable { address, .. } => write!(f, "cannot connect to {address}"),
             Self::Io(_) => f.write_str("the connection failed"),
             Self::Http { status, error, .. } => write!(f, "the node answered {status}: {error}"),
             Self::Refused { code, error } => write!(f, "refused with code {code}: {error}"),
+            Self::Disconnected { code, error, .. } => {
+                write!(f, "told to come back later, code {code}: {error}")
+            }
+            Self::NoToken(reason) => write!(f, "no token: {reason}"),
             Self::TimedOut => f.write_str("timed out"),
             Self::Closed => f.write_str("the connection is closed"),
+            Self::Unknown(reason) => write!(f, "stored or not, that is not known: {reason}"),
             Self::Protocol(reason) => write!(f, "unexpected answer: {reason}"),
         }
     }
@@ -49,7 +69,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Io(source) => Some(source),
+            Self::Io(source) | Self::Unreachable { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -25,8 +25,13 @@ pub(crate) type WriteHalf = WebSocketWrite<BufWriter<Box<dyn AsyncWrite + Send +
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
 const WRITE_BUFFER_BYTES: usize = 64 * 1024;
 
-pub(crate) async fn connect(options: &Options) -> Result<(ReadHalf, WriteHalf), Error> {
-    let target = options.target()?;
+/// `authorization` is the header; `resume` the key of the connection to take up.
+pub(crate) async fn connect(
+    options: &Options,
+    authorization: Option<String>,
+    resume: Option<&str>,
+) -> Result<(ReadHalf, WriteHalf), Error> {
+    let target = options.target(resume)?;
     let nonce = handshake::generate_key();
     let mut request = Request::get(&target.path)
         .header(header::HOST, &target.host)
@@ -34,13 +39,15 @@ pub(crate) async fn connect(options: &Options) -> Result<(ReadHalf, WriteHalf), 
         .header(header::UPGRADE, "websocket")
         .header(header::SEC_WEBSOCKET_VERSION, "13")
         .header(header::SEC_WEBSOCKET_KEY, &nonce);
-    if let Some(credential) = options.credential.header() {
+    if let Some(credential) = authorization {
         request = request.header(header::AUTHORIZATION, credential);
     }
     let request =
         request.body(Empty::<Bytes>::new()).map_err(|e| Error::BadValue(format!("unusable request: {e}")))?;
 
-    let stream = TcpStream::connect(&target.address).await?;
+    let stream = TcpStream::connect(&target.address)
+        .await
+        .map_err(|source| Error::Unreachable { address: target.address.clone(), source })?;
     stream.set_nodelay(true)?;
     let (read, write) = match &target.tls {
         #[cfg(feature = "tls")]

@@ -13,10 +13,12 @@ pub struct Key {
 }
 
 impl Key {
+    /// What requests and tokens are signed with.
     pub fn secret(&self) -> &str {
         &self.secret
     }
 
+    /// Not secret: in requests, tokens and rows.
     pub fn name(&self) -> &str {
         &self.name
     }

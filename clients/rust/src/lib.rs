@@ -1,45 +1,32 @@
-//! Client of Fanfare's realtime socket, and the local signing of tokens.
-//!
-//! ```no_run
-//! # async fn example() -> Result<(), fanfare_client::Error> {
-//! use fanfare_client::{Client, Credential, Draft, Event, Options};
-//!
-//! let credential = Credential::Key("<secret>.<keyName>".into());
-//! let mut client = Client::connect(Options::new("ws://127.0.0.1:8080", credential)).await?;
-//! client.attach("greetings").await?;
-//! client.publish("greetings", vec![Draft { name: Some("hello".into()), ..Draft::default() }]).await?;
-//! while let Some(event) = client.next().await {
-//!     if let Event::Messages(delivery) = event {
-//!         println!("{} messages on {}", delivery.messages.len(), delivery.channel);
-//!     }
-//! }
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! `wss` and `https` need the feature `tls`.
-//!
-//! Not there yet: reconnecting (the end of a connection is an [`Event::Ended`] and the caller connects again), and dropping
-//! repeated message ids after a retry.
+#![doc = include_str!("../README.md")]
 
+mod backoff;
 mod client;
+mod credential;
+mod dial;
+mod driver;
 mod error;
 mod event;
+mod handle;
 mod handshake;
 mod key;
 mod options;
-mod pending;
 mod reader;
+mod seen;
+mod shared;
 pub mod sign;
+mod standing;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "tls")]
 mod tls;
 mod writer;
 
-pub use client::{Client, Handle, Ticket};
+pub use client::Client;
+pub use credential::{Credential, FetchError, TokenSource};
 pub use error::Error;
 pub use event::{Attached, Connected, Delivery, Ending, Event, Members, Presence};
 pub use fanfare_proto::frame::{Attach, Draft, Format, MemberIn, MessageIn, PresenceIn, PresenceRequest};
+pub use handle::{Handle, Ticket};
 pub use key::Key;
-pub use options::{Credential, Options};
+pub use options::{Options, Reconnect};

@@ -1,64 +1,55 @@
-//! Where to connect, as whom, and how.
+//! Where to connect, and how.
 
-use std::fmt;
+use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use fanfare_proto::frame::Format;
 use hyper::Uri;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::Error;
+use crate::{Credential, Error};
 
-/// Sent in the `authorization` header, never in the address. `Debug` shows neither.
-#[derive(Clone)]
-pub enum Credential {
-    /// `<secret>.<keyName>`, sent as Basic.
-    Key(String),
-    /// A service JWT, sent as Bearer.
-    Token(String),
-    /// For a node that runs with `auth = off`.
-    None,
-}
-
-impl Credential {
-    pub(crate) fn header(&self) -> Option<String> {
-        match self {
-            Self::Key(key) => Some(format!("Basic {}", STANDARD.encode(key))),
-            Self::Token(token) => Some(format!("Bearer {token}")),
-            Self::None => None,
-        }
-    }
-}
-
-impl fmt::Debug for Credential {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Key(_) => "Key(…)",
-            Self::Token(_) => "Token(…)",
-            Self::None => "None",
-        })
-    }
-}
-
+/// How a [`crate::Client`] connects. [`Options::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `ws://host:port` or `http://host:port`, under TLS `wss://` or `https://`; the path `/realtime` is added.
     pub url: String,
     /// Certificates (PEM) that are trusted to sign the node's, instead of those of the platform.
     pub authorities: Option<Vec<u8>>,
+    /// As whom.
     pub credential: Credential,
     /// Who this client says it is, where the credential does not say so.
     pub client_id: Option<String>,
     /// Whether this connection gets its own messages.
     pub echo: bool,
+    /// JSON by default.
     pub format: Format,
+    /// Whether and when a lost connection is taken up again. None, the default: its end is the end of the client.
+    pub reconnect: Option<Reconnect>,
+    /// Bytes of requests without an answer; 8 MiB by default. When they are reached a further request waits.
+    pub unanswered_bytes_max: usize,
     /// Events waiting for [`crate::Client::next`]. When it is full nothing more is read from the socket, answers
     /// neither, and the node ends the connection as a slow consumer once its own buffer is full too.
     pub events_max: usize,
 }
 
+/// The delays between a lost connection and the attempts to come back. They double from the first to the greatest, and each
+/// is cut by up to a half at random. A node that names a delay of its own has its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reconnect {
+    /// 200 ms by default.
+    pub delay_min: Duration,
+    /// 10 s by default.
+    pub delay_max: Duration,
+}
+
+impl Default for Reconnect {
+    fn default() -> Self {
+        Self { delay_min: Duration::from_millis(200), delay_max: Duration::from_secs(10) }
+    }
+}
+
 impl Options {
+    /// JSON, own messages included, no reconnecting.
     pub fn new(url: impl Into<String>, credential: Credential) -> Self {
         Self {
             url: url.into(),
@@ -67,11 +58,18 @@ impl Options {
             client_id: None,
             echo: true,
             format: Format::Json,
+            reconnect: None,
+            unanswered_bytes_max: 8 * 1024 * 1024,
             events_max: 1024,
         }
     }
 
-    pub(crate) fn target(&self) -> Result<Target, Error> {
+    /// These options, with a lost connection taken up again.
+    pub fn reconnecting(self) -> Self {
+        Self { reconnect: Some(Reconnect::default()), ..self }
+    }
+
+    pub(crate) fn target(&self, resume: Option<&str>) -> Result<Target, Error> {
         let uri: Uri = self.url.parse().map_err(|e| Error::BadUrl(format!("{e}")))?;
         let tls = match uri.scheme_str() {
             Some("ws" | "http") => false,
@@ -85,11 +83,11 @@ impl Options {
             tls: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
             address: format!("{host}:{port}"),
             host: uri.authority().map_or_else(String::new, |authority| authority.as_str().into()),
-            path: self.path(uri.path()),
+            path: self.path(uri.path(), resume),
         })
     }
 
-    fn path(&self, prefix: &str) -> String {
+    fn path(&self, prefix: &str, resume: Option<&str>) -> String {
         let prefix = prefix.trim_end_matches('/');
         let prefix = prefix.strip_suffix("/realtime").unwrap_or(prefix);
         let format = match self.format {
@@ -103,6 +101,10 @@ impl Options {
         if let Some(client_id) = &self.client_id {
             path.push_str("&clientId=");
             path.extend(utf8_percent_encode(client_id, NON_ALPHANUMERIC));
+        }
+        if let Some(key) = resume {
+            path.push_str("&resume=");
+            path.extend(utf8_percent_encode(key, NON_ALPHANUMERIC));
         }
         path
     }
@@ -128,17 +130,17 @@ mod tests {
         let mut options = Options::new("http://[::1]:8080/", Credential::Key("secret.k1".into()));
         options.client_id = Some("a&b c".into());
         options.echo = false;
-        let target = options.target().expect("a target");
+        let target = options.target(Some("k/1")).expect("a target");
         assert_eq!(target.address, "[::1]:8080");
         assert_eq!(target.host, "[::1]:8080");
-        assert_eq!(target.path, "/realtime?format=json&echo=false&clientId=a%26b%20c");
+        assert_eq!(target.path, "/realtime?format=json&echo=false&clientId=a%26b%20c&resume=k%2F1");
         assert!(!format!("{options:?}").contains("secret"));
     }
 
     #[test]
     fn the_path_is_added_once() {
         let options = Options::new("ws://localhost/realtime", Credential::None);
-        let target = options.target().expect("a target");
+        let target = options.target(None).expect("a target");
         assert_eq!(
             (target.address.as_str(), target.path.as_str()),
             ("localhost:80", "/realtime?format=json")
@@ -152,17 +154,20 @@ mod tests {
             ("wss://node.example", "node.example", "node.example:443"),
             ("https://[::1]:8443", "::1", "[::1]:8443"),
         ] {
-            let target = Options::new(url, Credential::None).target().expect("a target");
+            let target = Options::new(url, Credential::None).target(None).expect("a target");
             assert_eq!((target.tls.as_deref(), target.address.as_str()), (Some(name), address));
         }
-        let plain = Options::new("ws://node.example", Credential::None).target().expect("a target");
+        let plain = Options::new("ws://node.example", Credential::None).target(None).expect("a target");
         assert_eq!(plain.tls, None);
     }
 
     #[test]
     fn other_schemes_are_refused_with_a_reason() {
         for url in ["ftp://localhost", "localhost:8080"] {
-            assert!(matches!(Options::new(url, Credential::None).target(), Err(Error::BadUrl(_))), "{url}");
+            assert!(
+                matches!(Options::new(url, Credential::None).target(None), Err(Error::BadUrl(_))),
+                "{url}"
+            );
         }
     }
 }

@@ -1,55 +1,67 @@
-//! The task that owns the reading half: reading a frame must not be cancelled halfway, so nobody else reads.
+//! Reading one connection: reading a frame must not be cancelled halfway, unless nothing is read after it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanfare_proto::frame::{self, Body, Format, Incoming, MemberIn, Request, op};
+use fanfare_proto::frame::{self, Body, Format, Incoming, MemberIn, Request, code, op};
 use fastwebsockets::{Frame, OpCode, WebSocketError};
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::event::{self, Ending, Event};
+use crate::driver::{Driver, End};
+use crate::event::{self, Delivery, Ending, Event};
 use crate::handshake::ReadHalf;
-use crate::pending::Pending;
+use crate::shared::Owner;
 use crate::writer::{LastSent, Outgoing};
 
 /// Added to the node's heartbeat before it is taken for dead.
 const SILENCE_EXTRA: Duration = Duration::from_secs(10);
+/// Before the library asks again for what the node could not give at the moment.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Nack 42900 with it: a limit that does not pass by itself.
+const CHANNEL_LIMIT: &str = "channel_limit";
 
-pub(crate) struct Reader {
+pub(crate) struct Reader<'a> {
     pub(crate) half: ReadHalf,
     pub(crate) format: Format,
     pub(crate) heartbeat_ms: u64,
     pub(crate) outgoing: mpsc::Sender<Outgoing>,
     pub(crate) last_sent: LastSent,
-    pub(crate) pending: Arc<Pending>,
-    pub(crate) events: mpsc::Sender<Event>,
-    pub(crate) closed: Option<oneshot::Sender<()>>,
     /// Pages of member lists that are not whole yet, by channel.
     pub(crate) pages: HashMap<String, Vec<MemberIn>>,
+    /// The node's last word, before it closes.
+    pub(crate) told: Option<End>,
+    /// Tokens on their way, and requests to be made again; at most one for each channel and member.
+    pub(crate) errands: JoinSet<()>,
+    pub(crate) driver: &'a mut Driver,
 }
 
-impl Reader {
-    /// Reads to the end of the connection, which is the last event.
-    pub(crate) async fn run(mut self) {
+impl Reader<'_> {
+    pub(crate) async fn run(mut self) -> End {
         let ending = loop {
-            let silence = Duration::from_millis(self.heartbeat_ms) + SILENCE_EXTRA;
-            let frame = match timeout(silence, read(&mut self.half, self.format, &self.outgoing)).await {
-                Ok(Ok(frame)) => frame,
-                Ok(Err(ending)) => break ending,
-                Err(_) => break Ending::Silent,
-            };
+            let frame =
+                match timeout(self.patience(), read(&mut self.half, self.format, &self.outgoing)).await {
+                    Ok(Ok(frame)) => frame,
+                    Ok(Err(ending)) => break ending,
+                    Err(_) => break Ending::Silent,
+                };
             self.answer_heartbeat();
             if let Some(frame) = frame
                 && !self.take(frame).await
             {
-                return;
+                break Ending::Lost("nobody wants the events".into());
             }
         };
-        self.pending.end();
-        // The owner may be gone, and then nobody wants to know.
-        let _ = self.events.send(Event::Ended(ending)).await;
+        self.told.unwrap_or(End { ending, not_before: None })
+    }
+
+    /// How long to wait for a frame. Once the node has said when to come back, the wait for its close ends there.
+    fn patience(&self) -> Duration {
+        let silence = Duration::from_millis(self.heartbeat_ms) + SILENCE_EXTRA;
+        let not_before = self.told.as_ref().and_then(|end| end.not_before);
+        not_before.map_or(silence, |at| silence.min(at.saturating_duration_since(Instant::now())))
     }
 
     /// False when the owner is gone.
@@ -58,21 +70,113 @@ impl Reader {
             return true;
         }
         match frame.op {
+            op::MESSAGE => return self.deliver(frame).await,
             op::ATTACHED => drop(frame.channel.as_ref().and_then(|channel| self.pages.remove(channel))),
             op::CLOSED => {
-                if let Some(closed) = self.closed.take() {
+                if let Some(closed) = self.driver.closed.take() {
                     let _ = closed.send(());
                 }
                 return true;
             }
-            op::DISCONNECTED => drop(self.outgoing.try_send(Outgoing::Close)),
-            op::CONNECTED => self.heartbeat_ms = frame.heartbeat_ms.unwrap_or(self.heartbeat_ms),
+            op::DISCONNECTED => {
+                self.disconnected(frame);
+                return true;
+            }
+            op::ERROR if frame.channel.is_none() => {
+                let (code, error) = (frame.code.unwrap_or_default(), frame.error.unwrap_or_default());
+                self.told = Some(End { ending: Ending::Refused { code, error }, not_before: None });
+                return true;
+            }
+            op::AUTH if self.fetch_token(frame.expires) => return true,
+            op::CONNECTED => {
+                self.heartbeat_ms = frame.heartbeat_ms.unwrap_or(self.heartbeat_ms);
+                self.driver.dialler.connection_key.clone_from(&frame.connection_key);
+            }
             _ => {}
         }
-        match self.pending.resolve(frame).and_then(event::of) {
-            Some(event) => self.events.send(event).await.is_ok(),
+        let event = match self.driver.shared.resolve(frame) {
+            Owner::Caller => None,
+            Owner::Library(body, answer) => self.settle(body, answer),
+            Owner::Nobody(frame) => event::of(frame),
+        };
+        match event {
+            Some(event) => self.driver.events.send(event).await.is_ok(),
             None => true,
         }
+    }
+
+    /// Hands the messages over, but for those that were handed over before, and only then moves the channel's position.
+    async fn deliver(&mut self, frame: Incoming) -> bool {
+        let channel = frame.channel.unwrap_or_default();
+        let serial = frame.serial.unwrap_or_default();
+        let mut messages = frame.messages;
+        messages.retain(|message| self.driver.seen.is_new(&channel, message));
+        if !messages.is_empty() {
+            let delivery = Delivery { channel: channel.clone(), serial: serial.clone(), messages };
+            if self.driver.events.send(Event::Messages(delivery)).await.is_err() {
+                return false;
+            }
+        }
+        self.driver.shared.delivered(&channel, &serial);
+        true
+    }
+
+    fn disconnected(&mut self, frame: Incoming) {
+        let _ = self.outgoing.try_send(Outgoing::Close);
+        let code = frame.code.unwrap_or_default();
+        if code == code::TOKEN_EXPIRED {
+            self.driver.dialler.wallet.discard();
+        }
+        let reconnect_after_ms = frame.reconnect_after_ms.unwrap_or_default();
+        let ending =
+            Ending::Disconnected { code, error: frame.error.unwrap_or_default(), reconnect_after_ms };
+        let not_before = Some(Instant::now() + Duration::from_millis(reconnect_after_ms));
+        self.told = Some(End { ending, not_before });
+    }
+
+    /// What the library asked of itself is answered; gives what the application should know of it.
+    fn settle(&mut self, body: Body, answer: Incoming) -> Option<Event> {
+        if answer.op != op::NACK {
+            return (answer.op == op::ATTACHED).then(|| Event::Attached(event::attached(answer)));
+        }
+        let (code, error) = (answer.code.unwrap_or_default(), answer.error);
+        let passes = code == code::LIMIT || code >= code::INTERNAL;
+        if passes && answer.reason.as_deref() != Some(CHANNEL_LIMIT) && !matches!(body, Body::Auth { .. }) {
+            let shared = Arc::clone(&self.driver.shared);
+            self.spawn(async move {
+                sleep(AGAIN_AFTER).await;
+                shared.start_own(body).await;
+            });
+            return None;
+        }
+        self.driver.shared.forget(&body);
+        match body {
+            Body::Attach(attach) => {
+                Some(Event::Detached { channel: attach.channel, error, code: Some(code) })
+            }
+            Body::Presence(presence) => {
+                Some(Event::Error { code, error: error.unwrap_or_default(), channel: Some(presence.channel) })
+            }
+            _ => Some(Event::AuthRequired { expires: None }),
+        }
+    }
+
+    /// True when the application's source is asked for a token; then it has nothing to do itself unless that fails.
+    fn fetch_token(&mut self, expires: Option<u64>) -> bool {
+        let Some(source) = self.driver.dialler.wallet.source().cloned() else { return false };
+        let (shared, events) = (Arc::clone(&self.driver.shared), self.driver.events.clone());
+        self.spawn(async move {
+            match source.fetch().await {
+                Ok(access_token) => shared.start_own(Body::Auth { access_token }).await,
+                Err(_) => drop(events.send(Event::AuthRequired { expires }).await),
+            }
+        });
+        true
+    }
+
+    fn spawn(&mut self, errand: impl Future<Output = ()> + Send + 'static) {
+        while self.errands.try_join_next().is_some() {}
+        self.errands.spawn(errand);
     }
 
     /// False while pages of the list are missing; then the last one has all members.

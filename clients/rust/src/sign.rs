@@ -14,6 +14,7 @@ use crate::{Error, Key};
 /// `capability` the node gives an hour and all that the key holds.
 #[derive(Debug, Clone, Default)]
 pub struct TokenParams {
+    /// How long the token is to hold, in milliseconds; at most 48 hours.
     pub ttl_ms: Option<u64>,
     /// The capability map as JSON text; signed and sent exactly as it is.
     pub capability: Option<String>,
@@ -31,13 +32,16 @@ pub struct TokenParams {
 pub struct TokenRequest {
     pub key_name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Milliseconds.
     pub ttl: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capability: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
+    /// Epoch milliseconds.
     pub timestamp: u64,
     pub nonce: String,
+    /// HMAC-SHA256 of the other fields, in base64.
     pub mac: String,
 }
 

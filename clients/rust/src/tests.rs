@@ -1,5 +1,7 @@
 //! The client against a server that says what the test tells it to.
 
+mod reconnecting;
+
 use std::net::SocketAddr;
 
 use fastwebsockets::{Frame, OpCode, Payload, Role, WebSocket};
@@ -17,23 +19,22 @@ struct Server(WebSocket<TcpStream>);
 impl Server {
     /// Takes one connection, and answers its upgrade.
     async fn accept(listener: &TcpListener) -> Self {
+        Self::accept_with_request(listener).await.0
+    }
+
+    async fn accept_with_request(listener: &TcpListener) -> (Self, String) {
         let (mut stream, request) = request(listener).await;
         let nonce =
             request.lines().find_map(|line| line.strip_prefix("sec-websocket-key: ")).expect("a nonce");
         let accept = crate::handshake::accept_of(nonce.trim());
         let head = format!("{ACCEPTED}sec-websocket-accept: {accept}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.expect("written");
-        Self(WebSocket::after_handshake(stream, Role::Server))
+        (Self(WebSocket::after_handshake(stream, Role::Server)), request)
     }
 
     async fn connected(listener: &TcpListener) -> Self {
         let mut server = Self::accept(listener).await;
-        server
-            .say(
-                &json!({"op": 3, "connectionId": "c_1", "connectionKey": "k", "nodeId": "n", "resumed": false,
-            "heartbeatMs": 15_000, "resumeWindowMs": 120_000, "maxMessageBytes": 65_536, "serverTime": 1}),
-            )
-            .await;
+        server.say(&connected("k", false)).await;
         server
     }
 
@@ -47,6 +48,11 @@ impl Server {
         assert_eq!(frame.opcode, OpCode::Text);
         serde_json::from_slice(&frame.payload).expect("JSON")
     }
+}
+
+fn connected(key: &str, resumed: bool) -> Value {
+    json!({"op": 3, "connectionId": "c_1", "connectionKey": key, "nodeId": "n", "resumed": resumed,
+        "heartbeatMs": 15_000, "resumeWindowMs": 120_000, "maxMessageBytes": 65_536, "serverTime": 1})
 }
 
 async fn request(listener: &TcpListener) -> (TcpStream, String) {

@@ -45,14 +45,18 @@ impl LastSent {
     }
 }
 
-/// Writes until the connection or its owner is gone; a failed write shows to the reader as a lost link.
+/// Writes what must come `first`, and then what is queued, until a write fails or nobody can queue any more.
 pub(crate) async fn run(
     mut half: WriteHalf,
+    first: Vec<Outgoing>,
     mut queue: mpsc::Receiver<Outgoing>,
     format: Format,
     last_sent: LastSent,
 ) {
-    let mut batch = Vec::with_capacity(BATCH_FRAMES_MAX);
+    let mut batch = first;
+    if !batch.is_empty() && write(&mut half, &mut batch, format).await.is_err() {
+        return;
+    }
     while queue.recv_many(&mut batch, BATCH_FRAMES_MAX).await > 0 {
         if write(&mut half, &mut batch, format).await.is_err() {
             return;

@@ -1,12 +1,10 @@
 //! `fanfare sub`: follows channels over lost connections until it is interrupted or refused.
 
-use std::collections::HashMap;
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
-use std::time::Duration;
 
 use clap::Args;
-use fanfare_client::{Client, Delivery, Ending, Error, Event, MessageIn, Options};
-use fanfare_proto::frame::Attach;
+use fanfare_client::{Attach, Attached, Client, Delivery, Error, Event, MessageIn};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -15,10 +13,6 @@ use super::output::{self, printable, time_of_day};
 use super::presence;
 use super::runtime::interruptible;
 use super::target::NodeArguments;
-
-const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
-/// Close codes from here on refuse the credential; 4008, a slow consumer, may come back.
-const REFUSALS: std::ops::Range<u16> = 4001..4008;
 
 #[derive(Args)]
 pub(super) struct Arguments {
@@ -37,144 +31,116 @@ pub(super) struct Arguments {
     channels: Vec<String>,
 }
 
-/// Prints a JSON object per message and line, or on a terminal a line to read.
+/// Prints a JSON object per message and line, or on a terminal a line to read. How the channels stand is told on stderr.
 pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
-    let options = arguments.node.options()?;
-    let follower = Follower { options, arguments, serials: HashMap::new() };
-    interruptible(follower.run())
+    let options = arguments.node.options()?.reconnecting();
+    interruptible(async move {
+        let client =
+            Client::connect(options).await.map_err(|error| Failure::of_client("cannot follow", &error))?;
+        let mut follower = Follower { client, following: BTreeSet::new() };
+        follower.attach(&arguments).await?;
+        follower.follow().await
+    })
 }
 
 struct Follower {
-    options: Options,
-    arguments: Arguments,
-    /// Up to where each channel has been printed.
-    serials: HashMap<String, String>,
-}
-
-/// Why one connection's following is over.
-enum End {
-    /// Nobody reads stdout any more.
-    Unread,
-    Lost {
-        reason: String,
-        pause: Duration,
-    },
+    client: Client,
+    following: BTreeSet<String>,
 }
 
 impl Follower {
-    async fn run(mut self) -> Result<Outcome, Failure> {
-        let mut client = self.connect().await.map_err(|error| Failure::of_client("cannot follow", &error))?;
-        loop {
-            let (reason, pause) = match self.follow(&mut client).await? {
-                End::Unread => return Ok(Outcome::Done),
-                End::Lost { reason, pause } => (reason, pause),
+    /// A channel that is refused does not keep the others from being followed.
+    async fn attach(&mut self, arguments: &Arguments) -> Result<(), Failure> {
+        for channel in &arguments.channels {
+            let modes = (!arguments.presence).then(|| vec!["subscribe".to_owned()]);
+            let rewind = arguments.rewind.clone();
+            let attach = Attach { channel: channel.clone(), rewind, serial: None, modes };
+            let attached = match self.client.attach_with(attach).await {
+                Ok(attached) => attached,
+                Err(Error::Refused { code, error }) => {
+                    tell(&format!(
+                        "not attached to {}: code {code}: {}",
+                        printable(channel),
+                        printable(&error)
+                    ));
+                    continue;
+                }
+                Err(error) => return Err(Failure::because("cannot follow", &error)),
             };
-            eprintln!("fanfare: the connection is lost, trying again: {reason}");
-            // The node waits for its clients to go before it ends.
-            drop(client);
-            client = self.reconnect(pause).await?;
-        }
-    }
-
-    async fn connect(&mut self) -> Result<Client, Error> {
-        let client = Client::connect(self.options.clone()).await?;
-        for channel in &self.arguments.channels {
-            let serial = self.serials.get(channel).cloned();
-            let rewind = self.arguments.rewind.clone().filter(|_| serial.is_none());
-            let resuming = serial.is_some();
-            let modes = (!self.arguments.presence).then(|| vec!["subscribe".to_owned()]);
-            let attach = Attach { channel: channel.clone(), rewind, serial, modes };
-            let attached = client.attach_with(attach).await?;
-            if resuming && !attached.resumed {
-                eprintln!("fanfare: messages of {} may be missing here", printable(channel));
-            }
+            tell(&format!("attached to {}", printable(channel)));
             if let Some(warning) = attached.warning {
-                eprintln!("fanfare: {}: {}", printable(channel), printable(&warning));
+                tell(&format!("{}: {}", printable(channel), printable(&warning)));
             }
-            self.serials.entry(channel.clone()).or_insert(attached.serial);
+            self.following.insert(channel.clone());
         }
-        Ok(client)
+        self.check_following()
     }
 
-    async fn reconnect(&mut self, pause: Duration) -> Result<Client, Failure> {
-        tokio::time::sleep(pause).await;
-        loop {
-            match self.connect().await {
-                Ok(client) => return Ok(client),
-                Err(error) if is_final(&error) => return Err(Failure::because("cannot follow", &error)),
-                Err(_) => tokio::time::sleep(RECONNECT_PAUSE).await,
+    async fn follow(&mut self) -> Result<Outcome, Failure> {
+        while let Some(event) = self.client.next().await {
+            let lines = match event {
+                Event::Messages(delivery) => lines(&delivery),
+                Event::Presence(presence) => presence::event_lines(&presence),
+                Event::Members(members) => presence::member_lines(&members),
+                Event::Ended(ending) => return Err(Failure::failed(printable(&ending.to_string()))),
+                other => {
+                    self.stand(other)?;
+                    continue;
+                }
+            };
+            if !output::write(&lines)? {
+                return Ok(Outcome::Done);
             }
         }
+        Err(Failure::failed("the connection ended"))
     }
 
-    async fn follow(&mut self, client: &mut Client) -> Result<End, Failure> {
-        let mut pause = RECONNECT_PAUSE;
-        loop {
-            match client.next().await {
-                Some(Event::Messages(delivery)) => {
-                    if !output::write(&lines(&delivery))? {
-                        return Ok(End::Unread);
-                    }
-                    self.serials.insert(delivery.channel, delivery.serial);
-                }
-                Some(Event::Presence(presence)) => {
-                    if !output::write(&presence::event_lines(&presence))? {
-                        return Ok(End::Unread);
-                    }
-                }
-                Some(Event::Members(members)) => {
-                    if !output::write(&presence::member_lines(&members))? {
-                        return Ok(End::Unread);
-                    }
-                }
-                Some(Event::Attached(attached)) => {
-                    if !attached.resumed {
-                        eprintln!(
-                            "fanfare: messages of {} may be missing here",
-                            printable(&attached.channel)
-                        );
-                    }
-                    self.serials.insert(attached.channel, attached.serial);
-                }
-                Some(Event::Disconnected { reconnect_after_ms, .. }) => {
-                    pause = Duration::from_millis(reconnect_after_ms);
-                }
-                Some(Event::Detached { channel, error, .. }) => {
-                    let error = error.unwrap_or_default();
-                    return Err(Failure::failed(format!("{} was detached: {error}", printable(&channel))));
-                }
-                Some(Event::Error { error, code, .. }) => {
-                    return Err(Failure::failed(format!("refused with code {code}: {error}")));
-                }
-                Some(Event::Ended(ending)) => return lost(ending, pause),
-                Some(Event::Connected(_) | Event::AuthRequired { .. }) => {}
-                None => return lost(Ending::Lost("it ended".to_owned()), pause),
+    /// Tells of what is no line for stdout.
+    fn stand(&mut self, event: Event) -> Result<(), Failure> {
+        match event {
+            Event::Attached(attached) => tell(&continuity(&attached)),
+            Event::Detached { channel, error, code } => {
+                let (code, error) = (code.unwrap_or_default(), error.unwrap_or_default());
+                tell(&format!("detached from {}: code {code}: {}", printable(&channel), printable(&error)));
+                self.following.remove(&channel);
+                self.check_following()?;
             }
+            Event::Disconnected { ending, retry_in } => {
+                let ending = printable(&ending.to_string());
+                tell(&format!(
+                    "the connection is lost, trying again in {} ms: {ending}",
+                    retry_in.as_millis()
+                ));
+            }
+            Event::Connected(_) => tell("connected again"),
+            Event::Error { code, error, channel } => {
+                let channel = channel.map(|channel| printable(&channel)).unwrap_or_default();
+                tell(&format!("{channel}: code {code}: {}", printable(&error)));
+            }
+            _ => {}
         }
+        Ok(())
+    }
+
+    fn check_following(&self) -> Result<(), Failure> {
+        if self.following.is_empty() {
+            return Err(Failure::failed("no channel is left to follow"));
+        }
+        Ok(())
     }
 }
 
-fn lost(ending: Ending, pause: Duration) -> Result<End, Failure> {
-    let reason = match ending {
-        Ending::Closed { code, reason } if REFUSALS.contains(&code) => {
-            return Err(Failure::failed(format!("closed with code {code}: {}", printable(&reason))));
-        }
-        Ending::Closed { code, reason } => {
-            format!("closed with code {code} {}", printable(&reason)).trim_end().to_owned()
-        }
-        Ending::Silent => "nothing was heard".to_owned(),
-        Ending::Lost(reason) => reason,
-    };
-    Ok(End::Lost { reason, pause })
+/// On stderr, so that stdout holds nothing but lines of messages and presence.
+fn tell(text: &str) {
+    eprintln!("fanfare: {text}");
 }
 
-/// Whether trying again unchanged would end the same.
-fn is_final(error: &Error) -> bool {
-    match error {
-        Error::Http { status, .. } => (400..500).contains(status) && *status != 429,
-        Error::Refused { code, .. } => (40_000..42_900).contains(code),
-        Error::BadUrl(_) | Error::BadKey | Error::BadValue(_) => true,
-        Error::Io(_) | Error::TimedOut | Error::Closed | Error::Protocol(_) => false,
+fn continuity(attached: &Attached) -> String {
+    let channel = printable(&attached.channel);
+    if attached.resumed {
+        format!("attached to {channel} again, nothing is missing (resumed: true)")
+    } else {
+        format!("attached to {channel} again, messages may be missing here (resumed: false)")
     }
 }
 
@@ -251,17 +217,5 @@ mod tests {
             readable_line("demo", &named),
             "01:02:03.004  demo  <an\\u{1b}n>  greeting  {\"n\":1.0}\n"
         );
-    }
-
-    #[test]
-    fn a_refusal_ends_the_following_and_a_loss_does_not() {
-        let closed = |code| lost(Ending::Closed { code, reason: String::new() }, RECONNECT_PAUSE);
-        assert!(closed(4001).is_err() && closed(4003).is_err());
-        assert!(closed(1001).is_ok() && closed(1012).is_ok() && closed(4008).is_ok());
-        assert!(is_final(&Error::Http { status: 401, error: String::new(), reason: None }));
-        assert!(!is_final(&Error::Http { status: 429, error: String::new(), reason: None }));
-        assert!(!is_final(&Error::Http { status: 503, error: String::new(), reason: None }));
-        assert!(is_final(&Error::Refused { code: 40_160, error: String::new() }));
-        assert!(!is_final(&Error::Refused { code: 50_003, error: String::new() }));
     }
 }

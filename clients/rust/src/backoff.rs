@@ -1,0 +1,63 @@
+//! How long to wait before the next attempt to connect.
+
+use std::time::Duration;
+
+use crate::Reconnect;
+
+/// Doubles from the least delay to the greatest.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    options: Reconnect,
+    next: Duration,
+    last: Duration,
+}
+
+impl Backoff {
+    pub(crate) fn new(options: Reconnect) -> Self {
+        Self { next: options.delay_min, last: Duration::ZERO, options }
+    }
+
+    /// Between half of the present delay and the whole, so that those who were lost together do not come back together.
+    pub(crate) fn wait(&mut self, random: u16) -> Duration {
+        let whole = self.next.min(self.options.delay_max);
+        self.next = whole.saturating_mul(2).min(self.options.delay_max);
+        self.last = whole / 2 + whole / 2 * u32::from(random) / u32::from(u16::MAX);
+        self.last
+    }
+
+    /// A connection held for this long. One that holds no longer than it was waited for does not begin the delays anew.
+    pub(crate) fn held(&mut self, time: Duration) {
+        if time >= self.last {
+            self.next = self.options.delay_min;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn delays_double_up_to_the_greatest_and_vary_by_half() {
+        let options = Reconnect { delay_min: MS(100), delay_max: MS(1_000) };
+        let mut backoff = Backoff::new(options);
+        let longest: Vec<_> = (0..6).map(|_| backoff.wait(u16::MAX).as_millis()).collect();
+        assert_eq!(longest, [100, 200, 400, 800, 1_000, 1_000]);
+        let mut backoff = Backoff::new(options);
+        let shortest: Vec<_> = (0..6).map(|_| backoff.wait(0).as_millis()).collect();
+        assert_eq!(shortest, [50, 100, 200, 400, 500, 500]);
+    }
+
+    #[test]
+    fn only_a_connection_that_held_begins_the_delays_anew() {
+        let mut backoff = Backoff::new(Reconnect { delay_min: MS(100), delay_max: MS(1_000) });
+        for expected in [100, 200, 400] {
+            backoff.held(MS(10));
+            assert_eq!(backoff.wait(u16::MAX), MS(expected));
+        }
+        backoff.held(MS(400));
+        assert_eq!(backoff.wait(u16::MAX), MS(100));
+    }
+}

@@ -1,0 +1,100 @@
+//! Opening one connection, the first or a further one.
+
+use std::time::Duration;
+
+use fanfare_proto::frame::{Format, code, op};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::credential::Wallet;
+use crate::event::{self, Connected};
+use crate::handshake::{self, ReadHalf, WriteHalf};
+use crate::reader;
+use crate::writer::{self, Outgoing};
+use crate::{Error, Options};
+
+const CONNECT_MAX: Duration = Duration::from_secs(15);
+
+/// A connection on which the node has said `connected`.
+pub(crate) struct Dialled {
+    pub(crate) read: ReadHalf,
+    pub(crate) write: WriteHalf,
+    pub(crate) outgoing: mpsc::Sender<Outgoing>,
+    pub(crate) queue: mpsc::Receiver<Outgoing>,
+    pub(crate) connected: Connected,
+}
+
+pub(crate) struct Dialler {
+    pub(crate) options: Options,
+    pub(crate) wallet: Wallet,
+    /// Of the last connection: the next one takes it up.
+    pub(crate) connection_key: Option<String>,
+}
+
+impl Dialler {
+    pub(crate) fn new(options: Options) -> Self {
+        let wallet = Wallet::new(options.credential.clone());
+        Self { options, wallet, connection_key: None }
+    }
+
+    pub(crate) async fn dial(&mut self) -> Result<Dialled, Error> {
+        let dialled = timeout(CONNECT_MAX, self.dial_unbounded()).await.map_err(|_| Error::TimedOut)??;
+        self.connection_key = Some(dialled.connected.connection_key.clone());
+        Ok(dialled)
+    }
+
+    async fn dial_unbounded(&mut self) -> Result<Dialled, Error> {
+        let fresh = self.wallet.fill().await?;
+        match self.open().await {
+            Err(error) if !fresh && is_of_the_token(&error) && self.wallet.discard() => {
+                self.wallet.fill().await?;
+                self.open().await
+            }
+            result => result,
+        }
+    }
+
+    async fn open(&self) -> Result<Dialled, Error> {
+        let resume = self.connection_key.as_deref();
+        let (mut read, write) = handshake::connect(&self.options, self.wallet.header(), resume).await?;
+        let (outgoing, queue) = mpsc::channel(writer::QUEUE_FRAMES_MAX);
+        let connected = first_frame(&mut read, self.options.format, &outgoing).await?;
+        Ok(Dialled { read, write, outgoing, queue, connected })
+    }
+}
+
+fn is_of_the_token(error: &Error) -> bool {
+    match error {
+        Error::Http { status, .. } => *status == 401,
+        Error::Refused { code, .. } | Error::Disconnected { code, .. } => {
+            [code::CREDENTIAL, code::TOKEN, code::TOKEN_EXPIRED].contains(code)
+        }
+        _ => false,
+    }
+}
+
+async fn first_frame(
+    read: &mut ReadHalf,
+    format: Format,
+    outgoing: &mpsc::Sender<Outgoing>,
+) -> Result<Connected, Error> {
+    let frame = loop {
+        match reader::read(read, format, outgoing).await {
+            Ok(Some(frame)) if frame.op == op::HEARTBEAT => {}
+            Ok(Some(frame)) => break frame,
+            Ok(None) => {}
+            Err(ending) => return Err(Error::Protocol(format!("ended before connected: {ending:?}"))),
+        }
+    };
+    let (code, error) = (frame.code.unwrap_or_default(), frame.error.clone().unwrap_or_default());
+    match frame.op {
+        op::CONNECTED => Ok(event::connected(frame)),
+        op::ERROR => Err(Error::Refused { code, error }),
+        op::DISCONNECTED => Err(Error::Disconnected {
+            code,
+            error,
+            reconnect_after_ms: frame.reconnect_after_ms.unwrap_or_default(),
+        }),
+        other => Err(Error::Protocol(format!("op {other} before connected"))),
+    }
+}

@@ -1,0 +1,155 @@
+//! The task that owns a client's connections, one after another.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::Error;
+use crate::backoff::Backoff;
+use crate::dial::{Dialled, Dialler};
+use crate::event::{Ending, Event};
+use crate::reader::Reader;
+use crate::seen::Seen;
+use crate::shared::Shared;
+use crate::writer::{self, LastSent, Outgoing};
+
+/// After a failed write, for what the node may have said before it closed.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+
+pub(crate) struct Driver {
+    pub(crate) dialler: Dialler,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) closed: Option<oneshot::Sender<()>>,
+    pub(crate) seen: Seen,
+}
+
+/// A connection's end.
+pub(crate) struct End {
+    pub(crate) ending: Ending,
+    /// The node does not want to see the client earlier.
+    pub(crate) not_before: Option<Instant>,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        dialler: Dialler,
+        shared: Arc<Shared>,
+        events: mpsc::Sender<Event>,
+        closed: oneshot::Sender<()>,
+    ) -> Self {
+        Self { dialler, shared, events, closed: Some(closed), seen: Seen::default() }
+    }
+
+    /// Runs to the end of the last connection, which is the last event. The first one is linked already.
+    pub(crate) async fn run(mut self, mut dialled: Dialled) {
+        let mut backoff = self.dialler.options.reconnect.map(Backoff::new);
+        let mut first = Vec::new();
+        let ending = loop {
+            let began = Instant::now();
+            let end = self.serve(dialled, first).await;
+            self.shared.unlinked();
+            let again = !matches!(end.ending, Ending::Refused { .. }) && !self.shared.is_closing();
+            let Some(backoff) = backoff.as_mut().filter(|_| again) else { break end.ending };
+            backoff.held(began.elapsed());
+            match self.come_back(end, backoff).await {
+                Ok(next) => {
+                    first = self.shared.linked(&next);
+                    dialled = next;
+                }
+                Err(ending) => break ending,
+            }
+        };
+        self.shared.end();
+        // The owner may be gone, and then nobody wants to know.
+        let _ = self.events.send(Event::Ended(ending)).await;
+    }
+
+    /// `first` is sent before what is queued.
+    async fn serve(&mut self, dialled: Dialled, first: Vec<Outgoing>) -> End {
+        let Dialled { read, write, outgoing, queue, connected } = dialled;
+        let format = self.dialler.options.format;
+        let last_sent = LastSent::now();
+        let mut writing = JoinSet::new();
+        writing.spawn(writer::run(write, first, queue, format, last_sent.clone()));
+        let reader = Reader {
+            half: read,
+            format,
+            heartbeat_ms: connected.heartbeat_ms,
+            outgoing,
+            last_sent,
+            pages: HashMap::new(),
+            told: None,
+            errands: JoinSet::new(),
+            driver: self,
+        };
+        let reading = reader.run();
+        tokio::pin!(reading);
+        tokio::select! {
+            end = &mut reading => end,
+            _ = writing.join_next() => timeout(LAST_WORDS_MAX, reading).await.unwrap_or_else(|_| End {
+                ending: Ending::Lost("nothing could be sent".into()),
+                not_before: None,
+            }),
+        }
+    }
+
+    /// Connects again; the error is why that is not to be tried any more.
+    async fn come_back(&mut self, end: End, backoff: &mut Backoff) -> Result<Dialled, Ending> {
+        let mut at = end.not_before.unwrap_or_else(|| Instant::now() + wait(backoff));
+        let retry_in = at.saturating_duration_since(Instant::now());
+        // Nobody to tell: nobody to come back for.
+        let told = self.events.send(Event::Disconnected { ending: end.ending.clone(), retry_in }).await;
+        told.map_err(|_| end.ending)?;
+        loop {
+            sleep_until(at).await;
+            if let Some(token) = self.shared.take_token() {
+                self.dialler.wallet.put(token);
+            }
+            let dialled = match self.dialler.dial().await {
+                Ok(dialled) => dialled,
+                Err(error) if error.is_final() => return Err(refusal(error)),
+                Err(Error::Disconnected { reconnect_after_ms, .. }) => {
+                    let asked = Duration::from_millis(reconnect_after_ms);
+                    at = Instant::now() + asked.max(wait(backoff));
+                    continue;
+                }
+                Err(_) => {
+                    at = Instant::now() + wait(backoff);
+                    continue;
+                }
+            };
+            let connected = Event::Connected(dialled.connected.clone());
+            if self.events.send(connected).await.is_err() {
+                return Err(Ending::Lost("nobody wants the events".into()));
+            }
+            return Ok(dialled);
+        }
+    }
+}
+
+/// Whoever waits for an answer is told, also when the client is dropped.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.end();
+    }
+}
+
+fn wait(backoff: &mut Backoff) -> Duration {
+    let mut random = [0; 2];
+    // Without random bytes the delay is the shortest of its kind.
+    let _ = getrandom::fill(&mut random);
+    backoff.wait(u16::from_be_bytes(random))
+}
+
+fn refusal(error: Error) -> Ending {
+    match error {
+        Error::Refused { code, error } => Ending::Refused { code, error },
+        Error::Http { status, error, .. } => Ending::Refused { code: u32::from(status) * 100, error },
+        other => Ending::Refused { code: 40_000, error: other.to_string() },
+    }
+}
