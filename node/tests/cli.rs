@@ -55,11 +55,13 @@ fn every_command_takes_the_data_folder() {
 #[test]
 fn what_cannot_be_done_is_1_and_says_why() {
     let folder = tempfile::tempdir().unwrap();
+    let refused = "cannot connect to 127.0.0.1:1: connection refused; is the node running?\n";
     for (arguments, reason) in [
         (&["sub", "demo"][..], "./data/node.json"),
         (&["pub", "demo", "1", "--url", "http://127.0.0.1:1"], "./data/dev-key"),
         (&["token", "--data-dir", "elsewhere"], "elsewhere/dev-key"),
-        (&["sub", "demo", "--url", "http://127.0.0.1:1", "--key", "a.b"], "cannot follow: "),
+        (&["sub", "demo", "--url", "http://127.0.0.1:1", "--key", "a.b"], refused),
+        (&["pub", "demo", "1", "--url", "http://127.0.0.1:1", "--key", "a.b"], refused),
     ] {
         let (code, stdout, stderr) = run(folder.path(), arguments);
         assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?} {stderr}");

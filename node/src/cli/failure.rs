@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 /// A command that did not fail.
@@ -56,6 +57,9 @@ impl Failure {
         match error {
             Error::BadUrl(_) | Error::BadKey | Error::BadValue(_) => {
                 Self::usage(format!("{context}: {error}"))
+            }
+            Error::Unreachable { address, source } if source.kind() == ErrorKind::ConnectionRefused => {
+                Self::failed(format!("cannot connect to {address}: connection refused; is the node running?"))
             }
             _ => Self::because(context, error),
         }
