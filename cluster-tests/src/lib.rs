@@ -4,22 +4,26 @@
 
 mod binary;
 pub mod clock;
+pub mod command;
 pub mod directory;
 pub mod disk;
 pub mod forge;
 pub mod history;
 pub mod http;
 pub mod node;
+pub mod proxy;
 pub mod raw;
 pub mod socket;
 mod system;
 pub mod tls;
 pub mod wait;
 
+pub use command::Running;
 pub use directory::Directory;
 pub use disk::Disk;
 pub use http::Response;
 pub use node::{Node, NodeOptions};
+pub use proxy::Proxy;
 pub use raw::Raw;
 pub use socket::Socket;
 pub use tls::Tls;

@@ -17,6 +17,11 @@ pub(crate) fn terminate(pid: u32) {
     signal(pid, libc::SIGTERM);
 }
 
+/// Asks a process to stop as Ctrl-C does (SIGINT).
+pub(crate) fn interrupt(pid: u32) {
+    signal(pid, libc::SIGINT);
+}
+
 /// Takes all its time from a process (SIGSTOP), until [`resume`].
 pub(crate) fn pause(pid: u32) {
     signal(pid, libc::SIGSTOP);

@@ -1,0 +1,99 @@
+//! A client command of the binary, `fanfare sub` for example, and what it writes.
+
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crate::{SOON, binary, system, wait_for};
+
+/// A command under way. Dropping it kills it.
+pub struct Running {
+    process: Child,
+    stdout: Lines,
+    stderr: Lines,
+}
+
+/// Whole lines, as they come.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Lines {
+    fn of(output: impl Read + Send + 'static) -> Self {
+        let lines = Self::default();
+        let kept = lines.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+            }
+        });
+        lines
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Running {
+    /// Starts the binary with nothing of the environment.
+    pub fn start(arguments: &[&str]) -> Self {
+        let mut process = Command::new(binary::path())
+            .args(arguments)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary can be started");
+        let stdout = Lines::of(process.stdout.take().expect("piped"));
+        let stderr = Lines::of(process.stderr.take().expect("piped"));
+        Self { process, stdout, stderr }
+    }
+
+    /// All lines of stdout so far.
+    pub fn stdout(&self) -> Vec<String> {
+        self.stdout.all()
+    }
+
+    /// All lines of stderr so far.
+    pub fn stderr(&self) -> Vec<String> {
+        self.stderr.all()
+    }
+
+    /// Waits until stdout has that many lines, and returns all.
+    pub async fn printed(&self, lines: usize) -> Vec<String> {
+        let what = format!("{lines} lines on stdout");
+        let waiting = wait_for(SOON, &what, async || Some(self.stdout()).filter(|all| all.len() >= lines));
+        waiting.await
+    }
+
+    /// Waits for a line on stderr that holds the text, beyond the first `after` lines; gives how many lines are up to it.
+    pub async fn told(&self, text: &str, after: usize) -> usize {
+        let what = format!("{text:?} on stderr");
+        let place = || self.stderr().iter().skip(after).position(|line| line.contains(text));
+        wait_for(SOON, &what, async || place().map(|at| after + at + 1)).await
+    }
+
+    /// Sends SIGINT, as Ctrl-C does.
+    pub fn interrupt(&self) {
+        system::interrupt(self.process.id());
+    }
+
+    /// Waits for the end.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let process = &mut self.process;
+        wait_for(SOON, "the command to end", async || process.try_wait().expect("a child process")).await
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if thread::panicking() {
+            eprintln!("--- stderr of the command ---\n{}", self.stderr().join("\n"));
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! A relay of TCP connections that a test can cut.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Dropping it ends all that goes over it.
+pub struct Proxy {
+    addr: SocketAddr,
+    target: Arc<Mutex<SocketAddr>>,
+    /// Its change cuts the connections that began before.
+    cuts: watch::Sender<u64>,
+    _accepting: JoinSet<()>,
+}
+
+impl Proxy {
+    /// Relays what comes to a port of its own.
+    pub async fn to(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        let target = Arc::new(Mutex::new(target));
+        let (cuts, cut) = watch::channel(0);
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept(listener, Arc::clone(&target), cut));
+        Self { addr, target, cuts, _accepting: accepting }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn url(&self) -> String {
+        format!("ws://{}", self.addr)
+    }
+
+    /// Where connections go from now on.
+    pub fn turn_to(&self, target: SocketAddr) {
+        *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+    }
+
+    /// Ends every connection, with whatever is on its way.
+    pub fn cut(&self) {
+        self.cuts.send_modify(|cuts| *cuts += 1);
+    }
+}
+
+async fn accept(listener: TcpListener, target: Arc<Mutex<SocketAddr>>, cut: watch::Receiver<u64>) {
+    let mut relaying = JoinSet::new();
+    loop {
+        let Ok((client, _)) = listener.accept().await else { return };
+        while relaying.try_join_next().is_some() {}
+        let target = *target.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cut = cut.clone();
+        cut.mark_unchanged();
+        relaying.spawn(async move {
+            tokio::select! {
+                () = relay(client, target) => {}
+                // The proxy is gone, or cuts.
+                _ = cut.changed() => {}
+            }
+        });
+    }
+}
+
+/// What cannot be connected is closed, as by a node that is not there.
+async fn relay(mut client: TcpStream, target: SocketAddr) {
+    let Ok(mut node) = TcpStream::connect(target).await else { return };
+    if client.set_nodelay(true).is_ok() && node.set_nodelay(true).is_ok() {
+        // How it ended is seen at both ends.
+        let _ = copy_bidirectional(&mut client, &mut node).await;
+    }
+}

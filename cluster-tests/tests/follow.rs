@@ -1,0 +1,102 @@
+//! `fanfare sub` against a real node: messages alone on stdout, and on stderr how its channels stand.
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Proxy, Running, Socket};
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+
+async fn node() -> Node {
+    let directory = Directory::default().account("acme").key("k1", "secret", ALL);
+    Node::start(NodeOptions::default().directory(directory, KEY)).await
+}
+
+fn follow(url: &str, key: &str, more: &[&str]) -> Running {
+    Running::start(&[&["sub", "--url", url, "--key", key], more].concat())
+}
+
+fn json_of(line: &str) -> Value {
+    serde_json::from_str(line).expect("a line is an object")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_channel_is_told_attached_or_refused_and_stdout_has_messages_alone() {
+    let only = r#"{ "orders" = ["subscribe"], "invoices" = ["subscribe"] }"#;
+    let directory = Directory::default().account("acme").key("k1", "secret", ALL).key("k2", "other", only);
+    let node = Node::start(NodeOptions::default().directory(directory, KEY)).await;
+    let mut following = follow(&node.url(), "other.k2", &["orders", "hidden", "invoices"]);
+    following.told("fanfare: attached to invoices", 0).await;
+    let told = following.stderr();
+    assert_eq!(told[0], "fanfare: attached to orders");
+    assert!(told[1].starts_with("fanfare: not attached to hidden: code 40160: "), "{told:?}");
+    assert_eq!(told.len(), 3, "{told:?}");
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.publish("orders", json!({"name": "paid", "data": {"n": 1}})).await;
+    publisher.publish("invoices", json!({"data": 2})).await;
+    let lines = following.printed(2).await;
+    let (first, second) = (json_of(&lines[0]), json_of(&lines[1]));
+    assert_eq!((&first["channel"], &first["data"]), (&json!("orders"), &json!({"n": 1})));
+    assert_eq!((&second["channel"], &second["data"]), (&json!("invoices"), &json!(2)));
+    following.interrupt();
+    assert_eq!(following.ended().await.code(), Some(130));
+    assert_eq!(following.stdout().len(), 2);
+
+    let mut refused = follow(&node.url(), "other.k2", &["hidden"]);
+    assert_eq!(refused.ended().await.code(), Some(1));
+    refused.told("no channel is left to follow", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_present_is_shown_where_it_is_asked_for() {
+    let node = node().await;
+    let mut ann = Socket::open(&node, "?clientId=ann").await;
+    let enter = json!({"op": 12, "channel": "room", "action": "enter", "data": "here"});
+    assert_eq!(ann.ask(enter).await["op"], 1);
+    let with = follow(&node.url(), KEY, &["room", "--presence"]);
+    let without = follow(&node.url(), KEY, &["room"]);
+    with.printed(1).await;
+    without.told("attached to room", 0).await;
+    let update = json!({"op": 12, "channel": "room", "action": "update", "data": "busy"});
+    assert_eq!(ann.ask(update).await["op"], 1);
+    ann.publish("room", json!({"data": "hello"})).await;
+    assert_eq!(ann.ask(json!({"op": 12, "channel": "room", "action": "leave"})).await["op"], 1);
+    let lines = with.printed(4).await;
+    let mut actions: Vec<Value> = lines.iter().map(|line| json_of(line)["action"].clone()).collect();
+    // A message and an event of presence go their own ways.
+    actions.retain(|action| !action.is_null());
+    assert_eq!(actions, ["present", "update", "leave"]);
+    let first = json_of(&lines[0]);
+    assert_eq!((&first["clientId"], &first["data"]), (&json!("ann"), &json!("here")));
+    let lines = without.printed(1).await;
+    assert_eq!((lines.len(), &json_of(&lines[0])["data"]), (1, &json!("hello")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_link_is_told_with_whether_anything_is_missing() {
+    let mut node = Node::start(NodeOptions::default().environment("FANFARE_STORE", "none")).await;
+    let proxy = Proxy::to(node.addr()).await;
+    let following = follow(&proxy.url(), &node.key(), &["orders"]);
+    let mut told = following.told("attached to orders", 0).await;
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.publish("orders", json!({"data": 0})).await;
+    following.printed(1).await;
+    for number in 1..4 {
+        proxy.cut();
+        publisher.publish("orders", json!({"data": number})).await;
+        told = following.told("fanfare: the connection is lost, trying again in ", told).await;
+        told = following.told("fanfare: connected again", told).await;
+        told = following.told("fanfare: attached to orders again", told).await;
+        let last = following.stderr()[told - 1].clone();
+        assert!(last.ends_with("nothing is missing (resumed: true)"), "{last}");
+    }
+    let numbers: Vec<Value> =
+        following.printed(4).await.iter().map(|line| json_of(line)["data"].clone()).collect();
+    assert_eq!(numbers, [0, 1, 2, 3]);
+
+    node.restart().await;
+    proxy.turn_to(node.addr());
+    told = following.told("messages may be missing here (resumed: false)", told).await;
+    Socket::open(&node, "").await.publish("orders", json!({"data": "after"})).await;
+    assert_eq!(json_of(&following.printed(5).await[4])["data"], "after");
+    assert_eq!(following.stderr().len(), told);
+}
