@@ -6,7 +6,7 @@ use fanfare_client::{Client, Credential, Draft, Event, Options};
 use fanfare_cluster_tests::raw::{self, End, Raw};
 use fanfare_cluster_tests::socket::{Ended, Socket};
 use fanfare_cluster_tests::tls::{self, TLS12, TLS13, Tls};
-use fanfare_cluster_tests::{Node, SOON, http, node, wait_for, wait_until};
+use fanfare_cluster_tests::{Node, Running, SOON, http, node, wait_for, wait_until};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -340,5 +340,30 @@ async fn the_client_library_trusts_the_authority_that_it_is_given_and_no_other()
         options.url = format!("ws://{}", node.addr());
         Client::connect(options).await.err().expect("plain against TLS");
     }
+    assert_well(&tls, &node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_beside_the_node_speak_tls_when_it_does() {
+    let tls = Tls::default();
+    let node = Node::start(tls.node()).await;
+    let file = node.data_dir().join("node.json");
+    let file: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(file).expect("a running node has it")).expect("JSON");
+    assert_eq!(file["tls"], true);
+
+    let (authority, data) = (tls.authority(), node.data_dir());
+    let (authority, data) = (authority.to_str().expect("UTF-8"), data.to_str().expect("UTF-8"));
+    let beside = ["--data-dir", data, "--ca-cert", authority];
+    let following = Running::start(&[&["sub", "demo"], &beside[..]].concat());
+    following.told("attached to demo", 0).await;
+    let mut publishing = Running::start(&[&["pub", "demo", "17"], &beside[..]].concat());
+    assert_eq!(publishing.ended().await.code(), Some(0), "{:?}", publishing.stderr());
+    let lines = following.printed(1).await;
+    assert!(lines[0].contains("\"data\":17,"), "{lines:?}");
+
+    let mut untrusting = Running::start(&["pub", "demo", "17", "--data-dir", data]);
+    assert_eq!(untrusting.ended().await.code(), Some(1));
+    untrusting.told("certificate", 0).await;
     assert_well(&tls, &node).await;
 }

@@ -174,7 +174,7 @@ impl App {
         let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
         let addresses = Addresses { listen, admin };
         let node_file = crate::config::node_file(&config.data_dir);
-        files::write_node_file(&node_file, &node_id, addresses)
+        files::write_node_file(&node_file, &node_id, addresses, config.tls_files().is_some())
             .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
         tracing::info!(%listen, %admin, node = %node_id, "node is up");
         Ok(Self {

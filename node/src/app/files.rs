@@ -56,14 +56,17 @@ fn host_name() -> Option<String> {
     (!name.is_empty() && name != "(none)" && name != "localhost").then(|| name.to_owned())
 }
 
-/// Written whole: a reader sees the former file or this one.
-pub(super) fn write_node_file(file: &Path, node_id: &str, addresses: Addresses) -> io::Result<()> {
-    let text = serde_json::json!({
+/// Written whole: a reader sees the former file or this one. `tls` is there when clients must speak it.
+pub(super) fn write_node_file(file: &Path, node_id: &str, addresses: Addresses, tls: bool) -> io::Result<()> {
+    let mut text = serde_json::json!({
         "nodeId": node_id,
         "pid": std::process::id(),
         "listen": addresses.listen.to_string(),
         "admin": addresses.admin.to_string(),
     });
+    if tls {
+        text["tls"] = true.into();
+    }
     let fresh = file.with_extension("json.new");
     std::fs::write(&fresh, format!("{text}\n"))?;
     std::fs::rename(&fresh, file)

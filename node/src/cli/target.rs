@@ -87,6 +87,8 @@ fn running_node(file: &Path) -> Result<String, Failure> {
     #[derive(Deserialize)]
     struct Node {
         listen: SocketAddr,
+        #[serde(default)]
+        tls: bool,
     }
 
     let failed = |reason: String| {
@@ -97,7 +99,8 @@ fn running_node(file: &Path) -> Result<String, Failure> {
     };
     let text = std::fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
     let node: Node = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
-    Ok(format!("http://{}", reachable(node.listen)))
+    let scheme = if node.tls { "https" } else { "http" };
+    Ok(format!("{scheme}://{}", reachable(node.listen)))
 }
 
 /// Where a listener can be reached from its own machine: loopback stands for all addresses.
@@ -128,6 +131,8 @@ mod tests {
         let json = r#"{"nodeId":"n","pid":1,"listen":"[::]:8080","admin":"127.0.0.1:8081"}"#;
         std::fs::write(&file, json).expect("the folder is writable");
         assert_eq!(running_node(&file), Ok("http://[::1]:8080".to_owned()));
+        std::fs::write(&file, json.replace('}', r#","tls":true}"#)).expect("the folder is writable");
+        assert_eq!(running_node(&file), Ok("https://[::1]:8080".to_owned()));
     }
 
     #[test]
