@@ -1,14 +1,20 @@
-//! A subscriber whose link is cut again and again while others publish as fast as they can.
+//! The client library over a link that is cut again and again, while another socket publishes as fast as it can.
 
 use std::time::Duration;
 
+use fanfare_client::{Client, Credential, Ending, Event, Options, Reconnect};
+use fanfare_cluster_tests::Proxy;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 
-/// How long it goes on, in seconds; the environment may ask for longer.
-const SECONDS: u64 = 20;
+/// How long it goes on, in seconds; the environment may ask for another time.
+const SECONDS: u64 = 60;
+const CHANNEL: &str = "fast";
+/// How long the client may need from one event to the next.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
 
 fn duration() -> Duration {
     let asked = std::env::var("FANFARE_CONTINUITY_SECONDS").ok().and_then(|text| text.parse().ok());
@@ -23,12 +29,12 @@ fn moment() -> Duration {
 }
 
 /// Publishes numbers one after another, many under way at once, until told to stop; gives how many.
-async fn flood(mut publisher: Socket, channel: &str, until: Instant) -> u64 {
+async fn flood(publisher: &mut Socket, until: Instant) -> u64 {
     const UNDER_WAY: u64 = 200;
     let (mut sent, mut acked) = (0, 0);
     while acked < sent || Instant::now() < until {
         while sent < acked + UNDER_WAY && Instant::now() < until {
-            publisher.start(json!({"op": 13, "channel": channel, "data": sent})).await;
+            publisher.start(json!({"op": 13, "channel": CHANNEL, "data": sent})).await;
             sent += 1;
         }
         if acked < sent {
@@ -40,37 +46,104 @@ async fn flood(mut publisher: Socket, channel: &str, until: Instant) -> u64 {
     sent
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_message_is_seen_once_and_in_order() {
-    // At this rate 4 MiB are half a second, which is no longer than a pause here.
-    let node = Node::start(unlimited().limit("ring_bytes", 128 << 20)).await;
-    let until = Instant::now() + duration();
-    let publisher = Socket::open(&node, "").await;
-    let mut socket = Socket::open(&node, "").await;
-    let mut follower = Follower::begin("fast", &socket.attach("fast").await);
-    let mut publishing = JoinSet::new();
-    publishing.spawn(flood(publisher, "fast", until));
-    follower.next = Some(0);
-    let (mut resumed, mut lost) = (0, 0);
-    while Instant::now() < until {
-        let cut_at = Instant::now() + moment();
-        while let Some(left) = cut_at.checked_duration_since(Instant::now()) {
-            match socket.next_within(left).await {
-                Ok(frame) => follower.take(&frame),
-                Err(_) => break,
-            }
+/// Publishes, and goes on with a number now and then, because a subscriber that has lost its place sees only what follows.
+async fn publish_until_seen(mut publisher: Socket, until: Instant, mut seen: watch::Receiver<u64>) -> u64 {
+    let published = flood(&mut publisher, until).await;
+    let deadline = Instant::now() + SILENCE_MAX;
+    for number in published.. {
+        publisher.publish(CHANNEL, json!({"data": number})).await;
+        let is_seen = seen.wait_for(|next| *next >= published);
+        if timeout(Duration::from_millis(100), is_seen).await.is_ok() {
+            break;
         }
-        cut(socket);
-        if resumed % 4 == 3 {
-            sleep(moment()).await;
-        }
-        socket = Socket::open(&node, "").await;
-        let attached = attach_after(&mut socket, "fast", &follower.serial).await;
-        follower.take(&attached);
-        if attached["resumed"] == true { resumed += 1 } else { lost += 1 }
+        assert!(Instant::now() < deadline, "waited in vain for number {published} to be seen");
     }
-    let sent = publishing.join_next().await.expect("a publisher").expect("it ends well");
-    follower.read_to(&mut socket, sent - 1).await;
-    println!("{sent} messages, resumed {resumed} times, lost {lost} times");
-    assert!(resumed > 2 && lost == 0, "resumed {resumed}, lost {lost}");
+    published
+}
+
+async fn cut_again_and_again(proxy: Proxy, until: Instant) -> Proxy {
+    while Instant::now() < until {
+        sleep(moment()).await;
+        proxy.cut();
+    }
+    proxy
+}
+
+/// What somebody has seen of the numbers.
+#[derive(Default, Debug)]
+struct Sight {
+    /// The number that must come next.
+    next: u64,
+    /// Numbers may be missing before the next one, as the client was told.
+    may_miss: bool,
+    seen: u64,
+    missing: u64,
+    resumed: u64,
+    lost: u64,
+    slow: u64,
+}
+
+impl Sight {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Messages(delivery) => {
+                for message in &delivery.messages {
+                    let data = message.data.as_ref().expect("data").get();
+                    let number: u64 = data.parse().expect("a number");
+                    let fits = number == self.next || (self.may_miss && number > self.next);
+                    assert!(fits, "{number} after {self:?}");
+                    self.missing += number - self.next;
+                    self.next = number + 1;
+                    self.may_miss = false;
+                    self.seen += 1;
+                }
+            }
+            Event::Attached(attached) if attached.resumed => self.resumed += 1,
+            Event::Attached(_) => {
+                self.lost += 1;
+                self.may_miss = true;
+            }
+            // A client that reads too slowly has its link cut by the node.
+            Event::Disconnected { ending: Ending::Disconnected { .. }, .. } => self.slow += 1,
+            Event::Disconnected { .. } | Event::Connected(_) => {}
+            other => unreachable!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_message_is_seen_once_and_in_order_or_the_client_is_told() {
+    let node = Node::start(NodeOptions::default().limit("publishes_per_second", 0)).await;
+    let proxy = Proxy::to(node.addr()).await;
+    let reconnect = Reconnect { delay_min: Duration::from_millis(50), delay_max: Duration::from_millis(500) };
+    let options = Options::new(proxy.url(), Credential::Key(node.key()));
+    let options = Options { reconnect: Some(reconnect), ..options };
+    let mut client = Client::connect(options).await.expect("connected");
+    client.attach(CHANNEL).await.expect("attached");
+
+    let until = Instant::now() + duration();
+    let (seen, watching) = watch::channel(0);
+    let mut publishing = JoinSet::new();
+    publishing.spawn(publish_until_seen(Socket::open(&node, "").await, until, watching));
+    let mut cutting = JoinSet::new();
+    cutting.spawn(cut_again_and_again(proxy, until));
+
+    let mut sight = Sight::default();
+    loop {
+        let event = tokio::select! {
+            biased;
+            published = publishing.join_next() => {
+                println!("published {}", published.expect("a publisher").expect("it ends well"));
+                break;
+            }
+            event = timeout(SILENCE_MAX, client.next()) => event,
+        };
+        sight.take(event.unwrap_or_else(|_| unreachable!("nothing came: {sight:?}")).expect("it goes on"));
+        seen.send_replace(sight.next);
+    }
+    println!("{sight:?}");
+    let times = sight.resumed + sight.lost;
+    assert!(times >= duration().as_secs(), "the link was cut often enough: {sight:?}");
+    assert!(sight.resumed * 4 >= times, "a fair share resumed: {sight:?}");
+    assert!(sight.lost > 0 || sight.missing == 0, "{sight:?}");
 }
