@@ -1,4 +1,4 @@
-//! A crowd that becomes present on one channel while all of it watches, then newcomers that are sent the list.
+//! A crowd that becomes present on one channel while some of it watch, then newcomers that are sent the list.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -23,25 +23,29 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Presence {
     #[command(flatten)]
     pub target: Target,
-    /// Connections that are attached and enter, each under a name of its own.
-    #[arg(long, default_value_t = 1_000)]
-    pub members: usize,
-    /// Connections that attach one after another once all are present.
+    /// Connections that enter, each under a name of its own.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub members: u32,
+    /// How many of them are attached and see it; the others only enter.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub subscribers: u32,
+    /// Connections that attach one after another once all are present, each after a change.
     #[arg(long, default_value_t = 100)]
-    pub newcomers: usize,
+    pub newcomers: u32,
 }
 
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     pub members: usize,
+    pub subscribers: usize,
     pub newcomers: usize,
-    /// All entering, each of them seen by all.
+    /// All entering, each of them seen by all subscribers.
     pub entering: Cost,
-    /// What the members were sent meanwhile, in payload bytes.
+    /// What the subscribers were sent meanwhile, in payload bytes.
     pub sent_bytes: u64,
     /// What they have to be sent: each event once to each.
     pub needed_bytes: u64,
-    /// Opening a connection, attaching it and sending it the list, per newcomer.
+    /// Opening a connection, attaching it and sending it the list, per newcomer. The list is made anew for each.
     pub newcomer_cpu_ms: f64,
     pub newcomer_ms: f64,
     pub list_bytes: u64,
@@ -49,83 +53,104 @@ pub struct Outcome {
 
 impl Presence {
     pub fn run(&self) -> Result<Outcome> {
-        let mut crowd = Crowd::new(open(&self.target, self.members, |_| Some(CHANNEL.to_owned()))?)?;
+        let (members, subscribers) = (self.members as usize, self.subscribers.min(self.members) as usize);
+        let attached = |number| (number < subscribers).then(|| CHANNEL.to_owned());
+        let mut crowd = Crowd::new(open(&self.target, members, attached)?, subscribers)?;
+        let everyone: Vec<usize> = (0..members).collect();
         let meter = Meter::start(self.target.server_pid)?;
-        for (number, link) in crowd.links.iter_mut().enumerate() {
-            link.send(&frames::enter(number as u64, CHANNEL, &format!("member-{number}")))?;
+        let (sent_bytes, event_bytes) = crowd.change("enter", &everyone)?;
+        let entering = meter.stop()?;
+        let (mut list_bytes, mut cpu_s, mut wall_s) = (0, 0.0, 0.0);
+        let mut newcomers = Vec::new();
+        for number in 0..self.newcomers as usize {
+            // What was made for the newcomer before is of no use to this one.
+            crowd.change("update", &[number % members])?;
+            let meter = Meter::start(self.target.server_pid)?;
+            let newcomer = open(&self.target, 1, |_| Some(CHANNEL.to_owned()))?;
+            let mut newcomer = Crowd::new(newcomer, 1)?;
+            list_bytes = newcomer.list(members).map_err(|error| format!("newcomer {number}: {error}"))?;
+            let cost = meter.stop()?;
+            (cpu_s, wall_s) = (cpu_s + cost.server_cpu_s, wall_s + cost.wall_s);
+            newcomers.push(newcomer);
         }
-        let (mut sent_bytes, mut needed_bytes) = (0, 0);
+        let each_ms = |seconds: f64| seconds * 1000.0 / newcomers.len().max(1) as f64;
+        Ok(Outcome {
+            members,
+            subscribers,
+            newcomers: newcomers.len(),
+            entering,
+            sent_bytes,
+            needed_bytes: event_bytes * subscribers as u64,
+            newcomer_cpu_ms: each_ms(cpu_s),
+            newcomer_ms: each_ms(wall_s),
+            list_bytes,
+        })
+    }
+}
+
+/// Connections, of which the first `subscribers` are attached.
+struct Crowd {
+    links: Vec<Link>,
+    subscribers: usize,
+    poll: Poll,
+    shared: Vec<u8>,
+}
+
+impl Crowd {
+    fn new(mut links: Vec<Link>, subscribers: usize) -> Result<Self> {
+        let poll = Poll::new()?;
+        for (at, link) in links.iter_mut().enumerate() {
+            link.register(poll.registry(), at)?;
+        }
+        Ok(Self { links, subscribers, poll, shared: vec![0; SHARED_BYTES] })
+    }
+
+    /// Changes these members and waits until every subscriber has seen it. Returns what all subscribers were sent, and
+    /// what one of them had to be.
+    fn change(&mut self, action: &str, members: &[usize]) -> Result<(u64, u64)> {
+        for at in members {
+            let frame = frames::presence(*at as u64, CHANNEL, action, &format!("member-{at}"));
+            self.links[*at].send(&frame)?;
+        }
+        let subscribers = self.subscribers;
+        let (mut sent_bytes, mut event_bytes) = (0, 0);
         let (mut events, mut acks) = (0, 0);
-        let (all_events, all_acks) = (self.members * self.members, self.members);
-        let mut seen = vec![0; self.members];
-        crowd.read_until(|at, text| {
-            sent_bytes += text.len() as u64;
+        let mut seen = vec![0; subscribers];
+        self.read_until(|at, text| {
+            let watches = at < subscribers;
+            sent_bytes += if watches { text.len() as u64 } else { 0 };
             match frames::op(text) {
-                Some(op::PRESENCE) => {
-                    needed_bytes += text.len() as u64;
+                Some(op::PRESENCE) if watches => {
+                    event_bytes += if at == 0 { text.len() as u64 } else { 0 };
                     events += 1;
                     seen[at] += 1;
-                    if seen[at] > self.members {
-                        return Err(format!("member {at} was sent an event twice").into());
+                    if seen[at] > members.len() {
+                        return Err(format!("subscriber {at} was sent an event twice").into());
                     }
                 }
                 Some(op::ACK) => acks += 1,
                 Some(op::HEARTBEAT) => {}
                 _ => return Err(format!("unexpected: {}", String::from_utf8_lossy(text)).into()),
             }
-            Ok(events >= all_events && acks >= all_acks)
+            Ok(events >= subscribers * members.len() && acks >= members.len())
         })?;
-        let entering = meter.stop()?;
-
-        let meter = Meter::start(self.target.server_pid)?;
-        let mut list_bytes = 0;
-        let mut newcomers = Vec::new();
-        for number in 0..self.newcomers {
-            let mut newcomer = Crowd::new(open(&self.target, 1, |_| Some(CHANNEL.to_owned()))?)?;
-            let (mut members, mut bytes) = (0, 0);
-            newcomer.read_until(|_, text| {
-                if frames::op(text) == Some(op::SYNC) {
-                    bytes += text.len() as u64;
-                    members += text.windows(10).filter(|part| part == b"\"clientId\"").count();
-                }
-                Ok(text.ends_with(b"\"more\":false}"))
-            })?;
-            if members != self.members {
-                return Err(
-                    format!("newcomer {number} was sent {members} of {} members", self.members).into()
-                );
-            }
-            list_bytes = bytes;
-            newcomers.push(newcomer);
-        }
-        let cost = meter.stop()?;
-        let each_ms = |seconds: f64| seconds * 1000.0 / self.newcomers.max(1) as f64;
-        Ok(Outcome {
-            members: self.members,
-            newcomers: self.newcomers,
-            entering,
-            sent_bytes,
-            needed_bytes,
-            newcomer_cpu_ms: each_ms(cost.server_cpu_s),
-            newcomer_ms: each_ms(cost.wall_s),
-            list_bytes,
-        })
+        Ok((sent_bytes, event_bytes))
     }
-}
 
-struct Crowd {
-    links: Vec<Link>,
-    poll: Poll,
-    shared: Vec<u8>,
-}
-
-impl Crowd {
-    fn new(mut links: Vec<Link>) -> Result<Self> {
-        let poll = Poll::new()?;
-        for (at, link) in links.iter_mut().enumerate() {
-            link.register(poll.registry(), at)?;
+    /// Reads the list, which must have so many members, and returns its bytes.
+    fn list(&mut self, members: usize) -> Result<u64> {
+        let (mut found, mut bytes) = (0, 0);
+        self.read_until(|_, text| {
+            if frames::op(text) == Some(op::SYNC) {
+                bytes += text.len() as u64;
+                found += text.windows(10).filter(|part| part == b"\"clientId\"").count();
+            }
+            Ok(text.ends_with(b"\"more\":false}"))
+        })?;
+        if found != members {
+            return Err(format!("{found} of {members} members were sent").into());
         }
-        Ok(Self { links, poll, shared: vec![0; SHARED_BYTES] })
+        Ok(bytes)
     }
 
     /// Hands over every frame, with the number of its connection, until `take` says that it was the last.

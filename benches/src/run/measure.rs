@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use serde::de::DeserializeOwned;
 
 use super::Options;
-use super::report::{Fanout, Idle, Measured, Publish};
+use super::report::{Fanout, Idle, Measured, Presence, Publish};
 use super::server::Server;
 use crate::load::{FanoutOutcome, IdleOutcome, PublishOutcome};
 use crate::{Result, store_loop};
@@ -18,6 +18,9 @@ const IDLE_CONNECTIONS: usize = 10_000;
 const PUBLISHERS: usize = 16;
 /// Publishes under way per publisher; all of them together are the bare loop's group.
 const WINDOW: usize = 64;
+const MEMBERS: usize = 1_000;
+/// How many of the members see all of them enter.
+const WATCHING: [usize; 2] = [1_000, 100];
 
 pub(super) struct Bench<'a> {
     pub(super) this: PathBuf,
@@ -47,6 +50,12 @@ impl Bench<'_> {
         match self.publish() {
             Ok(publish) => measured.publish = Some(publish),
             Err(error) => failures.push(format!("durable publishes: {error}")),
+        }
+        for subscribers in WATCHING {
+            match self.presence(subscribers) {
+                Ok(presence) => measured.presences.push(presence),
+                Err(error) => failures.push(format!("presence × {subscribers}: {error}")),
+            }
         }
         (measured, failures)
     }
@@ -98,6 +107,18 @@ impl Bench<'_> {
             publish.node.push(result_of::<PublishOutcome>(load)?);
         }
         Ok(publish)
+    }
+
+    fn presence(&self, subscribers: usize) -> Result<Presence> {
+        let mut presence = Presence { members: MEMBERS, subscribers, runs: Vec::new() };
+        for repetition in 1..=self.options.repetitions {
+            self.say(&format!("presence × {subscribers}"), repetition);
+            let node = Server::node(&self.node, &self.data, "none")?;
+            let mut load = self.load("presence", &node);
+            load.args(["--members", &MEMBERS.to_string(), "--subscribers", &subscribers.to_string()]);
+            presence.runs.push(result_of(load)?);
+        }
+        Ok(presence)
     }
 
     fn bare_loop(&self, group: usize) -> Result<store_loop::Outcome> {

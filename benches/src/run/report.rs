@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::bars::{Bar, bars};
 use super::machine::Machine;
-use crate::load::{FanoutOutcome, IdleOutcome, PublishOutcome};
+use crate::load::{FanoutOutcome, IdleOutcome, PresenceOutcome, PublishOutcome};
 use crate::store_loop;
 
 #[derive(Serialize)]
@@ -27,6 +27,7 @@ pub(super) struct Measured {
     pub(super) fanouts: Vec<Fanout>,
     pub(super) idle: Option<Idle>,
     pub(super) publish: Option<Publish>,
+    pub(super) presences: Vec<Presence>,
 }
 
 #[derive(Serialize)]
@@ -89,6 +90,25 @@ impl Publish {
     /// The node's acked publishes per second, as a share of the bare loop's rows.
     pub(super) fn ratio(&self) -> f64 {
         median(&self.node, |run| run.acked_per_s) / median(&self.bare_loop, |run| run.rows_per_s)
+    }
+}
+
+/// Members entering before so many subscribers.
+#[derive(Serialize)]
+pub(super) struct Presence {
+    pub(super) members: usize,
+    pub(super) subscribers: usize,
+    pub(super) runs: Vec<PresenceOutcome>,
+}
+
+impl Presence {
+    pub(super) fn newcomer_cpu_ms(&self) -> f64 {
+        median(&self.runs, |run| run.newcomer_cpu_ms)
+    }
+
+    /// What was sent, as a multiple of what had to be.
+    pub(super) fn sent_of_needed(&self) -> f64 {
+        median(&self.runs, |run| run.sent_bytes as f64 / run.needed_bytes as f64)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::report::{Fanout, Idle, Publish, Report, deliveries_per_core_second, median};
+use super::bars::Bar;
+use super::report::{Fanout, Idle, Presence, Publish, Report, deliveries_per_core_second, median};
 use crate::load::FanoutOutcome;
 
 /// What, node, floor or bare loop.
@@ -20,9 +21,13 @@ pub(super) fn of(report: &Report) -> String {
     if let Some(publish) = &measured.publish {
         text += &lines(publish_rows(publish));
     }
-    for bar in &report.bars {
-        let verdict = if bar.met { "met" } else { "missed" };
-        let _ = writeln!(text, "{:<40} {:>12} {:>10}  {verdict}", bar.what, bar.measured, bar.bar);
+    for presence in &measured.presences {
+        text += &lines(presence_rows(presence));
+    }
+    let _ = writeln!(text, "{:<40} {:>12} {:>10} {:>8}", "bar", "measured", "bar", "of it");
+    for Bar { what, measured, bar, of_bar, met } in &report.bars {
+        let verdict = if *met { "met" } else { "missed" };
+        let _ = writeln!(text, "{what:<40} {measured:>12} {bar:>10} {of_bar:>8.2}  {verdict}");
     }
     for failure in &report.failures {
         let _ = writeln!(text, "FAILED {failure}");
@@ -90,6 +95,21 @@ fn publish_rows(publish: &Publish) -> Vec<Row> {
         row("ack, commit p50 / p99 ms", &ack, &commit),
         row("µs of server CPU per publish", &format!("{cpu:.2}"), ""),
         row("generator: share of a core", &format!("{generator:.2}"), ""),
+    ]
+}
+
+fn presence_rows(presence: &Presence) -> Vec<Row> {
+    let Presence { members, subscribers, runs } = presence;
+    let deliveries = (members * subscribers) as f64;
+    let delivery = median(runs, |run| run.entering.server_cpu_s * 1e6 / deliveries);
+    let newcomer = pair(presence.newcomer_cpu_ms(), median(runs, |run| run.newcomer_ms));
+    let list_kb = median(runs, |run| run.list_bytes as f64 / 1024.0);
+    vec![
+        row(&format!("{members} members enter before {subscribers}"), "node", ""),
+        row("µs of server CPU per event delivered", &format!("{delivery:.2}"), ""),
+        row("bytes sent, of those needed", &format!("{:.4}", presence.sent_of_needed()), ""),
+        row("newcomer: CPU / wall ms", &newcomer, ""),
+        row("newcomer: list KB", &format!("{list_kb:.1}"), ""),
     ]
 }
 

@@ -17,9 +17,9 @@ pub fn attach(id: u64, channel: &str) -> String {
     format!(r#"{{"op":8,"id":"{id}","channel":"{channel}"}}"#)
 }
 
-/// An enter under the name of `client_id`, which needs no escapes.
-pub fn enter(id: u64, channel: &str, client_id: &str) -> String {
-    format!(r#"{{"op":12,"id":"{id}","channel":"{channel}","action":"enter","clientId":"{client_id}"}}"#)
+/// `enter` or `update` under the name of `client_id`, which needs no escapes.
+pub fn presence(id: u64, channel: &str, action: &str, client_id: &str) -> String {
+    format!(r#"{{"op":12,"id":"{id}","channel":"{channel}","action":"{action}","clientId":"{client_id}"}}"#)
 }
 
 /// A publish of one message; `data` is JSON.
