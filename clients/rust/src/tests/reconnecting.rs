@@ -400,3 +400,28 @@ async fn a_dropped_client_leaves_nobody_waiting() {
     assert!(matches!(soon(ticket).await, Err(Error::Closed)));
     assert!(matches!(handle.attach("c").await, Err(Error::Closed)));
 }
+
+/// Ten seconds of silence beyond the heartbeat are what a node may take.
+#[tokio::test]
+async fn a_silent_node_is_left_and_one_that_speaks_is_answered() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut server = Server::accept(&listener).await;
+        let mut hasty = connected("k", false);
+        hasty["heartbeatMs"] = json!(0);
+        server.say(&hasty).await;
+        for _ in 0..3 {
+            server.say(&json!({"op": 0})).await;
+            assert_eq!(server.hear().await, json!({"op": 0}));
+        }
+        let silent = Instant::now();
+        let _back = again(&listener, "&resume=k", "k2").await;
+        assert!(silent.elapsed() >= Duration::from_secs(9), "{:?}", silent.elapsed());
+    });
+    let mut client = Client::connect(reconnecting(addr)).await.expect("connected");
+    let lost = soon(client.next()).await;
+    assert!(matches!(lost, Some(Event::Disconnected { ending: Ending::Silent, .. })), "{lost:?}");
+    assert_eq!(next(&mut client).await, "connected k2");
+    soon(tasks.join_all()).await;
+}
