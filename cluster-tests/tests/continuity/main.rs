@@ -2,6 +2,7 @@
 
 mod follower;
 mod identity;
+mod library;
 mod reconnecting;
 mod replay;
 

@@ -1,0 +1,112 @@
+//! What the client library keeps over lost links, beside what it is given: its publishes, its name and its members.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use fanfare_client::{Client, Credential, Draft, Event, Options, Reconnect};
+use fanfare_cluster_tests::{Proxy, SOON, history};
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::*;
+
+fn options(node: &Node, proxy: &Proxy) -> Options {
+    let reconnect = Reconnect { delay_min: Duration::from_millis(10), delay_max: Duration::from_millis(100) };
+    Options { reconnect: Some(reconnect), ..Options::new(proxy.url(), Credential::Key(node.key())) }
+}
+
+async fn next(client: &mut Client) -> Event {
+    timeout(SOON, client.next()).await.expect("an event comes").expect("it goes on")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_over_a_link_that_is_cut_is_stored_once_and_in_order() {
+    const UNDER_WAY: usize = 200;
+    const CUTS: usize = 20;
+
+    let node = node().await;
+    let proxy = Proxy::to(node.addr()).await;
+    let mut client = Client::connect(options(&node, &proxy)).await.expect("connected");
+    let publisher = client.handle();
+    let (stop, stopped) = watch::channel(false);
+    let mut publishing = JoinSet::new();
+    publishing.spawn(async move {
+        let mut under_way = VecDeque::new();
+        let mut sent: u64 = 0;
+        while !*stopped.borrow() {
+            let data = RawValue::from_string(sent.to_string()).expect("JSON");
+            let draft = Draft { data: Some(data), ..Draft::default() };
+            under_way.push_back(publisher.publish_start("a", vec![draft]).await.expect("sent"));
+            sent += 1;
+            if under_way.len() >= UNDER_WAY {
+                under_way.pop_front().expect("not empty").await.expect("stored");
+            }
+        }
+        for ticket in under_way {
+            ticket.await.expect("stored");
+        }
+        sent
+    });
+    for _ in 0..CUTS {
+        sleep(Duration::from_millis(50)).await;
+        proxy.cut();
+        while !matches!(next(&mut client).await, Event::Connected(_)) {}
+    }
+    stop.send_replace(true);
+    let published = timeout(SOON, publishing.join_next()).await.expect("it ends");
+    let published = published.expect("a publisher").expect("it ends well");
+    let query = "limit=1000&direction=forwards";
+    let records = history::read_all(node.addr(), &node.key(), "a", query).await;
+    for (record, number) in records.iter().zip(0..) {
+        assert_eq!(record["data"], json!(number), "of {published}: {record}");
+    }
+    assert_eq!(records.len() as u64, published);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_all_its_channels_comes_back_as_who_it_was() {
+    const CHANNELS: usize = 200;
+
+    let node = Node::start(NodeOptions::default().limit("publishes_per_second", 0)).await;
+    let proxy = Proxy::to(node.addr()).await;
+    let mut watcher = Socket::open(&node, "").await;
+    assert_eq!(watcher.attach("c0").await["presence"], false);
+    let named = Options { client_id: Some("ann".into()), ..options(&node, &proxy) };
+    let mut client = Client::connect(named).await.expect("connected");
+    let id = client.connected().connection_id.clone();
+    for channel in 0..CHANNELS {
+        client.attach(&format!("c{channel}")).await.expect("attached");
+    }
+    client.enter("c0", None).await.expect("entered");
+    assert_eq!(watcher.next().await["presence"][0]["action"], "enter");
+    let mut publisher = Socket::open(&node, "").await;
+    for turn in 0..3 {
+        proxy.cut();
+        for channel in 0..CHANNELS {
+            publisher.publish(&format!("c{channel}"), json!({"data": turn})).await;
+        }
+        let (mut connected, mut attached, mut messages) = (0, 0, 0);
+        while (connected, attached, messages) != (1, CHANNELS, CHANNELS) {
+            match next(&mut client).await {
+                Event::Connected(again) => {
+                    assert_eq!((again.resumed, &again.connection_id), (true, &id));
+                    connected += 1;
+                }
+                Event::Attached(again) => {
+                    assert!(again.resumed, "{again:?}");
+                    attached += 1;
+                }
+                Event::Messages(delivery) => messages += delivery.messages.len(),
+                Event::Disconnected { .. } | Event::Members(_) | Event::Presence(_) => {}
+                other => unreachable!("{other:?}"),
+            }
+        }
+        assert_eq!(watcher.next().await["messages"][0]["data"], turn);
+    }
+    client.leave("c0", None).await.expect("left");
+    let told = watcher.next().await;
+    assert_eq!(told["presence"][0]["action"], "leave", "and nothing before it: {told}");
+    client.close().await.expect("closed");
+}
