@@ -1,10 +1,13 @@
 //! What HTTP may hold in memory, and for how long: pages, answers that are not read, bodies that are not finished.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fanfare_cluster_tests::http::Connection;
-use fanfare_cluster_tests::{Node, NodeOptions, Raw, SOON, Tls, history, http, wait_until};
+use fanfare_cluster_tests::{Node, NodeOptions, Raw, Response, SOON, Socket, Tls, history, http, wait_until};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 const MESSAGE_BYTES: usize = 60_000;
@@ -14,6 +17,11 @@ const PAGE_BYTES_MAX: usize = 1024 * 1024 + 64 * 1024;
 const PAGE: usize = 18;
 /// Pages that are more than the system keeps for a client that does not read.
 const PAGES: usize = 12;
+/// Clients that would make the node hold 200 MiB of pages, and 600 MiB of bodies.
+const UNREAD: usize = 200;
+const UNFINISHED: usize = 300;
+/// 64 MiB for either, and what a node holds anyway.
+const RESIDENT_MIB_MAX: u64 = 256;
 const RECEIVE_BYTES: u32 = 128 * 1024;
 
 /// Publishes large messages with the numbers 0..count as their names.
@@ -129,4 +137,128 @@ async fn a_client_that_reads_slowly_gets_all_of_its_answers() {
         let body: Value = serde_json::from_str(&body).expect("a whole page");
         assert_eq!(body["messages"].as_array().map(Vec::len), Some(PAGE), "{page}");
     }
+}
+
+/// The most memory that the node has held, from the beginning of the watch on.
+struct Peak {
+    bytes: Arc<AtomicU64>,
+    _watch: JoinSet<()>,
+}
+
+impl Peak {
+    fn of(node: &Arc<Node>) -> Self {
+        let (bytes, node) = (Arc::new(AtomicU64::new(0)), Arc::clone(node));
+        let peak = Arc::clone(&bytes);
+        let mut watch = JoinSet::new();
+        watch.spawn(async move {
+            let mut ticks = tokio::time::interval(Duration::from_millis(20));
+            loop {
+                ticks.tick().await;
+                peak.fetch_max(node.resident_bytes(), Ordering::Relaxed);
+            }
+        });
+        Self { bytes, _watch: watch }
+    }
+
+    fn mib(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed) / (1024 * 1024)
+    }
+}
+
+/// What small requests and sockets are answered, whatever else waits.
+async fn assert_serves(node: &Node) {
+    let authorization = http::basic(&node.key());
+    let headers = [("authorization", authorization.as_str())];
+    let publish = http::request(node.addr(), "POST", "/api/channels/small/publish", &headers, "{}").await;
+    assert_eq!(publish.status, 200, "{:?}", publish.body);
+    let mut socket = Socket::open(node, "").await;
+    socket.attach("small").await;
+    socket.start(json!({"op": 13, "channel": "small", "data": 7})).await;
+    assert_eq!(socket.message("small").await["messages"][0]["data"], 7);
+}
+
+async fn page(node: &Node) -> Response {
+    let authorization = http::basic(&node.key());
+    let path = history::path("large", "limit=1000");
+    http::request(node.addr(), "GET", &path, &[("authorization", &authorization)], "").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_nobody_reads_are_bounded_over_all_connections() {
+    let node = Arc::new(node_with_pages(NodeOptions::default().limit("http_stall_ms", 3_000), PAGE).await);
+    let peak = Peak::of(&node);
+    let mut clients = Vec::new();
+    for _ in 0..UNREAD {
+        let mut raw = Raw::connect_slow(node.addr(), 16 * 1024).await;
+        ask_for_pages(&mut raw, &node).await;
+        clients.push(raw);
+    }
+    assert_serves(&node).await;
+    for raw in &mut clients {
+        wait_until_closed(raw).await;
+    }
+    assert!(peak.mib() < RESIDENT_MIB_MAX, "the node held {} MiB", peak.mib());
+    wait_until(SOON, "pages to be read again", async || page(&node).await.status == 200).await;
+    node.assert_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_room_is_refused_and_one_under_way_is_not() {
+    let options = NodeOptions::default().limit("http_answers_bytes", 3 * 1024 * 1024 / 2);
+    let node = node_with_pages(options.limit("http_stall_ms", 60_000), PAGE).await;
+    let mut slow = Raw::connect_slow(node.addr(), RECEIVE_BYTES).await;
+    ask_for_pages(&mut slow, &node).await;
+    let mut refused = None;
+    wait_until(SOON, "the room to be taken", async || {
+        refused = Some(page(&node).await).filter(|answer| answer.status == 503);
+        refused.is_some()
+    })
+    .await;
+    let refused = refused.expect("just seen");
+    assert_eq!(refused.header("retry-after"), Some("1"), "{:?}", refused.body);
+    assert_serves(&node).await;
+    for _ in 0..PAGES {
+        let (status, _, body) = slow.response(SOON).await.expect("what is under way goes on");
+        assert!(status == 200 && body.len() > 1024 * 1024, "{status}");
+    }
+    assert_eq!(page(&node).await.status, 200, "there is room again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_nobody_finishes_are_bounded_over_all_connections() {
+    const BODY_BYTES: usize = 2 * 1024 * 1024;
+    let node = Arc::new(Node::start(NodeOptions::default().limit("http_stall_ms", 3_000)).await);
+    let authorization = http::basic(&node.key());
+    let head = format!(
+        "POST /api/channels/large/publish HTTP/1.1\r\nhost: localhost\r\nauthorization: {authorization}\r\n"
+    );
+    let body: Arc<[u8]> = vec![b' '; BODY_BYTES - 1].into();
+    let peak = Peak::of(&node);
+    let mut clients = JoinSet::new();
+    for number in 0..UNFINISHED {
+        let (addr, body, mut head) = (node.addr(), Arc::clone(&body), head.clone());
+        // Half of them do not say how much there is to come.
+        let chunked = number % 2 == 1;
+        head += &if chunked {
+            format!("transfer-encoding: chunked\r\n\r\n{BODY_BYTES:x}\r\n")
+        } else {
+            format!("content-length: {BODY_BYTES}\r\n\r\n")
+        };
+        clients.spawn(async move {
+            let mut raw = Raw::connect(addr).await;
+            // One that is refused may find the connection closed.
+            let _ = raw.write(head.as_bytes()).await && raw.write(&body).await;
+            raw.response(SOON).await.map(|(status, head, _)| (status, head.contains("retry-after: 1\r\n")))
+        });
+    }
+    assert_serves(&node).await;
+    let answers = clients.join_all().await;
+    assert!(peak.mib() < RESIDENT_MIB_MAX, "the node held {} MiB", peak.mib());
+    let late = answers.iter().filter(|answer| **answer == Ok((408, false))).count();
+    let refused = answers.iter().filter(|answer| **answer == Ok((503, true))).count();
+    assert_eq!(late + refused, UNFINISHED, "{answers:?}");
+    assert!(late >= 32, "as many as there is room for are waited for, not {late}");
+    let mut connection = Connection::open(node.addr()).await.expect("a connection");
+    publish_large(&mut connection, &node.key(), "large", 30).await;
+    node.assert_well().await;
 }

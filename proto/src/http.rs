@@ -216,17 +216,19 @@ pub struct PresenceList {
 }
 
 /// `{"messages":[…]}` of records that are JSON texts already.
-pub fn history_body<'a>(records: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+pub fn history_body<'a>(records: impl IntoIterator<Item = &'a str, IntoIter: Clone>) -> Vec<u8> {
     listing("messages", records)
 }
 
 /// `{"events":[…]}` of records that are JSON texts already.
-pub fn presence_history_body<'a>(records: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+pub fn presence_history_body<'a>(records: impl IntoIterator<Item = &'a str, IntoIter: Clone>) -> Vec<u8> {
     listing("events", records)
 }
 
-fn listing<'a>(name: &str, records: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
-    let mut out = Vec::new();
+fn listing<'a>(name: &str, records: impl IntoIterator<Item = &'a str, IntoIter: Clone>) -> Vec<u8> {
+    let records = records.into_iter();
+    let bytes: usize = records.clone().map(|record| record.len() + 1).sum();
+    let mut out = Vec::with_capacity(bytes + name.len() + r#"{"":[]}"#.len());
     let mut object = Object::begin(&mut out);
     write_array(object.field(name), records, |out, record| out.extend_from_slice(record.as_bytes()));
     object.end();

@@ -5,6 +5,7 @@
 //! | message: name, data, extras, clientId | here; `http_api`, `socket_session::limits` |
 //! | socket message, fragments, time | here; `raw_socket`, `edge::socket::reader::tests` |
 //! | HTTP body, body of a token request | here |
+//! | HTTP bodies, answers, pages in bytes and their times | `http_bounds` |
 //! | nesting | here; `proto/tests/hostile` |
 //! | channel name, message id, event name, clientId | here; in a JWT `token_rules::signed` |
 //! | channels of a connection | here with its reason; `socket_session::limits` with the default |

@@ -32,6 +32,9 @@ limits! {
     socket_message_fragments 1..=65_536: "Fragments of one message of the socket";
     socket_message_ms 1..=3_600_000: "From the first fragment of a message of the socket to its last";
     http_body_bytes 1..=1_073_741_824: "Body of an HTTP request";
+    http_bodies_bytes 65_536..=1_099_511_627_776: "Bodies over 16 KiB of all HTTP requests under way together; who finds no room is told to try again";
+    http_answers_bytes 65_536..=1_099_511_627_776: "Answers over 16 KiB of all HTTP connections that are not written yet; who finds no room is told to try again";
+    http_body_ms 1..=3_600_000: "From the end of a request's headers to the end of its body";
     http_stall_ms 1..=3_600_000: "An HTTP client that for this long takes nothing of an answer that waits for it, or sends nothing of its body, is given up";
     history_page_bytes 1..=67_108_864: "Records of one page of history; the record that reaches it is the last, and the link leads on";
     token_request_bytes 1..=1_048_576: "Body of a token request";

@@ -10,6 +10,12 @@ pub struct Limits {
     pub socket_message_fragments: usize,
     pub socket_message_ms: u64,
     pub http_body_bytes: usize,
+    /// Bodies of all requests under way together, but for small ones.
+    pub http_bodies_bytes: usize,
+    /// Answers of all connections that are not written yet, but for small ones.
+    pub http_answers_bytes: usize,
+    /// From the end of the headers to the end of the body.
+    pub http_body_ms: u64,
     /// A client that takes nothing of an answer that waits for it, or sends nothing of its body, is given up after it.
     pub http_stall_ms: u64,
     /// Records of one page of history; the one that reaches it is the last.
@@ -77,6 +83,9 @@ impl Default for Limits {
             socket_message_fragments: 64,
             socket_message_ms: 30_000,
             http_body_bytes: 2 * 1024 * 1024,
+            http_bodies_bytes: 64 * 1024 * 1024,
+            http_answers_bytes: 64 * 1024 * 1024,
+            http_body_ms: 30_000,
             http_stall_ms: 10_000,
             history_page_bytes: 1024 * 1024,
             token_request_bytes: 16 * 1024,

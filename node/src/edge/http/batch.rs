@@ -19,15 +19,20 @@ const CHANNELS_MAX: usize = 1000;
 /// The size of the messages times the channels that they go to.
 const COPIED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
+/// Of one result beside the name of its channel.
+const RESULT_BYTES_MAX: usize = 256;
+
 /// Channels published to at once, so that they share a sync of the store; fewer where their copies are large.
 const TOGETHER_MAX: usize = 32;
 const TOGETHER_BYTES_MAX: usize = 1024 * 1024;
 
 /// 200 with one result per channel in the order of the request, refused ones included.
 pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> Result<Response, Refusal> {
-    let text = body.read(api.services.limits.http_body_bytes).await?;
+    let text = body.read(api, api.services.limits.http_body_bytes).await?;
     let BatchRequest { channels, messages } = parse_batch(&text, api.services.limits.nesting)
         .map_err(|error| Refusal::malformed(error.to_string()))?;
+    let results_bytes = text.len() + channels.len() * RESULT_BYTES_MAX;
+    let _share = text.into_share();
     if channels.len() > CHANNELS_MAX {
         return Err(Refusal::malformed(format!("channels holds more than {CHANNELS_MAX} names")));
     }
@@ -45,10 +50,14 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
         return Err(Refusal::new(Kind::TooLarge, error));
     }
     api.take_rate(principal, permitted * messages.len())?;
+    // Before anything is published: what became of it is to be told.
+    let room = api.answers.take(results_bytes).await?;
     let together = (TOGETHER_BYTES_MAX / copy_bytes.max(1)).clamp(1, TOGETHER_MAX);
     let results = publish_each(api, principal, targets, &messages, together).await;
     let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));
-    Ok(body::json(&BatchResponse { results: results.collect() }))
+    let mut response = body::json(&BatchResponse { results: results.collect() });
+    response.extensions_mut().insert(room);
+    Ok(response)
 }
 
 async fn publish_each(

@@ -1,18 +1,19 @@
 //! Bodies in: read whole, bounded in bytes and time. Bodies out: JSON, refusals included.
 
+use std::ops::Deref;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::BodyExt as _;
 use serde::Serialize;
+use tokio::time::Instant;
 
+use super::Api;
+use super::room::{SMALL_BYTES, Share};
 use crate::edge::errors::{Kind, Refusal};
-
-/// From the end of the headers to the end of the body.
-const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -30,25 +31,48 @@ impl Unread {
         Self { bytes_announced: announced.unwrap_or(0), waits: headers.contains_key(EXPECT), body }
     }
 
-    /// The whole body; 413 over `bytes_max`.
-    pub(super) async fn read(mut self, bytes_max: usize) -> Result<Bytes, Refusal> {
-        let too_large = Refusal::body_too_large(bytes_max);
-        if self.bytes_announced > bytes_max as u64 {
-            if !self.waits {
-                self.discard(bytes_max).await;
-            }
-            return Err(too_large);
+    /// The whole body; 413 over `bytes_max`, 408 when it does not come, and 503 when there is no room for it.
+    pub(super) async fn read(mut self, api: &Api, bytes_max: usize) -> Result<Text, Refusal> {
+        let read = self.read_within(api, bytes_max).await;
+        if let Err(refusal) = &read
+            && matches!(refusal.kind, Kind::TooLarge | Kind::Unavailable)
+            && !self.waits
+        {
+            self.discard(bytes_max).await;
         }
-        let read =
-            tokio::time::timeout(BODY_TIME_MAX, Limited::new(&mut self.body, bytes_max).collect()).await;
-        match read {
-            Ok(Ok(collected)) => Ok(collected.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => {
-                self.discard(bytes_max).await;
-                Err(too_large)
+        read
+    }
+
+    async fn read_within(&mut self, api: &Api, bytes_max: usize) -> Result<Text, Refusal> {
+        let too_large = || Refusal::body_too_large(bytes_max);
+        let late = || Refusal::new(Kind::TimedOut, "the body did not arrive in time");
+        let limits = &api.services.limits;
+        let announced = usize::try_from(self.bytes_announced).unwrap_or(usize::MAX);
+        if announced > bytes_max {
+            return Err(too_large());
+        }
+        let mut text = Text::default();
+        if announced > SMALL_BYTES {
+            text.make_room(api, announced).await?;
+        }
+        // The client is told to send when the body is asked for.
+        self.waits = false;
+        let stall = Duration::from_millis(limits.http_stall_ms);
+        let end = Instant::now() + Duration::from_millis(limits.http_body_ms);
+        loop {
+            let next = (Instant::now() + stall).min(end);
+            let frame = tokio::time::timeout_at(next, self.body.frame()).await.map_err(|_| late())?;
+            let Some(frame) = frame else { return Ok(text) };
+            let frame = frame.map_err(|_| Refusal::malformed("the body ended early or could not be read"))?;
+            let Ok(data) = frame.into_data() else { continue };
+            let bytes = text.bytes.len() + data.len();
+            if bytes > bytes_max {
+                return Err(too_large());
             }
-            Ok(Err(_)) => Err(Refusal::malformed("the body ended early or could not be read")),
-            Err(_) => Err(Refusal::new(Kind::TimedOut, "the body did not arrive in time")),
+            if text.share.is_none() && bytes > SMALL_BYTES {
+                text.make_room(api, bytes_max).await?;
+            }
+            text.bytes.extend_from_slice(&data);
         }
     }
 
@@ -64,6 +88,34 @@ impl Unread {
             }
         };
         let _ = tokio::time::timeout(DISCARD_TIME_MAX, read).await;
+    }
+}
+
+/// What a client sent. It may not be kept as it came: hyper gives a part for each packet or chunk, however small.
+#[derive(Default)]
+pub(super) struct Text {
+    bytes: Vec<u8>,
+    share: Option<Share>,
+}
+
+impl Text {
+    async fn make_room(&mut self, api: &Api, bytes: usize) -> Result<(), Refusal> {
+        self.share = Some(api.bodies.take(bytes).await?);
+        self.bytes.reserve_exact(bytes - self.bytes.len());
+        Ok(())
+    }
+
+    /// For what was read of it, and takes its place.
+    pub(super) fn into_share(self) -> Option<Share> {
+        self.share
+    }
+}
+
+impl Deref for Text {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 

@@ -21,6 +21,9 @@ const HOUR_MS: u64 = 3_600_000;
 /// A store that has not read a page by then is taken for gone.
 const READ_WAIT: Duration = Duration::from_secs(10);
 
+/// Of one record beside its message: names, ids and the like.
+const RECORD_BYTES_MAX: usize = 4 * 1024;
+
 /// What a page is asked for, beside its channel.
 #[derive(Debug, Clone, PartialEq)]
 struct Page {
@@ -79,11 +82,18 @@ async fn rows(
         // A serial is a position of messages.
         until: page.until.clone().filter(|_| kind == RowKind::Messages),
     };
+    let record_bytes_max = api.services.limits.message_bytes + RECORD_BYTES_MAX;
+    let page_bytes_max =
+        (query.bytes_max + record_bytes_max).min(query.limit.saturating_mul(record_bytes_max));
+    let room = api.answers.take(page_bytes_max).await?;
     let found = match read_full(api, query).await {
         Err(StoreError::Off) if kind == RowKind::Presence => HistoryPage::default(),
         found => found?,
     };
-    Ok(page.answer(kind, channel, &found))
+    let mut response = page.answer(kind, channel, &found);
+    let bytes = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
+    response.extensions_mut().insert(room.at_most(bytes));
+    Ok(response)
 }
 
 /// A store may stop early, where what follows is far away or filtered out; a page goes on a few times then,
@@ -120,7 +130,7 @@ async fn read_settled(api: &Api, query: &HistoryQuery) -> Result<HistoryPage, St
     api.services.store.read(query.clone()).await
 }
 
-fn list<'a>(kind: RowKind, rows: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
+fn list<'a>(kind: RowKind, rows: impl IntoIterator<Item = &'a str, IntoIter: Clone>) -> Vec<u8> {
     match kind {
         RowKind::Messages => history_body(rows),
         RowKind::Presence => presence_history_body(rows),

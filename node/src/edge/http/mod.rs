@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 
 use self::body::Unread;
 use self::rate::KeyRates;
+use self::room::Room;
 use self::route::{Action, Route};
 use super::Services;
 use super::errors::Refusal;
@@ -41,6 +42,7 @@ mod presence;
 mod publish;
 mod query;
 mod rate;
+mod room;
 mod route;
 mod sse;
 #[cfg(test)]
@@ -52,6 +54,8 @@ pub fn router(services: Arc<Services>) -> Router {
     let publishes = KeyRates::new(services.limits.http_publishes_per_second);
     let api = Arc::new(Api {
         publishes,
+        bodies: Room::new(services.limits.http_bodies_bytes),
+        answers: Room::new(services.limits.http_answers_bytes),
         walks: Semaphore::new(listing::WALKS_MAX),
         streams: Arc::default(),
         channel_order: ChannelOrder::default(),
@@ -67,6 +71,9 @@ pub fn router(services: Arc<Services>) -> Router {
 struct Api {
     services: Arc<Services>,
     publishes: KeyRates,
+    /// For bodies until their request is answered, and for answers until they are written.
+    bodies: Room,
+    answers: Room,
     /// Walks over all connections that are under way; further ones wait for theirs, and not for long.
     walks: Semaphore,
     /// Event streams that are open.
@@ -87,7 +94,7 @@ async fn serve(api: Arc<Api>, request: Request) -> Response {
     let route = Route::of(request.uri().path());
     let template = route.template;
     let response = match without_panic(answer(&api, route, request)).await {
-        Ok(answered) => answered.unwrap_or_else(Refusal::into_response),
+        Ok(answered) => api.answers.hold(answered.unwrap_or_else(Refusal::into_response)),
         Err(_) => {
             tracing::error!(route = template, "a request handler panicked");
             Refusal::internal().into_response()

@@ -26,8 +26,16 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Who is present on the channel, as this node knows it.
 pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result<Response, Refusal> {
     let key = api.allowed_channel(principal, channel, Operation::Presence)?;
-    let members = api.services.hub.members(&key).into_iter();
+    let members = api.services.hub.members(&key);
+    // What is replaced while the client reads lives on in this list.
+    let bytes = members.iter().map(|(id, member)| {
+        let data = member.data.as_ref().map_or(0, |data| data.get().len());
+        size_of::<(MemberId, Member)>() + id.client_id.as_str().len() + data
+    });
+    let room = api.answers.take_now(bytes.sum())?;
+    let members = members.into_iter();
     let mut response = Response::new(Body::new(MembersBody { members, begun: false, ended: false }));
+    response.extensions_mut().insert(room);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
 }

@@ -19,7 +19,7 @@ pub(super) async fn exchange(
     head: &Parts,
     body: Unread,
 ) -> Result<Response, Refusal> {
-    let text = body.read(api.services.limits.token_request_bytes).await?;
+    let text = body.read(api, api.services.limits.token_request_bytes).await?;
     let peer: Option<IpAddr> = head.extensions.get::<PeerAddress>().map(|peer| peer.0);
     let details = api.services.auth.exchange(peer, key_name, &authorization(&head.headers), &text).await?;
     let mut response = body::json(&details);
@@ -33,6 +33,6 @@ pub(super) async fn revoke(
     key_name: &str,
     body: Unread,
 ) -> Result<Response, Refusal> {
-    let text = body.read(api.services.limits.token_request_bytes).await?;
+    let text = body.read(api, api.services.limits.token_request_bytes).await?;
     Ok(body::json(&api.services.auth.revoke_tokens(principal, key_name, &text).await?))
 }
