@@ -47,9 +47,10 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// Where client-given message ids were first stamped within the idempotency window.
     ///
-    /// Callbacks run one after another in the order of the calls, also for an empty list. A lookup begins when the
-    /// callback before it has returned, and counts what was handed to `append` by then: an id that is still being
-    /// written is waited for, so that an answer always speaks of something stored.
+    /// Callbacks of one channel and clientId run one after another in the order of the calls, also for an empty list; only
+    /// `Busy` may come early. A lookup begins when the callback before it has returned, and counts what was handed to
+    /// `append` by then: an id that is still being written is waited for, so that an answer always speaks of something
+    /// stored. Nobody else waits for it.
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds);
 
     /// Resolves to true if nobody claimed this nonce within the last ten minutes; then the claim is durable.

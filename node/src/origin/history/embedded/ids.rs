@@ -1,17 +1,18 @@
 //! Client-given message ids: those being written, those stored, and the thread that looks them up.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use fjall::{OwnedWriteBatch, Slice};
 use parking_lot::{Condvar, Mutex};
 
-use crate::model::{Clock, Stamp};
+use crate::model::{ChannelKey, ClientId, Clock, Stamp};
 use crate::origin::history::{FoundIds, IdScope, StoreError};
 
 use super::partitions::{Kind, Partition, Partitions};
-use super::queue::Queue;
+use super::queue::{Queue, Weight};
 use super::{failed, keys};
 
 /// Partitions narrower than this would cost more to make than they save.
@@ -23,43 +24,66 @@ pub(super) struct Remembered {
 }
 
 /// Ids handed to `append` and not yet on the disk.
-#[derive(Default)]
 pub(super) struct PendingIds {
-    keys: Mutex<HashMap<Slice, usize>>,
+    ids: Mutex<HashMap<Slice, Pending>>,
     settled: Condvar,
+    finder: Arc<Queue<Find>>,
+}
+
+#[derive(Default)]
+struct Pending {
+    writes: usize,
+    /// Whose first lookup waits. An id belongs to one lane.
+    awaited_by: Option<Lane>,
 }
 
 impl PendingIds {
-    pub(super) fn add(&self, ids: &[Remembered]) {
-        if ids.is_empty() {
+    pub(super) fn new(finder: Arc<Queue<Find>>) -> Self {
+        Self { ids: Mutex::default(), settled: Condvar::new(), finder }
+    }
+
+    pub(super) fn add(&self, added: &[Remembered]) {
+        if added.is_empty() {
             return;
         }
-        let mut keys = self.keys.lock();
-        for id in ids {
-            *keys.entry(id.key.clone()).or_default() += 1;
+        let mut ids = self.ids.lock();
+        for id in added {
+            ids.entry(id.key.clone()).or_default().writes += 1;
         }
     }
 
-    pub(super) fn settle(&self, ids: &[Remembered]) {
-        if ids.is_empty() {
+    pub(super) fn settle(&self, settled: &[Remembered]) {
+        if settled.is_empty() {
             return;
         }
-        let mut keys = self.keys.lock();
-        for id in ids {
-            if let Some(count) = keys.get_mut(&id.key) {
-                *count -= 1;
-                if *count == 0 {
-                    keys.remove(&id.key);
-                }
+        let mut ids = self.ids.lock();
+        for id in settled {
+            let Entry::Occupied(mut pending) = ids.entry(id.key.clone()) else { continue };
+            pending.get_mut().writes -= 1;
+            if pending.get().writes == 0
+                && let Some(lane) = pending.remove().awaited_by
+            {
+                self.finder.push_next(Find::Settled(lane));
             }
         }
         self.settled.notify_all();
     }
 
+    /// False: it is being written, and the finder will be told of the lane when it is not any more.
+    fn is_settled(&self, key: &[u8], lane: &Lane) -> bool {
+        let mut ids = self.ids.lock();
+        let pending = ids.get_mut(key);
+        let settled = pending.is_none();
+        if let Some(pending) = pending {
+            pending.awaited_by = Some(lane.clone());
+        }
+        settled
+    }
+
     fn wait_for(&self, key: &[u8]) {
-        let mut keys = self.keys.lock();
-        while keys.contains_key(key) {
-            self.settled.wait(&mut keys);
+        let mut ids = self.ids.lock();
+        while ids.contains_key(key) {
+            self.settled.wait(&mut ids);
         }
     }
 }
@@ -107,44 +131,117 @@ pub(super) struct Lookup {
     pub(super) found: FoundIds,
 }
 
+impl Lookup {
+    fn lane(&self) -> Lane {
+        Lane { key: self.scope.key.clone(), client_id: self.scope.client_id.clone() }
+    }
+}
+
+/// Within which lookups are answered in order: wider than a scope, since a connection may change its key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Lane {
+    key: ChannelKey,
+    client_id: Option<ClientId>,
+}
+
+pub(super) enum Find {
+    Lookup(Lookup),
+    /// What the lane's first lookup waits for is written, or was refused.
+    Settled(Lane),
+}
+
+/// Whether a lookup that meets an id that is being written leaves the thread to others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    Parks,
+    Waits,
+}
+
 pub(super) struct Finder {
-    pub(super) queue: Arc<Queue<Lookup>>,
+    pub(super) queue: Arc<Queue<Find>>,
     pub(super) stored: IdPartitions,
     pub(super) pending: Arc<PendingIds>,
     pub(super) clock: Clock,
+    /// Lookups that wait for an id that is being written, and those behind them. None is empty.
+    pub(super) lanes: HashMap<Lane, VecDeque<(Weight, Lookup)>>,
+    /// Of one lane; beyond it `Busy`, so that no lane fills the queue.
+    pub(super) lane_max: usize,
 }
 
 impl Finder {
-    /// One lookup after another, until the queue is closed and empty.
-    pub(super) fn run(self) {
-        let mut key = Vec::new();
-        while let Some(Lookup { scope, ids, found }) = self.queue.take_one() {
-            let answer = catch_unwind(AssertUnwindSafe(|| self.find(&scope, &ids, &mut key)));
-            let answer = answer.unwrap_or_else(|_| Err(failed("the storage engine panicked")));
-            if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
-                tracing::error!("a callback of the store panicked");
+    /// Until the queue is closed and empty.
+    pub(super) fn run(mut self) {
+        while let Some((weight, find)) = self.queue.next() {
+            match find {
+                Find::Lookup(lookup) => self.begin(weight, lookup),
+                Find::Settled(lane) => self.go_on(lane),
+            }
+        }
+        for (weight, lookup) in std::mem::take(&mut self.lanes).into_values().flatten() {
+            self.look_up(weight, lookup, Patience::Waits);
+        }
+    }
+
+    fn begin(&mut self, weight: Weight, lookup: Lookup) {
+        if !self.lanes.is_empty()
+            && let Some(lane) = self.lanes.get_mut(&lookup.lane())
+        {
+            if lane.len() < self.lane_max {
+                lane.push_back((weight, lookup));
+            } else {
+                self.answer(weight, lookup.found, Err(StoreError::Busy));
+            }
+        } else if let Some(lookup) = self.look_up(weight, lookup, Patience::Parks) {
+            self.lanes.insert(lookup.lane(), VecDeque::from([(weight, lookup)]));
+        }
+    }
+
+    fn go_on(&mut self, lane: Lane) {
+        let Some(mut lookups) = self.lanes.remove(&lane) else { return };
+        while let Some((weight, lookup)) = lookups.pop_front() {
+            if let Some(lookup) = self.look_up(weight, lookup, Patience::Parks) {
+                lookups.push_front((weight, lookup));
+                self.lanes.insert(lane, lookups);
+                return;
             }
         }
     }
 
-    fn find(
-        &self,
-        scope: &IdScope,
-        ids: &[Box<str>],
-        key: &mut Vec<u8>,
-    ) -> Result<Vec<Option<Stamp>>, StoreError> {
-        if ids.is_empty() {
-            return Ok(Vec::new());
+    /// Gives the lookup back when it has to wait.
+    fn look_up(&self, weight: Weight, lookup: Lookup, patience: Patience) -> Option<Lookup> {
+        let found = catch_unwind(AssertUnwindSafe(|| self.find(&lookup, patience)));
+        let found = found.unwrap_or_else(|_| Err(failed("the storage engine panicked")));
+        let Some(found) = found.transpose() else { return Some(lookup) };
+        self.answer(weight, lookup.found, found);
+        None
+    }
+
+    fn answer(&self, weight: Weight, found: FoundIds, answer: Result<Vec<Option<Stamp>>, StoreError>) {
+        self.queue.release(weight);
+        if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
+            tracing::error!("a callback of the store panicked");
         }
-        keys::id_prefix(scope, key);
-        let prefix = key.len();
-        let mut stamps = Vec::with_capacity(ids.len());
-        for id in ids {
+    }
+
+    /// None: an id is being written.
+    fn find(&self, lookup: &Lookup, patience: Patience) -> Result<Option<Vec<Option<Stamp>>>, StoreError> {
+        if lookup.ids.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let mut key = Vec::new();
+        keys::id_prefix(&lookup.scope, &mut key);
+        let (prefix, lane) = (key.len(), lookup.lane());
+        let mut stamps = Vec::with_capacity(lookup.ids.len());
+        for id in &lookup.ids {
             key.truncate(prefix);
             key.extend_from_slice(id.as_bytes());
-            self.pending.wait_for(key);
-            stamps.push(self.stored.find(key, self.clock.now_ms()).map_err(failed)?);
+            match patience {
+                Patience::Parks if !self.pending.is_settled(&key, &lane) => return Ok(None),
+                Patience::Parks => {}
+                Patience::Waits => self.pending.wait_for(&key),
+            }
+            stamps.push(self.stored.find(&key, self.clock.now_ms()).map_err(failed)?);
         }
-        Ok(stamps)
+        Ok(Some(stamps))
     }
 }

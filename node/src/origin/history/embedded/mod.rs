@@ -38,7 +38,7 @@ use super::{
     StoreError,
 };
 use health::Health;
-use ids::{Lookup, PendingIds, Remembered};
+use ids::{Find, Lookup, PendingIds, Remembered};
 use partitions::{Kind, Partitions};
 use queue::{Queue, Refused, Weight};
 use reader::Read;
@@ -92,7 +92,7 @@ pub struct Embedded {
     pending: Arc<PendingIds>,
     status: Arc<Health>,
     writes: Arc<Queue<Job>>,
-    lookups: Arc<Queue<Lookup>>,
+    lookups: Arc<Queue<Find>>,
     reads: Arc<Queue<Read>>,
     /// In the order in which they are to end: finder, writer, answers, readers.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -142,8 +142,8 @@ impl HistoryStore for Embedded {
 
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
         let bytes = ids.iter().map(|id| id.len()).sum();
-        let lookup = Lookup { scope, ids, found };
-        if let Err((refused, lookup)) = self.lookups.push(Weight { items: 1, bytes }, lookup) {
+        let lookup = Find::Lookup(Lookup { scope, ids, found });
+        if let Err((refused, Find::Lookup(lookup))) = self.lookups.push(Weight { items: 1, bytes }, lookup) {
             (lookup.found)(Err(refused.into()));
         }
     }

@@ -1,5 +1,6 @@
 //! Opening the database of a store, and saying plainly why it cannot be.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -23,6 +24,8 @@ use super::tables::Table;
 use super::writer::{Writer, answer};
 use super::{Embedded, HIGHEST, Options, engine, reader};
 
+/// So many lanes of lookups must be full before the queue of all is.
+const LANES_MIN: usize = 16;
 const FORMAT: &str = "format";
 /// Part of what the listener leaves to the node of the files that it may open.
 const CACHED_FILES: usize = 128;
@@ -151,11 +154,11 @@ impl Opened {
 
     fn start(self, path: &Path, options: &Options, clock: Clock) -> io::Result<Embedded> {
         let partitions = Arc::new(self.partitions);
-        let pending = Arc::new(PendingIds::default());
         let status = Arc::new(Health::new(path));
         let queue_bytes = options.write_queue_bytes;
         let writes = Arc::new(Queue::new(Bounds { items: options.write_queue_rows, bytes: queue_bytes }));
         let lookups = Arc::new(Queue::new(Bounds { items: options.find_queue, bytes: queue_bytes }));
+        let pending = Arc::new(PendingIds::new(lookups.clone()));
         let reads = Arc::new(Queue::new(Bounds { items: options.read_queue, bytes: usize::MAX }));
         let ids = IdPartitions { partitions: partitions.clone(), window_ms: options.idempotency_window_ms };
         let (answers, answered) = mpsc::channel();
@@ -164,6 +167,8 @@ impl Opened {
             stored: ids.clone(),
             pending: pending.clone(),
             clock: clock.clone(),
+            lanes: HashMap::new(),
+            lane_max: (options.find_queue / LANES_MIN).max(1),
         };
         let writer = Writer {
             database: self.database,

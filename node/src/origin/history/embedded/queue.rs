@@ -60,6 +60,12 @@ impl<T> Queue<T> {
         Ok(())
     }
 
+    /// For what follows from an entry that is held, and so is bounded with it: put in also when full or closed.
+    pub(super) fn push_next(&self, entry: T) {
+        self.state.lock().waiting.push_front((Weight::default(), entry));
+        self.filled.notify_one();
+    }
+
     /// Less than an eighth of the room is left.
     pub(super) fn is_nearly_full(&self) -> bool {
         let held = self.state.lock().held;
@@ -87,20 +93,25 @@ impl<T> Queue<T> {
         Some(taken)
     }
 
-    /// Waits for one entry and releases it at once. None: closed and empty.
-    pub(super) fn take_one(&self) -> Option<T> {
+    /// Waits for one entry. None: closed and empty.
+    pub(super) fn next(&self) -> Option<(Weight, T)> {
         let mut state = self.state.lock();
         loop {
-            if let Some((weight, entry)) = state.waiting.pop_front() {
-                state.held.items -= weight.items;
-                state.held.bytes -= weight.bytes;
-                return Some(entry);
+            if let Some(next) = state.waiting.pop_front() {
+                return Some(next);
             }
             if state.closed {
                 return None;
             }
             self.filled.wait(&mut state);
         }
+    }
+
+    /// Waits for one entry and releases it at once. None: closed and empty.
+    pub(super) fn take_one(&self) -> Option<T> {
+        let (weight, entry) = self.next()?;
+        self.release(weight);
+        Some(entry)
     }
 
     pub(super) fn release(&self, weight: Weight) {

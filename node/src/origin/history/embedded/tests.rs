@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use super::{Embedded, OpenError, Options, tables};
-use crate::model::{Clock, Limits, Message, Published};
+use super::ids::Remembered;
+use super::{Embedded, OpenError, Options, keys, tables};
+use crate::model::{Clock, Limits, Message, Published, Stamp};
 use crate::origin::history::contract::{
     PATIENCE, Place, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query, raw,
     scope, wait, with_ids,
@@ -124,6 +125,102 @@ fn full_queues_are_busy_and_every_callback_runs_once() {
     let reads: Vec<_> = reads.into_iter().map(wait).collect();
     assert!(reads.iter().any(Result::is_ok) && reads.contains(&Err(StoreError::Busy)));
     append(&store, messages(&key, now_ms, 3_000..=3_099)).expect("one that is larger than the queue");
+}
+
+/// An id that the writer does not come to before this is dropped.
+struct Unwritten<'a>(&'a Embedded, [Remembered; 1]);
+
+impl<'a> Unwritten<'a> {
+    fn new(store: &'a Embedded, channel_name: &str, id: &str) -> Self {
+        let mut key = Vec::new();
+        keys::id_prefix(&scope(&channel("acme", channel_name)), &mut key);
+        key.extend_from_slice(id.as_bytes());
+        let ids = [Remembered { key: key.into(), stamp: Stamp { incarnation: 1, sequence: 1 } }];
+        store.pending.add(&ids);
+        Self(store, ids)
+    }
+}
+
+impl Drop for Unwritten<'_> {
+    fn drop(&mut self) {
+        self.0.pending.settle(&self.1);
+    }
+}
+
+/// Looks ids up, and sends `<channel> <id>` when one was answered, or the error with it.
+fn looker_up(store: &Embedded) -> (impl Fn(&str, &str), mpsc::Receiver<String>) {
+    let (send, receive) = mpsc::channel();
+    let look_up = move |channel_name: &str, id: &str| {
+        let (send, answer) = (send.clone(), format!("{channel_name} {id}"));
+        let found = move |found: Result<_, StoreError>| {
+            let error = found.err().map_or_else(String::new, |error| format!(": {error}"));
+            send.send(format!("{answer}{error}")).expect("test waits");
+        };
+        store.find_ids(scope(&channel("acme", channel_name)), vec![id.into()], Box::new(found));
+    };
+    (look_up, receive)
+}
+
+#[test]
+fn nobody_waits_for_an_id_that_another_channel_is_writing() {
+    let folder = folder();
+    let store = open(&folder).expect("opens");
+    let unwritten = Unwritten::new(&store, "slow", "x");
+    let (look_up, answers) = looker_up(&store);
+    for (channel_name, id) in [("slow", "x"), ("slow", "y"), ("fast", "x"), ("slow", "z"), ("fast", "y")] {
+        look_up(channel_name, id);
+    }
+    let next = || answers.recv_timeout(PATIENCE).expect("answered");
+    assert_eq!([next(), next()], ["fast x", "fast y"]);
+    drop(unwritten);
+    assert_eq!([next(), next(), next()], ["slow x", "slow y", "slow z"], "in the order of the calls");
+}
+
+#[test]
+fn a_lane_that_waits_is_bounded_and_does_not_fill_the_queue() {
+    let folder = folder();
+    let options = Options { find_queue: 32, ..options() };
+    let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+    let unwritten = Unwritten::new(&store, "slow", "x");
+    let (look_up, answers) = looker_up(&store);
+    let next = || answers.recv_timeout(PATIENCE).expect("answered");
+    look_up("slow", "x");
+    look_up("slow", "y");
+    for _ in 0..64 {
+        look_up("slow", "z");
+        assert_eq!(next(), "slow z: store is busy");
+        look_up("fast", "x");
+        assert_eq!(next(), "fast x");
+    }
+    drop(unwritten);
+    assert_eq!([next(), next()], ["slow x", "slow y"]);
+}
+
+#[test]
+fn a_stop_answers_lookups_that_wait() {
+    let folder = folder();
+    let store = open(&folder).expect("opens");
+    let unwritten = Unwritten::new(&store, "slow", "x");
+    let (look_up, answers) = looker_up(&store);
+    look_up("slow", "x");
+    look_up("slow", "y");
+    look_up("fast", "x");
+    let next = || answers.recv_timeout(PATIENCE).expect("answered");
+    assert_eq!(next(), "fast x", "the others wait by now");
+    std::thread::scope(|threads| {
+        let unwritten = unwritten;
+        threads.spawn(|| store.shutdown());
+        let until = Instant::now() + PATIENCE;
+        let is_closed = || {
+            look_up("fast", "y");
+            next().contains("shut down")
+        };
+        while !is_closed() {
+            assert!(Instant::now() < until, "the shutdown does not begin");
+        }
+        drop(unwritten);
+        assert_eq!([next(), next()], ["slow x", "slow y"]);
+    });
 }
 
 #[test]
