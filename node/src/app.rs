@@ -96,7 +96,7 @@ impl App {
         let tasks = Arc::new(Tasks::new(Handle::current()));
         // What is stored gets timestamps that never go back; credentials are held against the plain clock.
         let (clock, stamps) = (Clock::system(), Clock::system());
-        let limits = Arc::new(config.limits.clone());
+        let limits = Arc::new(listener::within_open_files(config.limits.clone()));
         let outside = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;

@@ -35,6 +35,10 @@ use stream::ReadStream;
 const BACKLOG: i32 = 4096;
 /// Files kept for everything but client connections.
 const RESERVED_FILES: u64 = 512;
+/// Of an event stream, beside that of its connection.
+const STREAM_FILES: usize = 2;
+/// One in so many connections may be an event stream, where files are scarce.
+const STREAMS_SHARE: usize = 8;
 /// What a request under way is given when the node stops.
 const LAST_REQUEST: Duration = Duration::from_secs(3);
 /// How long accepting pauses when no more connections may be held.
@@ -82,7 +86,7 @@ impl Acceptor {
             tls,
             handshake_bytes: limits.header_bytes,
             open: Arc::new(AtomicUsize::new(0)),
-            open_max: connections_max(limits),
+            open_max: limits.connections,
             stopping: Arc::clone(&stopping),
         };
         tasks.spawn_thread("accept", move || accept.run(&accepting))?;
@@ -97,12 +101,20 @@ impl Acceptor {
     }
 }
 
-fn connections_max(limits: &Limits) -> usize {
-    if limits.connections > 0 {
-        return limits.connections;
+/// The limits with as many connections and event streams as there are open files for, which is lifted as far as it goes.
+pub fn within_open_files(limits: Limits) -> Limits {
+    within(open_files_max(), limits)
+}
+
+/// No client may take the files that the store needs.
+fn within(files: u64, mut limits: Limits) -> Limits {
+    let files = files.saturating_sub(RESERVED_FILES).max(RESERVED_FILES);
+    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    limits.sse_streams = limits.sse_streams.min(files / STREAMS_SHARE);
+    if limits.connections == 0 {
+        limits.connections = files - STREAM_FILES * limits.sse_streams;
     }
-    let files = open_files_max().saturating_sub(RESERVED_FILES).max(RESERVED_FILES);
-    usize::try_from(files).unwrap_or(usize::MAX)
+    limits
 }
 
 #[expect(unsafe_code, reason = "there is no safe call for the limit of open files")]

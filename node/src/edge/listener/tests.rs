@@ -40,3 +40,22 @@ fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
     stopped.store(true, Ordering::SeqCst);
     wait_until("the end of the thread", || thread.is_finished());
 }
+
+#[test]
+fn connections_and_streams_leave_the_store_its_files() {
+    for (files, connections, sse_streams, expected) in [
+        (1_048_576, 0, 10_000, (1_028_064, 10_000)),
+        (20_000, 0, 10_000, (14_616, 2_436)),
+        (20_000, 0, 100, (19_288, 100)),
+        (1_024, 0, 10_000, (384, 64)),
+        (256, 0, 10_000, (384, 64)),
+        (20_000, 5_000, 10_000, (5_000, 2_436)),
+        (20_000, 0, 0, (19_488, 0)),
+    ] {
+        let limits = within(files, Limits { connections, sse_streams, ..Limits::default() });
+        assert_eq!((limits.connections, limits.sse_streams), expected, "{files} {connections} {sse_streams}");
+        if connections == 0 && files >= 1_024 {
+            assert!(limits.connections + STREAM_FILES * limits.sse_streams + 512 <= files as usize);
+        }
+    }
+}
