@@ -24,7 +24,7 @@ use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::socket::{self, Identities, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::{Clock, Limits};
-use crate::origin::history::{Embedded, HistoryStore, Options};
+use crate::origin::history::{Embedded, FormerRun, HistoryStore, Options};
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
@@ -115,8 +115,11 @@ impl App {
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
-        let identities = Arc::new(identities(&config, &hub, &shards, &clock)?);
+        let former = store.begin(hub.incarnation()).await.map_err(StartError::at("cannot use the store"))?;
+        let identities = Arc::new(identities(&config, &hub, former.as_ref(), &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
+        let (backlog, backlog_reader) =
+            socket::Backlog::new(publisher.clone(), Arc::clone(&auth), stamps.clone(), former, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
             hub: Arc::clone(&hub),
@@ -124,13 +127,14 @@ impl App {
             auth: Arc::clone(&auth),
             connections: Arc::clone(&connections),
             identities: Arc::clone(&identities),
+            backlog,
             limits: config.limits.clone(),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
             http: http_sender,
         };
-        start_shards(&shards, polls, &services, &tasks)?;
-        drop(services);
+        start_shards(&shards, polls, services, &tasks)?;
+        tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
         tasks.spawn("presence", OnStop::Cancel, publisher.clone().run_departures());
 
         let router = http::router(Arc::new(edge::Services {
@@ -167,15 +171,10 @@ impl App {
         tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, limits.resume_window_ms));
         tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 
-        if let Some(certificates) = &outside.certificates {
-            tasks.spawn("certificate", OnStop::Cancel, Arc::clone(certificates).watch());
-        }
         let (clients, certificates) = (outside.clients, outside.certificates);
         let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
         let addresses = Addresses { listen, admin };
-        let node_file = crate::config::node_file(&config.data_dir);
-        files::write_node_file(&node_file, &node_id, addresses, config.tls_files().is_some())
-            .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
+        let node_file = announce(&config, &node_id, addresses)?;
         tracing::info!(%listen, %admin, node = %node_id, "node is up");
         Ok(Self {
             tasks,
@@ -280,10 +279,16 @@ async fn open_auth(
     Ok(Arc::new(auth))
 }
 
-fn identities(config: &Config, hub: &Hub, shards: &Shards, clock: &Clock) -> Result<Identities, StartError> {
+fn identities(
+    config: &Config,
+    hub: &Hub,
+    former: Option<&FormerRun>,
+    shards: &Shards,
+    clock: &Clock,
+) -> Result<Identities, StartError> {
     let keys = files::connection_keys(&config.data_dir)
         .map_err(StartError::at("cannot keep the connection key in the data folder"))?;
-    let former = Vec::new();
+    let former = former.map(|run| run.incarnation).into_iter().collect();
     let handles = shards.handles();
     Ok(Identities::new(keys, hub.incarnation(), former, handles, clock.clone(), &config.limits))
 }
@@ -302,7 +307,7 @@ fn prepare_shards(config: &Config) -> Result<(Arc<Shards>, Vec<mio::Poll>), Star
 fn start_shards(
     shards: &Shards,
     polls: Vec<mio::Poll>,
-    services: &socket::Services,
+    services: socket::Services,
     tasks: &Tasks,
 ) -> Result<(), StartError> {
     for (index, poll) in polls.into_iter().enumerate() {
@@ -312,6 +317,14 @@ fn start_shards(
             .map_err(StartError::at("cannot start a socket thread"))?;
     }
     Ok(())
+}
+
+/// Tells others on this machine where the node is.
+fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<PathBuf, StartError> {
+    let node_file = crate::config::node_file(&config.data_dir);
+    files::write_node_file(&node_file, node_id, addresses, config.tls_files().is_some())
+        .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
+    Ok(node_file)
 }
 
 fn admin_state(
@@ -385,6 +398,9 @@ fn start_acceptor(
     let at = || format!("cannot listen on {} (--listen)", config.listen);
     let bound = bound.listen().map_err(StartError::at(at()))?;
     let address = bound.local_addr().map_err(StartError::at(at()))?;
+    if let Some(certificates) = &certificates {
+        tasks.spawn("certificate", OnStop::Cancel, Arc::clone(certificates).watch());
+    }
     let acceptor = Acceptor::start(bound, Arc::clone(shards), certificates, limits, tasks)
         .map_err(StartError::at(at()))?;
     Ok((acceptor, address))

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -100,6 +100,8 @@ struct Inner {
     published: metrics::Counter,
     presence: metrics::Counter,
     departures: Departures,
+    /// Something was delivered that its store did not take.
+    missed: AtomicBool,
 }
 
 impl Publisher {
@@ -115,8 +117,22 @@ impl Publisher {
                 published,
                 presence: metrics::counter!("fanfare_presence_events_total"),
                 departures: Departures::default(),
+                missed: AtomicBool::new(false),
             }),
         }
+    }
+
+    pub fn hub(&self) -> &Arc<Hub> {
+        &self.inner.hub
+    }
+
+    pub fn store(&self) -> &Arc<dyn HistoryStore> {
+        &self.inner.store
+    }
+
+    /// Every message so far of which the store has answered, and whose channel keeps history, is stored.
+    pub fn stores_all(&self) -> bool {
+        !self.inner.missed.load(Ordering::SeqCst)
     }
 
     /// Publishes; `done` runs exactly once, at once for a refusal, else when the outcome is settled, on any thread.
@@ -268,6 +284,7 @@ impl Inner {
                     answer.give(Some(&stored));
                 }
                 Err(error) => {
+                    inner.missed.fetch_or(retention_hours.is_some(), Ordering::SeqCst);
                     tracing::warn!(%error, "a publish was not stored");
                     (answer.done)(Err(PublishError::Unavailable));
                 }

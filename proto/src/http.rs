@@ -1,5 +1,6 @@
 //! Bodies of the HTTP interface.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -159,6 +160,28 @@ pub fn write_record(out: &mut Vec<u8>, record: &Record<'_>) {
         .raw_if("extras", record.extras)
         .number("timestamp", record.timestamp)
         .end();
+}
+
+/// A record of a message as it is read back from its text.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoredRecord<'a> {
+    pub name: Option<String>,
+    #[serde(borrow, default, deserialize_with = "json::present_ref")]
+    pub data: Option<&'a RawValue>,
+    #[serde(borrow)]
+    pub id: Cow<'a, str>,
+    pub client_id: Option<String>,
+    #[serde(borrow)]
+    pub connection_id: Cow<'a, str>,
+    #[serde(borrow, default, deserialize_with = "json::present_ref")]
+    pub extras: Option<&'a RawValue>,
+    pub timestamp: u64,
+}
+
+/// Reads what [`write_record`] wrote; the error says where the text is another one.
+pub fn read_record(text: &str) -> Result<StoredRecord<'_>, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 /// One presence event of the history; `timestamp` in epoch milliseconds.

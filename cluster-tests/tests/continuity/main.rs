@@ -5,6 +5,8 @@ mod identity;
 mod library;
 mod reconnecting;
 mod replay;
+mod rewind;
+mod stored;
 
 use fanfare_cluster_tests::{Node, NodeOptions, Socket};
 use serde_json::{Value, json};

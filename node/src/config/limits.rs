@@ -57,6 +57,7 @@ limits! {
     token_bytes 1..=65_536: "Token";
     revoked_client_ids 1..=1_000_000: "clientIds per key whose tokens are revoked at a time";
     resume_window_ms 1..=86_400_000: "How long a lost connection can be resumed without a gap";
+    rewind_messages 1..=10_000: "Messages that a first attach may ask for of what was published before it";
     lost_connections 0..=16_777_216: "Lost connections that can be taken up; beyond it the oldest are forgotten";
     ring_bytes 0..=1_073_741_824: "Recent messages of one channel that are kept in memory for who resumes";
     rings_bytes 0..=1_099_511_627_776: "The same of all channels of the node together";

@@ -21,6 +21,6 @@ pub use inbox::Inbox;
 pub use members::{Member, Page};
 pub use outbox::{Flush, Outbox};
 pub use presence::{Change, PresenceDelivery, PresenceRefused};
-pub use resume::{Joined, Pulled, Start};
+pub use resume::{Joined, Pulled, Recent, Start};
 pub use subscribers::{PresenceMode, Subscriber, Subscribers};
 pub use sync::{Sync, Verdict};

@@ -29,6 +29,16 @@ pub enum Start {
     Unknown,
 }
 
+/// How much of a rewind the recent messages give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recent {
+    /// The sequence before the first of them; the last one of the channel when there is none.
+    pub after: u64,
+    pub found: usize,
+    /// There are no others in what was asked for.
+    pub is_whole: bool,
+}
+
 /// A part of what somebody missed.
 #[derive(Debug)]
 pub struct Pulled {
@@ -55,6 +65,25 @@ impl Hub {
             let start = self.start(state, position);
             let mark = self.register(state, target);
             Joined { channel: Arc::clone(channel), mark, start }
+        })
+    }
+
+    /// The same for a client that wants the last `count` messages first, none older than `since_ms`.
+    pub fn attach_back(
+        &self,
+        key: &ChannelKey,
+        target: usize,
+        count: usize,
+        since_ms: u64,
+    ) -> (Arc<Channel>, Stamp, Recent) {
+        self.with_channel(key, |channel, state| {
+            let back = state.ring.as_ref().map(|ring| ring.back(count, since_ms));
+            let recent = Recent {
+                after: back.and_then(|back| back.after).unwrap_or(state.sequence),
+                found: back.map_or(0, |back| back.found),
+                is_whole: back.is_some_and(|back| back.is_whole),
+            };
+            (Arc::clone(channel), self.register(state, target), recent)
         })
     }
 
@@ -101,26 +130,37 @@ impl Hub {
             }
         }
         if self.rings.is_scarce() {
-            self.make_room(channels, now_ms);
+            self.make_room(channels);
         }
     }
 
-    fn make_room(&self, channels: Vec<Arc<Channel>>, now_ms: u64) {
+    fn make_room(&self, channels: Vec<Arc<Channel>>) {
         let attached_ms =
             |channel: &Arc<Channel>| channel.state.lock().ring.as_ref().map(|ring| ring.attached_ms);
         let dated = channels.into_iter().filter_map(|channel| Some((attached_ms(&channel)?, channel)));
         let mut dated: Vec<(u64, Arc<Channel>)> = dated.collect();
         dated.sort_by_key(|(attached_ms, _)| *attached_ms);
+        // A channel that is forgotten takes up its numbers elsewhere, and then the store cannot tell that nothing is missing:
+        // all messages go before the first channel does.
+        for (_, channel) in &dated {
+            if self.rings.held() <= self.rings.enough() {
+                return;
+            }
+            let mut state = channel.state.lock();
+            let sequence = state.sequence;
+            if let Some(ring) = &mut state.ring {
+                ring.clear(sequence);
+            }
+        }
         for (_, channel) in dated {
             if self.rings.held() <= self.rings.enough() {
                 return;
             }
             let mut state = channel.state.lock();
-            state.ring = None;
-            if state.targets != 0 {
-                state.ring = Ring::begin(state.sequence, now_ms, &self.rings);
+            if state.targets == 0 {
+                state.ring = None;
+                self.remove_if_unused(&channel, &mut state);
             }
-            self.remove_if_unused(&channel, &mut state);
         }
     }
 }
@@ -138,6 +178,12 @@ impl Channel {
         let deliveries = state.ring.as_ref()?.after(after, bytes_max);
         let is_end = deliveries.last().is_some_and(|last| last.last().sequence == state.sequence);
         Some(Pulled { deliveries, is_end })
+    }
+
+    /// Whether [`Channel::pull`] can go on after `sequence`.
+    pub fn reaches(&self, sequence: u64) -> bool {
+        let state = self.state.lock();
+        sequence == state.sequence || reaches(&state, sequence)
     }
 
     /// The last number given.

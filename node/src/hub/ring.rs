@@ -61,6 +61,16 @@ pub(super) struct Ring {
     budget: Arc<Budget>,
 }
 
+/// How far back the recent messages go of what was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Back {
+    /// None when nothing was found.
+    pub(super) after: Option<u64>,
+    pub(super) found: usize,
+    /// Nothing of it lies before the ring.
+    pub(super) is_whole: bool,
+}
+
 #[derive(Debug)]
 struct Entry {
     at_ms: u64,
@@ -122,6 +132,30 @@ impl Ring {
     #[cfg(test)]
     pub(super) fn reach(&self) -> u64 {
         self.begin
+    }
+
+    /// Where a client begins that asks for the last `count` messages, none older than `since_ms` (epoch milliseconds): the
+    /// sequence before the first of them that is here, and how many these are.
+    pub(super) fn back(&self, count: usize, since_ms: u64) -> Back {
+        let mut back = Back { after: None, found: 0, is_whole: count == 0 };
+        for entry in self.entries.iter().rev() {
+            let published = &entry.delivery.published;
+            if back.is_whole || published.timestamp_ms < since_ms {
+                back.is_whole = true;
+                break;
+            }
+            let taken = published.messages.len().min(count - back.found);
+            back.found += taken;
+            back.after = Some(published.last().sequence - taken as u64);
+            back.is_whole = back.found == count;
+        }
+        back
+    }
+
+    /// Forgets what it holds.
+    pub(super) fn clear(&mut self, sequence: u64) {
+        while self.drop_first() {}
+        self.begin = sequence;
     }
 
     /// The deliveries that hold something after `sequence`, oldest first, at least one if there is one and then no

@@ -52,6 +52,8 @@ pub struct Limits {
     /// ClientIds per key whose tokens are revoked at a time.
     pub revoked_client_ids: usize,
     pub resume_window_ms: u64,
+    /// What a first attach is given at most of what was published before it.
+    pub rewind_messages: usize,
     /// Lost connections that are remembered for who takes them up; beyond it the oldest are forgotten.
     pub lost_connections: usize,
     /// Recent messages kept of one channel, and of all channels of the node together.
@@ -108,6 +110,7 @@ impl Default for Limits {
             token_bytes: 8 * 1024,
             revoked_client_ids: 1_000,
             resume_window_ms: 120_000,
+            rewind_messages: 100,
             lost_connections: 100_000,
             ring_bytes: 4 * 1024 * 1024,
             rings_bytes: 256 * 1024 * 1024,

@@ -37,19 +37,21 @@ impl std::error::Error for DraftError {}
 
 /// The UTF-8 lengths of the compact JSON texts of name, data, extras and clientId that are present.
 pub fn draft_bytes(draft: &Draft, client_id: Option<&ClientId>) -> usize {
-    size(draft.name.as_deref(), draft.data.as_deref(), draft.extras.as_deref(), client_id)
+    let client_id = client_id.map(ClientId::as_str);
+    message_bytes(draft.name.as_deref(), draft.data.as_deref(), draft.extras.as_deref(), client_id)
 }
 
-fn size(
+/// The same of a message that is not a draft any more.
+pub fn message_bytes(
     name: Option<&str>,
     data: Option<&RawValue>,
     extras: Option<&RawValue>,
-    client_id: Option<&ClientId>,
+    client_id: Option<&str>,
 ) -> usize {
     name.map_or(0, json_bytes)
         + data.map_or(0, |data| data.get().len())
         + extras.map_or(0, |extras| extras.get().len())
-        + client_id.map_or(0, |id| json_bytes(id.as_str()))
+        + client_id.map_or(0, json_bytes)
 }
 
 /// The length of a text as JSON, quotes included.
@@ -104,7 +106,8 @@ impl Message {
     /// As [`draft_bytes`] of its draft.
     fn bytes(&self, client_id: Option<&ClientId>) -> u64 {
         let Self { name, data, extras, .. } = self;
-        size(name.as_deref(), data.as_deref(), extras.as_deref(), client_id) as u64
+        let client_id = client_id.map(ClientId::as_str);
+        message_bytes(name.as_deref(), data.as_deref(), extras.as_deref(), client_id) as u64
     }
 }
 

@@ -16,7 +16,7 @@ pub use fanfare_proto::frame::Draft;
 pub(crate) use ids::random_bytes;
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
 pub use limits::Limits;
-pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes};
+pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
 pub use presence::{MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
 pub use revocation::Revocation;
 pub use usage::{Amount, Usage, UsageKind};

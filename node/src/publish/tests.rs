@@ -204,6 +204,7 @@ impl Node {
             published,
             next_id: AtomicU64::new(1),
             presence: metrics::counter!("presence"),
+            missed: AtomicBool::new(false),
             departures: Departures::default(),
         };
         Self { store, target, hub, account, publisher: Publisher { inner: Arc::new(inner) } }

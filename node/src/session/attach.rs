@@ -3,6 +3,7 @@
 use fanfare_proto::frame::{self, Attached, ServerFrame, code};
 use fanfare_proto::serial::Serial;
 
+use super::rewind::Rewind;
 use super::{Context, Leaving, Output, PublishResult, Session};
 use crate::model::{ChannelName, Operation};
 
@@ -21,7 +22,14 @@ pub struct AttachReply {
     modes: Modes,
     /// In the channel's lane, when what comes after it waits for the answer.
     ticket: Option<u64>,
-    warning: Option<&'static str>,
+    is_rewind: bool,
+}
+
+impl AttachReply {
+    /// Continuity was not asked for.
+    pub fn is_rewind(&self) -> bool {
+        self.is_rewind
+    }
 }
 
 /// Where the delivery of an attach begins.
@@ -31,6 +39,8 @@ pub enum Begin {
     Now,
     /// After this position of the client, if it can still be told what follows it.
     After(Serial),
+    /// Some messages before now.
+    Back(Rewind),
     /// Where it is: the channel was attached before.
     Kept,
 }
@@ -110,7 +120,7 @@ impl Session {
     ) {
         let Ok(place) = self.place(channel) else { return };
         let modes = self.attached[place].modes;
-        let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None, warning: None };
+        let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None, is_rewind: false };
         self.say_attached(&reply, &Standing { position, resumed: false, warning: None }, presence, out);
     }
 
@@ -122,7 +132,7 @@ impl Session {
             resumed: standing.resumed,
             presence,
             modes: &reply.modes.names(),
-            warning: standing.warning.or(reply.warning),
+            warning: standing.warning,
         };
         out.push(Output::Frame(frame::encode(&ServerFrame::Attached(attached), self.format)));
     }
@@ -148,6 +158,12 @@ impl Session {
             let error = "the capability covers none of the modes on this channel";
             return self.nack(id.as_deref(), code::CAPABILITY, error, None, out);
         }
+        let history = self.principal.allows(channel.as_str(), Operation::History);
+        let rewind = attach.rewind.as_deref().map(|text| Rewind::parse(text, history, cx)).transpose();
+        let rewind = match rewind {
+            Ok(rewind) => rewind.filter(|_| modes.holds(Operation::Subscribe)),
+            Err(refused) => return self.answer(id.as_deref(), refused, out),
+        };
         let place = self.place(&channel);
         match place {
             Ok(place) => self.attached[place].modes = modes,
@@ -159,14 +175,16 @@ impl Session {
         }
         // A serial that cannot be read is no position: delivery begins now, and the client is told so.
         let after = attach.serial.as_deref().and_then(|text| text.parse().ok());
-        let begin = match (place, after) {
-            (Ok(_), _) => Begin::Kept,
-            (Err(_), Some(position)) => Begin::After(position),
-            (Err(_), None) => Begin::Now,
+        let begin = match (place, attach.serial.is_some(), after, rewind) {
+            (Ok(_), ..) => Begin::Kept,
+            (Err(_), true, Some(position), _) => Begin::After(position),
+            (Err(_), false, _, Some(rewind)) => Begin::Back(rewind),
+            (Err(_), ..) => Begin::Now,
         };
-        let ticket = matches!(begin, Begin::After(_)).then(|| self.begin_in_lane(&channel, id.clone()));
-        let warning = attach.rewind.is_some().then_some("rewind is not available on this node");
-        let reply = AttachReply { channel, id, modes, ticket, warning };
+        let is_looked_for = matches!(begin, Begin::After(_) | Begin::Back(_));
+        let ticket = is_looked_for.then(|| self.begin_in_lane(&channel, id.clone()));
+        let is_rewind = matches!(begin, Begin::Back(_));
+        let reply = AttachReply { channel, id, modes, ticket, is_rewind };
         out.push(Output::Attach { delivers: modes.delivers(), begin, reply });
     }
 
@@ -207,7 +225,7 @@ impl Session {
             }
             if modes != before {
                 self.attached[place].modes = modes;
-                let reply = AttachReply { channel, id: None, modes, ticket: None, warning: None };
+                let reply = AttachReply { channel, id: None, modes, ticket: None, is_rewind: false };
                 out.push(Output::Attach { delivers: modes.delivers(), begin: Begin::Kept, reply });
             }
             place += 1;

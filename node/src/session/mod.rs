@@ -6,6 +6,7 @@ mod lane;
 mod presence;
 mod publish;
 mod rate;
+mod rewind;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use lane::{Lane, Waiting};
 pub use presence::Leaving;
 pub use publish::PublishResult;
 use rate::RateLimit;
+pub use rewind::Rewind;
 
 /// Requests of one connection that wait for an answer; at the bound its socket is not read.
 const IN_FLIGHT_MAX: usize = 1024;

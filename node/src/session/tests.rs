@@ -7,6 +7,7 @@ mod limits;
 mod presence;
 mod refresh;
 mod resume;
+mod rewind;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -118,7 +119,7 @@ impl Client {
                 }
                 Output::Attach { delivers, begin, reply } => {
                     seen.push(Seen::Deliver(reply.channel.as_str().to_owned(), delivers));
-                    if matches!(begin, Begin::After(_)) {
+                    if matches!(begin, Begin::After(_) | Begin::Back(_)) {
                         self.looked_for.push((begin, reply));
                         continue;
                     }

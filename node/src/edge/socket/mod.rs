@@ -1,5 +1,6 @@
 //! The realtime socket: shards that own their connections, one thread each.
 
+mod backlog;
 mod connection;
 mod handshake;
 mod identities;
@@ -25,6 +26,7 @@ use crate::model::{AccountId, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
 
+pub use backlog::{Backlog, BacklogReader, Found};
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, refusal_bytes};
 pub use identities::{Former, Identities};
@@ -61,6 +63,13 @@ pub enum Input {
         ticket: u64,
         result: PublishResult,
     },
+    /// What a connection has asked of the store.
+    Found {
+        slot: u32,
+        generation: u32,
+        ticket: u64,
+        found: Box<Found>,
+    },
     /// Another socket has taken up the connection of this one, which ends.
     TakenUp {
         slot: u32,
@@ -90,6 +99,7 @@ pub struct Services {
     pub auth: Arc<Authenticator>,
     pub connections: Arc<TenantConnections>,
     pub identities: Arc<Identities>,
+    pub backlog: Backlog,
     pub limits: Limits,
     pub clock: Clock,
     pub node_id: Arc<str>,
@@ -115,6 +125,7 @@ impl ShardHandle {
             Input::Deliver(delivery) => delivery.bytes(),
             Input::DeliverPresence(delivery) => delivery.bytes(),
             Input::Adopt { read, .. } => read.len() + 64,
+            Input::Found { found, .. } => found.bytes() + 64,
             _ => 64,
         };
         self.inbox.push(input, bytes);

@@ -1,5 +1,6 @@
 //! One thread that owns a part of the connections: it waits, reads, runs sessions and writes, and shares none of it.
 
+mod attach;
 mod lifecycle;
 mod presence;
 mod reading;
@@ -55,6 +56,8 @@ pub struct Shard {
     rounds: VecDeque<Round>,
     /// Publishes by their deadline. Bounded by what sessions may have in flight within the wait.
     unanswered: VecDeque<Unanswered>,
+    /// Of the questions to the store.
+    next_question: u64,
     buffer: Box<[u8]>,
     started: Instant,
     /// Since `started`, read once a turn.
@@ -106,6 +109,7 @@ impl Shard {
             taken: Vec::new(),
             rounds: VecDeque::new(),
             unanswered: VecDeque::new(),
+            next_question: 0,
             buffer: vec![0; READ_BYTES].into_boxed_slice(),
             started: Instant::now(),
             now_ms: 0,
@@ -225,6 +229,7 @@ impl Shard {
             Input::Answered { slot, generation, ticket, result } => {
                 self.answered(slot, generation, ticket, result)
             }
+            Input::Found { slot, generation, ticket, found } => self.found(slot, generation, ticket, *found),
             Input::TakenUp { slot, generation } => self.taken_up(slot, generation),
             Input::Accept(link, permit) => self.accept(link, permit),
             Input::Adopt { link, permit, read, opening } => self.adopt(link, permit, read, *opening),
@@ -277,14 +282,9 @@ impl Shard {
                 Output::Present { ticket, request } => self.present(connection, slot, ticket, *request),
                 Output::Leave(leaving) => self.leave_presence(connection, leaving),
                 Output::Attach { delivers, begin, reply } => {
-                    let standing = self.subscribe(connection, slot, &reply.channel, delivers, begin);
-                    let presence = self.set_modes(connection, slot, &reply.channel);
-                    let mut more = Vec::new();
-                    if let Some(open) = connection.open_mut() {
-                        let cx = context(&self.services, self.epoch_ms);
-                        open.session.attached(cx, &reply, &standing, presence, &mut more);
+                    if let Some(standing) = self.subscribe(connection, slot, &reply, delivers, begin) {
+                        self.say_attached(connection, slot, &reply, &standing);
                     }
-                    self.run_outputs(connection, slot, more);
                 }
                 Output::Detach { channel } => self.unsubscribe(connection, slot, &channel),
                 Output::End { code, after_ms } => self.end(connection, slot, code, after_ms),

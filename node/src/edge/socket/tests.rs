@@ -91,8 +91,12 @@ impl Node {
             DirectoryText::default().account("acme").key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
         let accounts = Accounts::from_text(directory.text()).unwrap();
         let auth = Arc::new(Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true));
+        let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone());
+        // Nobody reads what is asked of it.
+        let (backlog, _) = Backlog::new(publisher.clone(), Arc::clone(&auth), clock.clone(), None, &limits);
         let services = Services {
-            publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone()),
+            publisher,
+            backlog,
             hub,
             auth: Arc::clone(&auth),
             connections: Arc::default(),

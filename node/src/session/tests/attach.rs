@@ -94,14 +94,6 @@ fn detach_ends_delivery_once_and_attach_begins_anew() {
 }
 
 #[test]
-fn a_rewind_is_told_what_becomes_of_it() {
-    let mut client = Client::key("all");
-    let seen = client.send(&json!({"op": 8, "id": "a", "channel": "a", "rewind": "10"}));
-    let Seen::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
-    assert!(attached["warning"].is_string());
-}
-
-#[test]
 fn channels_at_the_limit_and_one_past() {
     let mut client = Client::key("all");
     for number in 0..200 {

@@ -1,0 +1,217 @@
+//! What a position is worth when the recent messages do not reach back to it, or the node has been started anew.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::{Directory, NodeOptions, directory, history, wait_until};
+use tokio::time::sleep;
+
+use super::*;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// A node whose recent messages are nothing but the last few.
+fn forgetful() -> NodeOptions {
+    unlimited().limit("ring_bytes", 2_000)
+}
+
+/// A subscriber that has seen 0..10 and was cut then, on a channel on which it was alone.
+async fn begin(node: &Node, channel: &str) -> Follower {
+    let (mut publisher, mut socket) = (Socket::open(node, "").await, Socket::open(node, "").await);
+    let mut follower = Follower::begin(channel, &socket.attach(channel).await);
+    publish(&mut publisher, channel, 0..10).await;
+    follower.read_to(&mut socket, 9).await;
+    cut(socket);
+    follower
+}
+
+/// Comes back with the follower's position and reads to `last`, while `numbers` are published.
+async fn resume(node: &Node, follower: &mut Follower, query: &str, numbers: std::ops::Range<u64>) {
+    let mut publisher = Socket::open(node, "").await;
+    let mut socket = Socket::open(node, query).await;
+    let channel = follower.channel.clone();
+    let attached = attach_after(&mut socket, &channel, &follower.serial).await;
+    assert_eq!(attached["resumed"], true, "{attached}");
+    let last = numbers.end - 1;
+    publish(&mut publisher, &channel, numbers).await;
+    follower.read_to(&mut socket, last).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_ring_forgot_comes_from_the_store() {
+    let node = Node::start(forgetful()).await;
+    for format in ["json", "msgpack"] {
+        let mut follower = begin(&node, format).await;
+        let mut publisher = Socket::open(&node, "").await;
+        publish(&mut publisher, format, 10..3_000).await;
+        resume(&node, &mut follower, &format!("?format={format}"), 3_000..3_200).await;
+        // The position is one like any other.
+        resume(&node, &mut follower, "", 3_200..3_210).await;
+    }
+}
+
+/// What is replayed is what was published, byte for byte, but for the position.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stored_message_is_what_it_was() {
+    let node = Node::start(forgetful()).await;
+    let (mut publisher, mut live) =
+        (Socket::open(&node, "?clientId=%C3%A4").await, Socket::open(&node, "").await);
+    let attached = live.attach("a").await;
+    let drafts = [
+        json!({"name": "a\"b", "data": {"z": 1.5, "a": [null, "é"]}, "extras": {"headers": {"x": 1}}}),
+        json!({"data": null, "id": "given-1"}),
+        json!({}),
+    ];
+    let ack = publisher.ask(json!({"op": 13, "channel": "a", "messages": drafts})).await;
+    assert_eq!(ack["op"], 1);
+    let seen = live.message("a").await["messages"].as_array().expect("messages").clone();
+    publish(&mut publisher, "a", 0..100).await;
+    let mut late = Socket::open(&node, "").await;
+    let again = attach_after(&mut late, "a", &attached["serial"]).await;
+    assert_eq!((&again["resumed"], &again["serial"]), (&json!(true), &attached["serial"]));
+    for message in &seen {
+        let frame = late.message("a").await;
+        assert_eq!(frame["messages"], json!([message]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_messages_are_not_given_again_from_the_store_either() {
+    let node = Node::start(forgetful()).await;
+    let mut other = Socket::open(&node, "").await;
+    let mut socket = Socket::open(&node, "?echo=false").await;
+    let attached = other.attach("a").await;
+    for number in 0..40 {
+        let publisher = if number % 2 == 0 { &mut socket } else { &mut other };
+        publisher.publish("a", json!({"data": number})).await;
+    }
+    let attached = attach_after(&mut socket, "a", &attached["serial"]).await;
+    assert_eq!(attached["resumed"], true);
+    for number in (1..40).step_by(2) {
+        assert_eq!(socket.message("a").await["messages"][0]["data"], number);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_loses_nothing_that_was_acknowledged() {
+    for is_killed in [true, false] {
+        let mut node = node().await;
+        let (mut missed, mut idle) = (begin(&node, "a").await, begin(&node, "idle").await);
+        let mut publisher = Socket::open(&node, "").await;
+        publish(&mut publisher, "a", 10..1_000).await;
+        if !is_killed {
+            node.stop().await;
+        }
+        node.restart().await;
+        let mut publisher = Socket::open(&node, "").await;
+        publish(&mut publisher, "a", 1_000..1_500).await;
+        publish(&mut publisher, "other", 0..5).await;
+        publish(&mut publisher, "a", 1_500..2_000).await;
+        resume(&node, &mut missed, "", 2_000..2_100).await;
+        resume(&node, &mut missed, "", 2_100..2_110).await;
+        resume(&node, &mut idle, "", 10..20).await;
+        resume(&node, &mut idle, "", 20..30).await;
+    }
+}
+
+/// The identity of a connection and its place in a channel, both over a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_is_taken_up_after_a_restart() {
+    let mut node = node().await;
+    let mut socket = Socket::open(&node, "").await;
+    let mut follower = Follower::begin("a", &socket.attach("a").await);
+    let (id, key) = (socket.connected["connectionId"].clone(), socket.connected["connectionKey"].clone());
+    publish(&mut socket, "a", 0..5).await;
+    follower.read_to(&mut socket, 4).await;
+    node.restart().await;
+    let query = format!("?resume={}", key.as_str().expect("a key"));
+    let mut socket = Socket::open(&node, &query).await;
+    assert_eq!((&socket.connected["resumed"], &socket.connected["connectionId"]), (&json!(true), &id));
+    assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], true);
+    publish(&mut socket, "a", 5..9).await;
+    follower.read_to(&mut socket, 8).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_its_window_a_restart_is_told() {
+    let mut node = Node::start(unlimited().limit("resume_window_ms", 200)).await;
+    let follower = begin(&node, "a").await;
+    node.restart().await;
+    // What is missed is kept for twice the window.
+    sleep(Duration::from_millis(500)).await;
+    let mut socket = Socket::open(&node, "").await;
+    assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
+    node.restart().await;
+    node.restart().await;
+    let mut socket = Socket::open(&node, "").await;
+    assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false, "two runs ago");
+}
+
+/// Where the store has not what was missed, nobody is told that it was all.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_history_the_ring_is_all_there_is() {
+    let account = Directory::default().account("acme").channels("pattern = \"off:*\"\nhistory = false");
+    let directory = account.key("k", "s", directory::ALL);
+    let mut node = Node::start(forgetful().directory(directory, "s.k")).await;
+    let follower = begin(&node, "off:a").await;
+    let mut publisher = Socket::open(&node, "").await;
+    publish(&mut publisher, "off:a", 10..200).await;
+    let mut socket = Socket::open(&node, "").await;
+    assert_eq!(attach_after(&mut socket, "off:a", &follower.serial).await["resumed"], false);
+    node.restart().await;
+    let mut socket = Socket::open(&node, "").await;
+    assert_eq!(attach_after(&mut socket, "off:a", &follower.serial).await["resumed"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_the_directory_since_the_restart_is_told() {
+    let directory =
+        |rule: &str| Directory::default().account("acme").channels(rule).key("k", "s", directory::ALL);
+    let on = "pattern = \"a\"\nhistory = true";
+    let mut node = Node::start(unlimited().directory(directory(on), "s.k")).await;
+    let follower = begin(&node, "a").await;
+    node.restart().await;
+    node.replace_directory(&directory("pattern = \"a\"\nhistory = false"));
+    wait_until(SOON, "history is off", async || !has_history(&node).await).await;
+    let mut publisher = Socket::open(&node, "").await;
+    publish(&mut publisher, "a", 10..20).await;
+    node.replace_directory(&directory(on));
+    wait_until(SOON, "history is on again", async || has_history(&node).await).await;
+    let mut socket = Socket::open(&node, "").await;
+    assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
+}
+
+/// Whether what was published before is there to be read.
+async fn has_history(node: &Node) -> bool {
+    !history::read_all(node.addr(), &node.key(), "a", "").await.is_empty()
+}
+
+/// A slow reader holds no more of a long replay than what its socket and its outbox take.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_replay_waits_for_its_reader() {
+    let node = Node::start(forgetful()).await;
+    let mut follower = begin(&node, "large").await;
+    let mut publisher = Socket::open(&node, "").await;
+    let text = "x".repeat(30_000);
+    for number in 10..2_010 {
+        let draft = json!({"name": "n", "data": number, "extras": {"text": text}});
+        publisher.start(json!({"op": 13, "channel": "large", "messages": [draft]})).await;
+        if number % 50 == 9 {
+            for _ in 0..50 {
+                assert_eq!(publisher.next().await["op"], 1);
+            }
+        }
+    }
+    let before = node.resident_bytes();
+    let mut sockets = Vec::new();
+    for _ in 0..20 {
+        let mut socket = Socket::open(&node, "").await;
+        assert_eq!(attach_after(&mut socket, "large", &follower.serial).await["resumed"], true);
+        sockets.push(socket);
+    }
+    sleep(Duration::from_millis(500)).await;
+    let grown = node.resident_bytes().saturating_sub(before);
+    // Each would hold 60 MB.
+    assert!(grown < 100 << 20, "{grown} bytes for 20 readers that do not read");
+    let mut socket = sockets.pop().expect("one of them");
+    follower.read_to(&mut socket, 2_009).await;
+}

@@ -1,0 +1,251 @@
+//! What the store holds of what a client missed, or asks to begin with: found once, then read page by page as its socket drains.
+//!
+//! The rows of a channel stand in the order in which they were published, over all runs of the node, and what can be read of
+//! them is always a beginning. So nothing is missing where the numbers of a run follow each other by one. From one run to
+//! the next they do not: there nothing is missing if the node has stored whatever it delivered since its start.
+
+mod find;
+mod page;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fanfare_proto::frame::Format;
+use fanfare_proto::serial::Serial;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::{Input, ShardHandle};
+use crate::accounts::ChannelPolicy;
+use crate::auth::Authenticator;
+use crate::hub::{Channel, Hub};
+use crate::model::{Amount, Clock, ConnectionId, Limits, Stamp};
+use crate::origin::history::{FormerRun, HistoryStore, Position};
+use crate::publish::Publisher;
+use crate::session::Rewind;
+
+/// Questions that wait for their turn; beyond it nothing is found.
+const ASKED_MAX: usize = 65_536;
+/// Questions that the store has at a time.
+const UNDER_WAY_MAX: usize = 64;
+/// A question that the store has not answered by then is answered without it.
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
+const HOUR_MS: u64 = 3_600_000;
+
+/// The shards' way to what is stored.
+#[derive(Clone)]
+pub struct Backlog {
+    shared: Arc<Shared>,
+    asked: mpsc::Sender<Ask>,
+}
+
+struct Shared {
+    hub: Arc<Hub>,
+    store: Arc<dyn HistoryStore>,
+    publisher: Publisher,
+    auth: Arc<Authenticator>,
+    /// Of what the store stamps.
+    clock: Clock,
+    former: Option<FormerRun>,
+    /// When the node was ready, and the directory by then.
+    ready: Instant,
+    generation: u64,
+    /// How old may be what is missed: as old as what a ring keeps.
+    keep_ms: u64,
+}
+
+/// A question of a shard.
+pub(super) struct Ask {
+    pub(super) channel: Arc<Channel>,
+    pub(super) retention_hours: u32,
+    pub(super) question: Question,
+    pub(super) reply: Reply,
+}
+
+pub(super) enum Question {
+    /// What follows this stamp, up to the number `mark` of this run, after which the asker takes part in deliveries.
+    After { after: Stamp, mark: u64 },
+    /// The last messages up to the number `mark` of this run.
+    Back { rewind: Rewind, mark: u64 },
+    /// The messages after a place, in this format, but for those that this connection has published.
+    Page { place: Place, format: Format, without: Option<ConnectionId> },
+}
+
+/// Where the answer goes. Dropped without one it says that nothing was found.
+pub(super) struct Reply {
+    shard: Arc<ShardHandle>,
+    slot: u32,
+    generation: u32,
+    ticket: u64,
+    is_given: bool,
+}
+
+pub enum Found {
+    /// What follows cannot be told.
+    Nothing,
+    Begin {
+        place: Place,
+        /// Of a rewind: fewer were found than asked for, and there may be more.
+        is_cut: bool,
+    },
+    Page(Page),
+}
+
+impl Found {
+    /// Memory that it holds until it is taken.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Page(page) => page.frames.iter().map(Bytes::len).sum(),
+            Self::Nothing | Self::Begin { .. } => 0,
+        }
+    }
+}
+
+/// Some of what follows a place, in order and without a gap.
+pub struct Page {
+    pub(super) frames: Vec<Bytes>,
+    pub(super) amount: Amount,
+    pub(super) place: Place,
+}
+
+/// How far a reader has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// It has all up to here.
+    pub(super) after: Stamp,
+    /// Its next row is behind this one.
+    cursor: Position,
+    order: Order,
+}
+
+/// How the stamps of rows follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// In one run, by one.
+    Strict,
+    /// By one in the former run; then all rows of this one, and from `mark` on by one.
+    IntoThisRun { mark: u64 },
+    /// As they stand, and from `mark` of this run on by one.
+    Any { mark: u64 },
+}
+
+impl Backlog {
+    /// To be made when the node is ready, with the one that answers.
+    pub fn new(
+        publisher: Publisher,
+        auth: Arc<Authenticator>,
+        clock: Clock,
+        former: Option<FormerRun>,
+        limits: &Limits,
+    ) -> (Self, BacklogReader) {
+        let generation = auth.generation();
+        let keep_ms = 2 * limits.resume_window_ms;
+        let ready = Instant::now();
+        let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
+        let shared = Shared { hub, store, publisher, auth, clock, former, ready, generation, keep_ms };
+        let shared = Arc::new(shared);
+        let (asked, asks) = mpsc::channel(ASKED_MAX);
+        (Self { shared: Arc::clone(&shared), asked }, BacklogReader { shared, asks })
+    }
+
+    /// From where the store may tell what follows the position.
+    pub(super) fn follows(&self, position: &Serial, policy: ChannelPolicy) -> Option<Stamp> {
+        let stamp =
+            |incarnation| position.sequence_of(incarnation).map(|sequence| Stamp { incarnation, sequence });
+        let former = || self.shared.former.filter(|_| self.shared.follows_former());
+        policy.history.then(|| stamp(self.shared.hub.incarnation()))?.or_else(|| stamp(former()?.incarnation))
+    }
+
+    /// Answers with nothing at once where too much is asked.
+    pub(super) fn ask(&self, ask: Ask) {
+        // What does not fit is dropped here, which answers it.
+        self.asked.try_send(ask).ok();
+    }
+}
+
+impl Shared {
+    /// Clients of the former run may come back now, and this one has kept all that they may have missed of it.
+    fn follows_former(&self) -> bool {
+        let is_soon = self.ready.elapsed() <= Duration::from_millis(self.keep_ms);
+        is_soon && self.publisher.stores_all() && self.auth.generation() == self.generation
+    }
+
+    fn own(&self, sequence: u64) -> Stamp {
+        Stamp { incarnation: self.hub.incarnation(), sequence }
+    }
+
+    async fn answer(self: Arc<Self>, ask: Ask) {
+        let Ask { channel, retention_hours, question, reply } = ask;
+        let oldest_ms = self.clock.now_ms().saturating_sub(u64::from(retention_hours) * HOUR_MS);
+        let rows = Rows { shared: &self, channel: &channel, oldest_ms };
+        let found = async {
+            match question {
+                Question::After { after, mark } => rows.find_after(after, mark).await,
+                Question::Back { rewind, mark } => rows.find_back(rewind, mark).await,
+                Question::Page { place, format, without } => rows.page(place, format, without).await,
+            }
+        };
+        let found = tokio::time::timeout(ANSWER_WAIT, found).await;
+        reply.give(found.unwrap_or(None).unwrap_or(Found::Nothing));
+    }
+}
+
+/// The stored messages of one channel.
+struct Rows<'a> {
+    shared: &'a Shared,
+    channel: &'a Channel,
+    oldest_ms: u64,
+}
+
+/// Answers what is asked, as a task of its own.
+pub struct BacklogReader {
+    shared: Arc<Shared>,
+    asks: mpsc::Receiver<Ask>,
+}
+
+impl BacklogReader {
+    /// Until nobody can ask any more.
+    pub async fn run(mut self) {
+        let mut under_way = JoinSet::new();
+        loop {
+            tokio::select! {
+                ask = self.asks.recv(), if under_way.len() < UNDER_WAY_MAX => {
+                    let Some(ask) = ask else { return };
+                    under_way.spawn(Arc::clone(&self.shared).answer(ask));
+                }
+                Some(ended) = under_way.join_next() => {
+                    if let Err(error) = ended {
+                        tracing::error!(%error, "a question to the store ended without an answer");
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Reply {
+    pub(super) fn new(shard: Arc<ShardHandle>, slot: u32, generation: u32, ticket: u64) -> Self {
+        Self { shard, slot, generation, ticket, is_given: false }
+    }
+
+    fn give(mut self, found: Found) {
+        self.push(found);
+    }
+
+    fn push(&mut self, found: Found) {
+        self.is_given = true;
+        let Self { slot, generation, ticket, .. } = *self;
+        self.shard.push(Input::Found { slot, generation, ticket, found: Box::new(found) });
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.is_given {
+            self.push(Found::Nothing);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Messages that the hub numbered and the store has, or has not.
+
+use serde_json::value::RawValue;
+use tempfile::TempDir;
+
+use super::*;
+use crate::accounts::Accounts;
+use crate::model::{AccountId, ChannelKey, ChannelName, Message, Published};
+use crate::origin::history::{Embedded, Options};
+use crate::testing::{DirectoryText, NoTokens};
+
+const FORMER: u64 = 7;
+
+/// A node that keeps no recent messages, so that all has to come from the store.
+struct Bench {
+    shared: Shared,
+    channel: Arc<Channel>,
+    _folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let clock = Clock::system();
+        let limits = Limits { ring_bytes: 0, ..Limits::default() };
+        let store =
+            Embedded::open(folder.path(), &Options::new(true, &limits), clock.clone()).expect("a store");
+        let store: Arc<dyn HistoryStore> = Arc::new(store);
+        let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
+        let directory = DirectoryText::default().account("acme");
+        let accounts = Accounts::from_text(directory.text()).expect("a directory");
+        let auth = Arc::new(Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true));
+        let (channel, _) = hub.attach(&key(), 0);
+        let former = Some(FormerRun { incarnation: FORMER, last_ms: clock.now_ms() });
+        let shared = Shared {
+            publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store), limits.clone()),
+            generation: auth.generation(),
+            keep_ms: 2 * limits.resume_window_ms,
+            ready: Instant::now(),
+            hub,
+            store,
+            auth,
+            clock,
+            former,
+        };
+        Self { shared, channel, _folder: folder }
+    }
+
+    fn own(&self) -> u64 {
+        self.shared.hub.incarnation()
+    }
+
+    /// A message of this run, which its store may miss.
+    fn publish(&self, is_stored: bool) {
+        self.shared.hub.publish(&key(), 1, |numbering| {
+            let crate::hub::Numbering { incarnation, first_sequence, timestamp_ms } = numbering;
+            let published = message(incarnation, first_sequence, timestamp_ms);
+            if is_stored {
+                self.shared.store.append(Arc::clone(&published), Some(72), Box::new(|_| {}));
+            }
+            published
+        });
+    }
+
+    fn publish_former(&self, sequences: &[u64]) {
+        for sequence in sequences {
+            let published = message(FORMER, *sequence, self.shared.clock.now_ms());
+            self.shared.store.append(published, Some(72), Box::new(|_| {}));
+        }
+        // So that no message of this run has the time of one of the former.
+        let now_ms = self.shared.clock.now_ms();
+        self.shared.clock.raise(now_ms + 1);
+    }
+
+    fn rows(&self) -> Rows<'_> {
+        Rows { shared: &self.shared, channel: &self.channel, oldest_ms: 0 }
+    }
+
+    /// The numbers that follow, and where the reader is then; none when continuity is lost.
+    async fn read(&self, after: Stamp) -> Option<(Vec<u64>, Stamp)> {
+        let mark = self.channel.sequence();
+        let Found::Begin { mut place, .. } = self.rows().find_after(after, mark).await? else {
+            unreachable!("a beginning was asked for")
+        };
+        let mut seen = Vec::new();
+        loop {
+            let Found::Page(page) = self.rows().page(place, Format::Json, None).await? else {
+                unreachable!("a page was asked for")
+            };
+            if page.place == place {
+                return Some((seen, place.after));
+            }
+            place = page.place;
+            seen.extend(page.frames.iter().map(number_in));
+        }
+    }
+}
+
+fn key() -> ChannelKey {
+    ChannelKey::new(AccountId::new("acme"), ChannelName::new("a").expect("a name"))
+}
+
+/// The data of the one message in a frame.
+fn number_in(frame: &Bytes) -> u64 {
+    let text = String::from_utf8_lossy(frame);
+    let (_, data) = text.split_once("\"data\":").expect("a message");
+    data.split(',').next().and_then(|number| number.parse().ok()).expect("a number as data")
+}
+
+/// Its data is its number.
+fn message(incarnation: u64, sequence: u64, timestamp_ms: u64) -> Arc<Published> {
+    let data = RawValue::from_string(sequence.to_string()).expect("a number is JSON");
+    let message = Message {
+        id: format!("{incarnation}-{sequence}").into(),
+        id_given: false,
+        sequence,
+        name: None,
+        data: Some(data),
+        extras: None,
+    };
+    let connection_id = ConnectionId::from_bytes([1; 16]);
+    Published::new(key(), incarnation, timestamp_ms, connection_id, None, "k".into(), vec![message])
+}
+
+#[tokio::test]
+async fn what_follows_in_one_run_is_read_without_a_gap() {
+    let bench = Bench::new();
+    (1..=1_200).for_each(|_| bench.publish(true));
+    let own = |sequence| Stamp { incarnation: bench.own(), sequence };
+    for after in [0, 1, 599, 1_199, 1_200] {
+        let expected = ((after + 1..=1_200).collect(), own(1_200));
+        assert_eq!(bench.read(own(after)).await, Some(expected), "after {after}");
+    }
+    assert_eq!(bench.read(own(1_201)).await, None, "not numbered yet");
+}
+
+#[tokio::test]
+async fn a_message_that_is_not_stored_is_a_gap() {
+    let bench = Bench::new();
+    (1..=20).for_each(|number| bench.publish(number != 11));
+    let own = |sequence| Stamp { incarnation: bench.own(), sequence };
+    assert_eq!(bench.read(own(3)).await, None);
+    assert_eq!(bench.read(own(10)).await, None);
+    assert!(bench.read(own(11)).await.is_some());
+    bench.publish(false);
+    assert_eq!(bench.read(own(15)).await, None, "the last one is missing");
+}
+
+#[tokio::test]
+async fn the_former_run_is_followed_by_all_of_this_one() {
+    let bench = Bench::new();
+    bench.publish_former(&[3, 4, 5, 6]);
+    let former = |sequence| Stamp { incarnation: FORMER, sequence };
+    let own = |sequence| Stamp { incarnation: bench.own(), sequence };
+    assert_eq!(bench.read(former(6)).await, Some((vec![], own(0))), "its place is one of this run");
+    (1..=3).for_each(|_| bench.publish(true));
+    assert_eq!(bench.read(former(4)).await, Some((vec![5, 6, 1, 2, 3], own(3))));
+    assert_eq!(bench.read(former(9)).await, Some((vec![1, 2, 3], own(3))), "delivered, and not stored");
+    assert_eq!(bench.read(former(1)).await, None, "what was before is not known");
+}
+
+#[tokio::test]
+async fn a_gap_in_the_former_run_is_one() {
+    let bench = Bench::new();
+    bench.publish_former(&[3, 4, 6]);
+    bench.publish(true);
+    let former = |sequence| Stamp { incarnation: FORMER, sequence };
+    assert_eq!(bench.read(former(3)).await, None);
+    assert!(bench.read(former(5)).await.is_some());
+}

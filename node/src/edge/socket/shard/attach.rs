@@ -1,0 +1,176 @@
+//! Attaching: where a connection begins in a channel.
+
+use fanfare_proto::serial::Serial;
+
+use super::super::backlog::Question;
+use super::super::connection::Connection;
+use super::Shard;
+use super::replay::Replay;
+use crate::hub::{Start, Subscriber};
+use crate::model::{ChannelName, Stamp};
+use crate::session::{AttachReply, Begin, Rewind, Standing};
+
+/// Of a connection that has ended meanwhile.
+const NOWHERE: Stamp = Stamp { incarnation: 0, sequence: 0 };
+/// Why a rewind gave less than was asked for.
+const NOT_KEPT: &str = "rewind was cut: the channel keeps no history";
+
+impl Shard {
+    /// Where the channel stands for this connection: the position before the first frame that follows. None when that is
+    /// asked of the store, which answers the attach.
+    pub(super) fn subscribe(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        reply: &AttachReply,
+        delivers: bool,
+        begin: Begin,
+    ) -> Option<Standing> {
+        match begin {
+            Begin::Now => {
+                Some(standing(self.subscribe_now(connection, slot, &reply.channel, delivers), false))
+            }
+            Begin::Kept => {
+                Some(standing(self.subscribe_now(connection, slot, &reply.channel, delivers), true))
+            }
+            Begin::After(position) => self.subscribe_after(connection, slot, reply, delivers, position),
+            Begin::Back(rewind) => self.subscribe_back(connection, slot, reply, rewind),
+        }
+    }
+
+    fn subscribe_now(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        channel: &ChannelName,
+        delivers: bool,
+    ) -> Stamp {
+        let Some(open) = connection.open_mut() else { return NOWHERE };
+        let key = open.session.principal().channel(channel.clone());
+        let present = open.subscriptions.iter().find(|(name, _)| name == channel).map(|(_, number)| *number);
+        match (present, delivers) {
+            (Some(number), true) => {
+                let replay = open.replays.iter().find(|replay| replay.channel.number() == number);
+                if let Some(replay) = replay {
+                    return replay.after;
+                }
+                let own = self.subscribers.position(number, slot);
+                let position = self.services.hub.position(&key);
+                Stamp { sequence: own.unwrap_or(position.sequence), ..position }
+            }
+            (None, true) => {
+                let (channel_state, mark) = self.services.hub.attach(&key, self.index);
+                open.subscriptions.push((channel.clone(), channel_state.number()));
+                self.subscribers.add(&channel_state, Subscriber::new(slot, mark.sequence));
+                mark
+            }
+            (_, false) => {
+                self.unsubscribe(connection, slot, channel);
+                self.services.hub.position(&key)
+            }
+        }
+    }
+
+    fn subscribe_after(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        reply: &AttachReply,
+        delivers: bool,
+        position: Serial,
+    ) -> Option<Standing> {
+        let generation = connection.generation;
+        let Some(open) = connection.open_mut() else { return Some(standing(NOWHERE, false)) };
+        let account = &open.session.principal().account;
+        let policy = account.policy(reply.channel.as_str());
+        let key = open.session.principal().channel(reply.channel.clone());
+        let (messages, _) = open.session.takes(&reply.channel);
+        if !delivers {
+            let mark = self.services.hub.position(&key);
+            return Some(match self.services.hub.look_after(&key, &position) {
+                Start::Live | Start::Replay { .. } => Standing { position, resumed: true, warning: None },
+                Start::Unknown => standing(mark, false),
+            });
+        }
+        let joined = self.services.hub.attach_after(&key, self.index, &position);
+        let (channel, mark) = (joined.channel, joined.mark);
+        open.subscriptions.push((reply.channel.clone(), channel.number()));
+        let mut subscriber = Subscriber::new(slot, mark.sequence);
+        let resumed = Some(Standing { position: position.clone(), resumed: true, warning: None });
+        let (standing, replay) = match joined.start {
+            Start::Live => (resumed, None),
+            // What it missed is messages, which it does not take.
+            Start::Replay { .. } if !messages => (resumed, None),
+            Start::Replay { after } => {
+                (resumed, Some(Replay::from_ring(&channel, Stamp { sequence: after, ..mark })))
+            }
+            Start::Unknown => match self.services.backlog.follows(&position, policy).filter(|_| messages) {
+                None => (Some(standing(mark, false)), None),
+                Some(after) => {
+                    let question = Question::After { after, mark: mark.sequence };
+                    let at = (slot, generation);
+                    let replay = self.replay_stored(open, at, &channel, question, Some(reply.clone()));
+                    (None, Some(replay))
+                }
+            },
+        };
+        if let Some(replay) = replay {
+            subscriber.after_sequence = Subscriber::IN_REPLAY;
+            open.replays.push(replay);
+        }
+        self.subscribers.add(&channel, subscriber);
+        self.want_replay(connection, slot);
+        standing
+    }
+
+    fn subscribe_back(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        reply: &AttachReply,
+        rewind: Rewind,
+    ) -> Option<Standing> {
+        let generation = connection.generation;
+        let Some(open) = connection.open_mut() else { return Some(standing(NOWHERE, false)) };
+        let policy = open.session.principal().account.policy(reply.channel.as_str());
+        let key = open.session.principal().channel(reply.channel.clone());
+        let (channel, mark, recent) =
+            self.services.hub.attach_back(&key, self.index, rewind.count, rewind.since_ms);
+        open.subscriptions.push((reply.channel.clone(), channel.number()));
+        let is_stored = policy.history && !recent.is_whole;
+        let (standing, replay) = if is_stored {
+            let question = Question::Back { rewind, mark: mark.sequence };
+            let at = (slot, generation);
+            (None, self.replay_stored(open, at, &channel, question, Some(reply.clone())))
+        } else {
+            let after = Stamp { sequence: recent.after, ..mark };
+            let warning = (!recent.is_whole).then_some(NOT_KEPT);
+            let standing = Standing { warning, ..standing(after, false) };
+            (Some(standing), Replay::from_ring(&channel, after))
+        };
+        open.replays.push(replay);
+        self.subscribers.add(&channel, Subscriber::new(slot, Subscriber::IN_REPLAY));
+        self.want_replay(connection, slot);
+        standing
+    }
+
+    pub(super) fn unsubscribe(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
+        let Some(open) = connection.open_mut() else { return };
+        let Some(place) = open.subscriptions.iter().position(|(name, _)| name == channel) else { return };
+        let (_, number) = open.subscriptions.swap_remove(place);
+        let replay = open.replays.iter().position(|replay| replay.channel.number() == number);
+        let replay = replay.map(|place| open.replays.remove(place));
+        open.syncs.retain(|(channel, _)| *channel != number);
+        self.remove_subscriber(number, slot);
+        if let Some(mut replay) = replay
+            && let Some(reply) = replay.take_reply()
+        {
+            self.say_attached(connection, slot, &reply, &standing(replay.after, false));
+        }
+    }
+}
+
+fn standing(position: Stamp, resumed: bool) -> Standing {
+    let position = Serial::single(position.incarnation, position.sequence);
+    Standing { position, resumed, warning: None }
+}
