@@ -252,6 +252,17 @@ fn the_sample_is_the_reference() {
 }
 
 #[test]
+fn the_operator_is_told_of_every_limit_with_its_unit_and_default() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for setting in settings().filter(|setting| setting.table == Some("limits")) {
+        let default = (setting.show)(&Config::default()).unwrap();
+        let row = format!("| `{}` | {} | {default} |", setting.name, setting.value.to_ascii_lowercase());
+        assert!(page.contains(&row), "docs/operations.md has no row `{row}`");
+    }
+}
+
+#[test]
 fn a_certificate_and_its_key_are_given_together() {
     let files = |config: &Config| {
         config.tls_files().map(|(certificate, key)| (certificate.to_owned(), key.to_owned()))
