@@ -28,7 +28,7 @@ const TOGETHER_BYTES_MAX: usize = 1024 * 1024;
 
 /// 200 with one result per channel in the order of the request, refused ones included.
 pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> Result<Response, Refusal> {
-    let text = body.read(api, api.services.limits.http_body_bytes).await?;
+    let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
     let BatchRequest { channels, messages } = parse_batch(&text, api.services.limits.nesting)
         .map_err(|error| Refusal::malformed(error.to_string()))?;
     let results_bytes = text.len() + channels.len() * RESULT_BYTES_MAX;
@@ -51,7 +51,7 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
     }
     api.take_rate(principal, permitted * messages.len())?;
     // Before anything is published: what became of it is to be told.
-    let room = api.answers.take(results_bytes).await?;
+    let room = api.answers.take(&principal.account.id, results_bytes).await?;
     let together = (TOGETHER_BYTES_MAX / copy_bytes.max(1)).clamp(1, TOGETHER_MAX);
     let results = publish_each(api, principal, targets, &messages, together).await;
     let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));

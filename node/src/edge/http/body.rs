@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::Api;
 use super::room::{SMALL_BYTES, Share};
 use crate::edge::errors::{Kind, Refusal};
+use crate::model::AccountId;
 
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -32,8 +33,13 @@ impl Unread {
     }
 
     /// The whole body; 413 over `bytes_max`, 408 when it does not come, and 503 when there is no room for it.
-    pub(super) async fn read(mut self, api: &Api, bytes_max: usize) -> Result<Text, Refusal> {
-        let read = self.read_within(api, bytes_max).await;
+    pub(super) async fn read(
+        mut self,
+        api: &Api,
+        account: &AccountId,
+        bytes_max: usize,
+    ) -> Result<Text, Refusal> {
+        let read = self.read_within(api, account, bytes_max).await;
         if let Err(refusal) = &read
             && matches!(refusal.kind, Kind::TooLarge | Kind::Unavailable)
             && !self.waits
@@ -43,7 +49,12 @@ impl Unread {
         read
     }
 
-    async fn read_within(&mut self, api: &Api, bytes_max: usize) -> Result<Text, Refusal> {
+    async fn read_within(
+        &mut self,
+        api: &Api,
+        account: &AccountId,
+        bytes_max: usize,
+    ) -> Result<Text, Refusal> {
         let too_large = || Refusal::body_too_large(bytes_max);
         let late = || Refusal::new(Kind::TimedOut, "the body did not arrive in time");
         let limits = &api.services.limits;
@@ -53,7 +64,7 @@ impl Unread {
         }
         let mut text = Text::default();
         if announced > SMALL_BYTES {
-            text.make_room(api, announced).await?;
+            text.make_room(api, account, announced).await?;
         }
         // The client is told to send when the body is asked for.
         self.waits = false;
@@ -70,7 +81,7 @@ impl Unread {
                 return Err(too_large());
             }
             if text.share.is_none() && bytes > SMALL_BYTES {
-                text.make_room(api, bytes_max).await?;
+                text.make_room(api, account, bytes_max).await?;
             }
             text.bytes.extend_from_slice(&data);
         }
@@ -99,8 +110,8 @@ pub(super) struct Text {
 }
 
 impl Text {
-    async fn make_room(&mut self, api: &Api, bytes: usize) -> Result<(), Refusal> {
-        self.share = Some(api.bodies.take(bytes).await?);
+    async fn make_room(&mut self, api: &Api, account: &AccountId, bytes: usize) -> Result<(), Refusal> {
+        self.share = Some(api.bodies.take(account, bytes).await?);
         self.bytes.reserve_exact(bytes - self.bytes.len());
         Ok(())
     }

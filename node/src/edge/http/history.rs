@@ -85,7 +85,7 @@ async fn rows(
     let record_bytes_max = api.services.limits.message_bytes + RECORD_BYTES_MAX;
     let page_bytes_max =
         (query.bytes_max + record_bytes_max).min(query.limit.saturating_mul(record_bytes_max));
-    let room = api.answers.take(page_bytes_max).await?;
+    let room = api.answers.take(&principal.account.id, page_bytes_max).await?;
     let found = match read_full(api, query).await {
         Err(StoreError::Off) if kind == RowKind::Presence => HistoryPage::default(),
         found => found?,

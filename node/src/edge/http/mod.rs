@@ -94,7 +94,7 @@ async fn serve(api: Arc<Api>, request: Request) -> Response {
     let route = Route::of(request.uri().path());
     let template = route.template;
     let response = match without_panic(answer(&api, route, request)).await {
-        Ok(answered) => api.answers.hold(answered.unwrap_or_else(Refusal::into_response)),
+        Ok(answered) => answered.unwrap_or_else(Refusal::into_response),
         Err(_) => {
             tracing::error!(route = template, "a request handler panicked");
             Refusal::internal().into_response()
@@ -124,7 +124,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         route.takes(head.method.as_str())?;
     }
     let query = head.uri.query();
-    match route.action {
+    let answered = match route.action {
         Action::Time => Ok(time(api)),
         Action::Integrations { kind } => Ok(integrations::targets(&principal, kind)),
         Action::ConnectionCount => Ok(connections::count(api, &principal)),
@@ -153,7 +153,8 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         Action::NotFound | Action::UpgradeRequired | Action::EventStream | Action::ExchangeToken { .. } => {
             Err(Refusal::not_found())
         }
-    }
+    };
+    Ok(api.answers.hold(&principal.account.id, answered?))
 }
 
 /// For signers whose clock is off.

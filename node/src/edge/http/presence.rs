@@ -32,7 +32,7 @@ pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result
         let data = member.data.as_ref().map_or(0, |data| data.get().len());
         size_of::<(MemberId, Member)>() + id.client_id.as_str().len() + data
     });
-    let room = api.answers.take_now(bytes.sum())?;
+    let room = api.answers.take_now(&principal.account.id, bytes.sum())?;
     let members = members.into_iter();
     let mut response = Response::new(Body::new(MembersBody { members, begun: false, ended: false }));
     response.extensions_mut().insert(room);

@@ -18,7 +18,7 @@ pub(super) async fn publish(
     body: Unread,
 ) -> Result<Response, Refusal> {
     let key = api.allowed_channel(principal, channel, Operation::Publish)?;
-    let text = body.read(api, api.services.limits.http_body_bytes).await?;
+    let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
     let messages = parse_publish(&text, api.services.limits.nesting)
         .map_err(|error| Refusal::malformed(error.to_string()))?;
     let _share = text.into_share();

@@ -12,6 +12,7 @@ use super::{Api, authorization};
 use crate::auth::Principal;
 use crate::edge::PeerAddress;
 use crate::edge::errors::Refusal;
+use crate::model::AccountId;
 
 pub(super) async fn exchange(
     api: &Api,
@@ -19,7 +20,8 @@ pub(super) async fn exchange(
     head: &Parts,
     body: Unread,
 ) -> Result<Response, Refusal> {
-    let text = body.read(api, api.services.limits.token_request_bytes).await?;
+    // Before it is known whose it is.
+    let text = body.read(api, &AccountId::new(""), api.services.limits.token_request_bytes).await?;
     let peer: Option<IpAddr> = head.extensions.get::<PeerAddress>().map(|peer| peer.0);
     let details = api.services.auth.exchange(peer, key_name, &authorization(&head.headers), &text).await?;
     let mut response = body::json(&details);
@@ -33,6 +35,6 @@ pub(super) async fn revoke(
     key_name: &str,
     body: Unread,
 ) -> Result<Response, Refusal> {
-    let text = body.read(api, api.services.limits.token_request_bytes).await?;
+    let text = body.read(api, &principal.account.id, api.services.limits.token_request_bytes).await?;
     Ok(body::json(&api.services.auth.revoke_tokens(principal, key_name, &text).await?))
 }
