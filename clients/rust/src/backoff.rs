@@ -25,11 +25,13 @@ impl Backoff {
         self.last
     }
 
-    /// A connection held for this long. One that holds no longer than it was waited for does not begin the delays anew.
-    pub(crate) fn held(&mut self, time: Duration) {
-        if time >= self.last {
+    /// A connection lasted this long. True begins the delays anew: it has lasted longer than was waited for it.
+    pub(crate) fn has_held(&mut self, time: Duration) -> bool {
+        let held = time >= self.last.max(self.options.delay_min);
+        if held {
             self.next = self.options.delay_min;
         }
+        held
     }
 }
 
@@ -54,10 +56,10 @@ mod tests {
     fn only_a_connection_that_held_begins_the_delays_anew() {
         let mut backoff = Backoff::new(Reconnect { delay_min: MS(100), delay_max: MS(1_000) });
         for expected in [100, 200, 400] {
-            backoff.held(MS(10));
+            assert!(!backoff.has_held(MS(10)));
             assert_eq!(backoff.wait(u16::MAX), MS(expected));
         }
-        backoff.held(MS(400));
+        assert!(backoff.has_held(MS(400)));
         assert_eq!(backoff.wait(u16::MAX), MS(100));
     }
 }

@@ -51,11 +51,15 @@ impl Driver {
         let mut first = Vec::new();
         let ending = loop {
             let began = Instant::now();
-            let end = self.serve(dialled, first).await;
+            let mut end = self.serve(dialled, first).await;
             self.shared.unlinked();
             let again = !matches!(end.ending, Ending::Refused { .. }) && !self.shared.is_closing();
             let Some(backoff) = backoff.as_mut().filter(|_| again) else { break end.ending };
-            backoff.held(began.elapsed());
+            if !backoff.has_held(began.elapsed()) {
+                // A node that asks again and again to come back at once is not taken at its word.
+                let after = Instant::now() + wait(backoff);
+                end.not_before = Some(end.not_before.map_or(after, |at| at.max(after)));
+            }
             match self.come_back(end, backoff).await {
                 Ok(next) => {
                     first = self.shared.linked(&next);
@@ -80,6 +84,7 @@ impl Driver {
             half: read,
             format,
             heartbeat_ms: connected.heartbeat_ms,
+            clock: (connected.server_time, Instant::now()),
             outgoing,
             last_sent,
             pages: HashMap::new(),

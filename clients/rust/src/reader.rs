@@ -20,6 +20,8 @@ use crate::writer::{LastSent, Outgoing};
 const SILENCE_EXTRA: Duration = Duration::from_secs(10);
 /// Before the library asks again for what the node could not give at the moment.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// Half a minute before a token expires the node asks for another; with less notice than this the token is a short one.
+const TOKEN_NOTICE: Duration = Duration::from_secs(25);
 /// Nack 42900 with it: a limit that does not pass by itself.
 const CHANNEL_LIMIT: &str = "channel_limit";
 
@@ -27,6 +29,8 @@ pub(crate) struct Reader<'a> {
     pub(crate) half: ReadHalf,
     pub(crate) format: Format,
     pub(crate) heartbeat_ms: u64,
+    /// The node's epoch milliseconds, and when it said so.
+    pub(crate) clock: (u64, Instant),
     pub(crate) outgoing: mpsc::Sender<Outgoing>,
     pub(crate) last_sent: LastSent,
     /// Pages of member lists that are not whole yet, by channel.
@@ -91,6 +95,7 @@ impl Reader<'_> {
             op::CONNECTED => {
                 self.heartbeat_ms = frame.heartbeat_ms.unwrap_or(self.heartbeat_ms);
                 self.driver.dialler.connection_key.clone_from(&frame.connection_key);
+                self.clock = (frame.server_time.unwrap_or_default(), Instant::now());
             }
             _ => {}
         }
@@ -164,14 +169,25 @@ impl Reader<'_> {
     /// True when the application's source is asked for a token; then it has nothing to do itself unless that fails.
     fn fetch_token(&mut self, expires: Option<u64>) -> bool {
         let Some(source) = self.driver.dialler.wallet.source().cloned() else { return false };
+        let left =
+            expires.map_or(Duration::ZERO, |at| Duration::from_millis(at.saturating_sub(self.server_ms())));
+        // The node asks at once when a token holds for less than its usual notice; the next may be no better.
+        let wait = if left < TOKEN_NOTICE { left / 2 } else { Duration::ZERO };
         let (shared, events) = (Arc::clone(&self.driver.shared), self.driver.events.clone());
         self.spawn(async move {
+            sleep(wait).await;
             match source.fetch().await {
                 Ok(access_token) => shared.start_own(Body::Auth { access_token }).await,
                 Err(_) => drop(events.send(Event::AuthRequired { expires }).await),
             }
         });
         true
+    }
+
+    /// The node's clock, in epoch milliseconds.
+    fn server_ms(&self) -> u64 {
+        let (server_ms, at) = self.clock;
+        server_ms + u64::try_from(at.elapsed().as_millis()).unwrap_or_default()
     }
 
     fn spawn(&mut self, errand: impl Future<Output = ()> + Send + 'static) {

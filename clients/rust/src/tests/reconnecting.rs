@@ -315,7 +315,7 @@ async fn tokens_come_from_the_application_when_the_node_wants_one() {
         let (mut server, request) = Server::accept_with_request(&listener).await;
         assert!(request.contains("authorization: Bearer t1\r\n"), "{request}");
         server.say(&connected("k", false)).await;
-        server.say(&json!({"op": 15, "code": 40142, "expires": 5})).await;
+        server.say(&json!({"op": 15, "code": 40142, "expires": 60_000})).await;
         let auth = server.hear().await;
         assert_eq!((&auth["op"], &auth["accessToken"]), (&json!(15), &json!("t2")));
         server.say(&json!({"op": 1, "id": auth["id"]})).await;
@@ -424,4 +424,54 @@ async fn a_silent_node_is_left_and_one_that_speaks_is_answered() {
     assert!(matches!(lost, Some(Event::Disconnected { ending: Ending::Silent, .. })), "{lost:?}");
     assert_eq!(next(&mut client).await, "connected k2");
     soon(tasks.join_all()).await;
+}
+
+#[tokio::test]
+async fn a_node_that_calls_back_at_once_again_and_again_is_given_time() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut server = Server::connected(&listener).await;
+        let first = Instant::now();
+        for _ in 0..3 {
+            server.say(&json!({"op": 4, "code": 42900, "reconnectAfterMs": 0})).await;
+            drop(server);
+            server = again(&listener, "&resume=k", "k").await;
+        }
+        // At the least half of 100, of 200 and of 400 ms.
+        assert!(first.elapsed() >= Duration::from_millis(350), "{:?}", first.elapsed());
+    });
+    let reconnect = Reconnect { delay_min: Duration::from_millis(100), delay_max: Duration::from_secs(1) };
+    let options = Options { reconnect: Some(reconnect), ..options(addr) };
+    let client = Client::connect(options).await.expect("connected");
+    soon(tasks.join_all()).await;
+    drop(client);
+}
+
+#[tokio::test]
+async fn a_token_that_holds_for_a_moment_is_not_asked_for_all_the_time() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut server = Server::connected(&listener).await;
+        let first = Instant::now();
+        for number in 2..5 {
+            // It is 1 ms in the epoch.
+            server.say(&json!({"op": 15, "code": 40142, "expires": 401})).await;
+            let auth = server.hear().await;
+            assert_eq!(auth["accessToken"], format!("t{number}"));
+            server.say(&json!({"op": 1, "id": auth["id"]})).await;
+            server.say(&connected("k", true)).await;
+        }
+        assert!(first.elapsed() >= Duration::from_millis(500), "{:?}", first.elapsed());
+    });
+    let count = Arc::new(AtomicU32::new(0));
+    let source = TokenSource::new(move || {
+        let number = count.fetch_add(1, Ordering::Relaxed) + 1;
+        async move { Ok(format!("t{number}")) }
+    });
+    let options = Options { credential: Credential::TokensFrom(source), ..reconnecting(addr) };
+    let client = Client::connect(options).await.expect("connected");
+    soon(tasks.join_all()).await;
+    drop(client);
 }
