@@ -93,6 +93,9 @@ async fn a_lost_link_is_told_with_whether_anything_is_missing() {
         following.printed(4).await.iter().map(|line| json_of(line)["data"].clone()).collect();
     assert_eq!(numbers, [0, 1, 2, 3]);
 
+    let exit = node.stop().await;
+    assert!(exit.success(), "{exit}");
+    told = following.told("the node says to come back later, code 50003", told).await;
     node.restart().await;
     proxy.turn_to(node.addr());
     told = following.told("messages may be missing here (resumed: false)", told).await;

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use fanfare_client::{Client, Credential, Draft, Event, Options, Reconnect};
-use fanfare_cluster_tests::{Proxy, SOON, history};
+use fanfare_client::sign::{self, JwtParams};
+use fanfare_client::{Client, Credential, Draft, Event, Key, Options, Reconnect, TokenSource};
+use fanfare_cluster_tests::{Proxy, SOON, clock, history, wait_until};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -109,4 +110,40 @@ async fn a_client_with_all_its_channels_comes_back_as_who_it_was() {
     let told = watcher.next().await;
     assert_eq!(told["presence"][0]["action"], "leave", "and nothing before it: {told}");
     client.close().await.expect("closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_outlives_its_tokens_and_comes_back_after_one_has_expired() {
+    let node = Node::start(NodeOptions::default()).await;
+    let proxy = Proxy::to(node.addr()).await;
+    let key: Key = node.key().parse().expect("a key");
+    let source = TokenSource::new(move || {
+        let capability = r#"{"*":["subscribe"]}"#.to_owned();
+        let token = sign::jwt(&key, &JwtParams { capability, client_id: None, issued_s: None, ttl_s: 2 });
+        async move { Ok(token?) }
+    });
+    let plain = options(&node, &proxy);
+    let mut client = Client::connect(Options { credential: Credential::TokensFrom(source), ..plain })
+        .await
+        .expect("connected");
+    client.attach("a").await.expect("attached");
+    let id = client.connected().connection_id.clone();
+    for _ in 0..3 {
+        let Event::Connected(connected) = next(&mut client).await else { unreachable!("a fresh token") };
+        assert_eq!((connected.resumed, &connected.connection_id), (true, &id));
+    }
+    let expires = client.connected().expires.expect("a token expires");
+    proxy.turn_to(([127, 0, 0, 1], 1).into());
+    proxy.cut();
+    let lost = next(&mut client).await;
+    assert!(matches!(lost, Event::Disconnected { .. }), "{lost:?}");
+    wait_until(SOON, "the token to expire", async || clock::now_ms() > expires + 1_000).await;
+    proxy.turn_to(node.addr());
+    loop {
+        match next(&mut client).await {
+            Event::Attached(attached) => break assert!(attached.resumed, "{attached:?}"),
+            Event::Connected(connected) => assert!(connected.resumed, "{connected:?}"),
+            other => unreachable!("{other:?}"),
+        }
+    }
 }
