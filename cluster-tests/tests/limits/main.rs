@@ -25,6 +25,7 @@
 //! | ttl, nonce, timestamp of a token request | `token_rules::requests`, `auth::tests::exchange` |
 //! | times of a JWT | `token_rules::signed`, `auth::tests::jwt` |
 //! | length of a token | here; at issue `auth::tests::exchange` |
+//! | messages of a rewind | `session::tests::rewind`; `continuity::rewind` |
 //! | heartbeat, silence | `raw_socket`, `socket_session::basics` |
 //! | headers: bytes, time | here; `raw_socket` |
 //! | outbox: bytes, time without progress | `socket_session::limits`, `whole_node` |
