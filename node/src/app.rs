@@ -115,7 +115,7 @@ impl App {
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
-        let former = store.begin(hub.incarnation()).await.map_err(StartError::at("cannot use the store"))?;
+        let former = former_run(&*store, &hub).await;
         let identities = Arc::new(identities(&config, &hub, former.as_ref(), &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
         let (backlog, backlog_reader) =
@@ -277,6 +277,14 @@ async fn open_auth(
     let revoked = revoked.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
     auth.restore_revocations(&revoked);
     Ok(Arc::new(auth))
+}
+
+/// A disk that takes no write leaves what can still be served.
+async fn former_run(store: &dyn HistoryStore, hub: &Hub) -> Option<FormerRun> {
+    store.begin(hub.incarnation()).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "nobody can be resumed from the run before");
+        None
+    })
 }
 
 fn identities(

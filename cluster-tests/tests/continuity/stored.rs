@@ -215,3 +215,55 @@ async fn a_long_replay_waits_for_its_reader() {
     let mut socket = sockets.pop().expect("one of them");
     follower.read_to(&mut socket, 2_009).await;
 }
+
+/// Everybody is back at once after a restart, and has missed something on some channels and nothing on others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_herd_is_resumed_after_a_restart() {
+    const SOCKETS: usize = 200;
+    const CHANNELS: usize = 10;
+    let mut node = node().await;
+    let mut sockets = Vec::new();
+    for _ in 0..SOCKETS {
+        sockets.push(Socket::open(&node, "").await);
+    }
+    let mut serials = Vec::new();
+    for (place, socket) in sockets.iter_mut().enumerate() {
+        for channel in 0..CHANNELS {
+            let attached = socket.attach(&format!("{}:{channel}", place % 50)).await;
+            serials.push(attached["serial"].clone());
+        }
+    }
+    let mut publisher = Socket::open(&node, "").await;
+    drop(sockets);
+    for group in 0..50 {
+        publish(&mut publisher, &format!("{group}:0"), 0..3).await;
+    }
+    node.restart().await;
+    let mut sockets = Vec::new();
+    for place in 0..SOCKETS {
+        let mut socket = Socket::open(&node, "").await;
+        for channel in 0..CHANNELS {
+            let serial = &serials[place * CHANNELS + channel];
+            let name = format!("{}:{channel}", place % 50);
+            socket.start(json!({"op": 8, "channel": name, "serial": serial})).await;
+        }
+        sockets.push(socket);
+    }
+    for socket in &mut sockets {
+        let (mut attached, mut missed) = (0, 0);
+        while attached < CHANNELS || missed < 3 {
+            let frame = socket.next().await;
+            match frame["op"].as_u64() {
+                Some(9) => {
+                    assert_eq!(frame["resumed"], true, "{frame}");
+                    attached += 1;
+                }
+                Some(13) => {
+                    assert_eq!(frame["messages"][0]["data"], missed);
+                    missed += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+}

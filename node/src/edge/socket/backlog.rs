@@ -28,7 +28,7 @@ use crate::publish::Publisher;
 use crate::session::Rewind;
 
 /// Questions that wait for their turn; beyond it nothing is found.
-const ASKED_MAX: usize = 65_536;
+const ASKED_MAX: usize = 262_144;
 /// Questions that the store has at a time.
 const UNDER_WAY_MAX: usize = 64;
 /// A question that the store has not answered by then is answered without it.
