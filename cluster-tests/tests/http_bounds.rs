@@ -271,3 +271,22 @@ async fn bodies_that_nobody_finishes_are_bounded_over_all_connections() {
     publish_large(&mut connection, &node.key(), "large", 30).await;
     node.assert_well().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_in_tiny_chunks_takes_no_more_than_its_bytes() {
+    const BODY_BYTES: usize = 1024 * 1024;
+    let node = Arc::new(Node::start(NodeOptions::default()).await);
+    let authorization = http::basic(&node.key());
+    let before = node.resident_bytes() / (1024 * 1024);
+    let peak = Peak::of(&node);
+    let mut raw = Raw::connect(node.addr()).await;
+    let head = format!(
+        "POST /api/channels/large/publish HTTP/1.1\r\nhost: localhost\r\nauthorization: {authorization}\r\n\
+         transfer-encoding: chunked\r\n\r\n"
+    );
+    let chunks = "1\r\n \r\n".repeat(BODY_BYTES);
+    assert!(raw.write(head.as_bytes()).await && raw.write(chunks.as_bytes()).await);
+    assert!(raw.write(b"2\r\n{}\r\n0\r\n\r\n").await);
+    assert_eq!(raw.response(SOON).await.expect("an answer").0, 200);
+    assert!(peak.mib() < before + 16, "1 MiB of chunks took {} MiB", peak.mib() - before);
+}

@@ -330,7 +330,8 @@ fn members(page: &Event) -> Vec<(&str, &Value)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_is_not_read_ends_alone() {
-    let node = Node::start(options().limit("outbox_bytes", 256 * 1024)).await;
+    let options = options().limit("outbox_bytes", 256 * 1024).limit("http_stall_ms", 1_000);
+    let node = Node::start(options).await;
     let slow = Raw::connect_slow(node.addr(), 16 * 1024).await;
     let mut slow = Events { raw: slow, text: String::new(), waiting: VecDeque::new() };
     let head = format!("GET /realtime/sse?channel=a&key={KEY} HTTP/1.1\r\nhost: localhost\r\n\r\n");
@@ -352,5 +353,7 @@ async fn a_stream_that_is_not_read_ends_alone() {
         get(&node, "/api/connections/count").await["connections"] == 1
     })
     .await;
+    let closed = async || !slow.raw.write(b"\r\n").await;
+    wait_until(SOON, "what it left unread to be given up", closed).await;
     node.assert_well().await;
 }
