@@ -29,6 +29,8 @@ const LANES_MIN: usize = 16;
 const FORMAT: &str = "format";
 /// Part of what the listener leaves to the node of the files that it may open.
 const CACHED_FILES: usize = 128;
+/// Beyond it fjall flushes what holds the oldest journal. A journal also holds the tables in it that were dropped, in memory.
+const JOURNALS_BYTES: u64 = 128 * 1024 * 1024;
 /// Small, since a journal stays until every keyspace in it is flushed, and each group has a row here.
 const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
 const FORMAT_VERSION: &[u8] = b"fanfare 1";
@@ -119,6 +121,7 @@ struct Opened {
     state: Table,
     partitions: Partitions,
     highest_ms: u64,
+    journal_bytes: u64,
 }
 
 impl Opened {
@@ -127,9 +130,12 @@ impl Opened {
         let database = Database::builder(path)
             .manual_journal_persist(true)
             .max_cached_files(Some(CACHED_FILES))
+            .max_journaling_size(JOURNALS_BYTES)
             .open()
             .map_err(explain)?;
         let is_new = database.keyspace_count() == 0;
+        // A new journal is as large as it will be, and empty.
+        let journal_bytes = if is_new { 0 } else { database.journal_disk_space().map_err(explain)? };
         let state = Table::open(&database, "state", STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
         let found = state.keyspace().get(FORMAT).map_err(explain)?;
         match found.as_deref() {
@@ -149,7 +155,7 @@ impl Opened {
         let highest_ms =
             highest_ms.and_then(|value| value.first_chunk().copied()).map_or(0, u64::from_be_bytes);
         let partitions = Partitions::open(database.clone()).map_err(explain)?;
-        Ok(Self { database, state, partitions, highest_ms })
+        Ok(Self { database, state, partitions, highest_ms, journal_bytes })
     }
 
     fn start(self, path: &Path, options: &Options, clock: Clock) -> io::Result<Embedded> {
@@ -183,6 +189,7 @@ impl Opened {
             answers,
             status: status.clone(),
             highest_ms: self.highest_ms,
+            unflushed: usize::try_from(self.journal_bytes).unwrap_or(usize::MAX),
         };
         let threads = Mutex::default();
         // Made first, so that a thread that cannot be started ends those that were.

@@ -65,6 +65,11 @@ impl Table {
         batch.remove(&self.keyspace, key);
     }
 
+    /// Has what is in memory flushed by another thread.
+    pub(super) fn seal(&self) -> fjall::Result<()> {
+        self.keyspace.rotate_memtable().map(|_| ())
+    }
+
     /// What it holds in memory that is not sealed, also from the journal when it was opened.
     pub(super) fn unsealed(&self) -> u64 {
         self.keyspace.tree.active_memtable().size()
@@ -72,24 +77,26 @@ impl Table {
 }
 
 /// Between two commits: seals what is full, and the largest while all together are too large. Waits while too much of it
-/// is not flushed yet.
-pub(super) fn seal_full(tables: &[Table]) -> fjall::Result<()> {
+/// is not flushed yet. Says whether anything was sealed.
+pub(super) fn seal_full(tables: &[Table]) -> fjall::Result<bool> {
     let mut unsealed: Vec<(u64, &Table)> = tables.iter().map(|table| (table.unsealed(), table)).collect();
     unsealed.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let mut total: u64 = unsealed.iter().map(|(bytes, _)| bytes).sum();
     let until = Instant::now() + FLUSH_WAIT;
+    let mut sealed = false;
     for (bytes, table) in unsealed {
         if total <= UNSEALED_TOTAL_BYTES_MAX && bytes < table.unsealed_max {
             continue;
         }
         while tables.iter().map(|table| table.keyspace.sealed_memtable_count()).sum::<usize>() >= SEALED_MAX {
             if Instant::now() > until {
-                return Ok(());
+                return Ok(sealed);
             }
             thread::sleep(Duration::from_millis(1));
         }
-        table.keyspace.rotate_memtable()?;
+        table.seal()?;
+        sealed = true;
         total -= bytes;
     }
-    Ok(())
+    Ok(sealed)
 }

@@ -1,5 +1,6 @@
 //! The contract over the embedded store, and what is its own: folders, full queues, refused writes.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -7,7 +8,7 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 use super::ids::Remembered;
-use super::{Embedded, OpenError, Options, keys, tables};
+use super::{DAY_MS, Embedded, OpenError, Options, keys, tables};
 use crate::model::{Clock, Limits, Message, Published, Stamp};
 use crate::origin::history::contract::{
     PATIENCE, Place, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query, raw,
@@ -380,4 +381,57 @@ fn copy(from: &Path, to: &Path) {
             std::fs::copy(entry.path(), target).expect("copied");
         }
     }
+}
+
+/// Bytes of the files with this ending, as they lie on the disk.
+fn journal_bytes(folder: &Path) -> u64 {
+    let files = std::fs::read_dir(folder).expect("read").map(|entry| entry.expect("read"));
+    let journals = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "jnl"));
+    journals.map(|file| file.metadata().map_or(0, |file| file.blocks() * 512)).sum()
+}
+
+/// A rare row that is kept for long, and days that are dropped before their table is full, on a node that is started
+/// anew after so many.
+fn small_days(days_of_a_run: u64) {
+    let folder = folder();
+    let mut store = open(&folder).expect("opens");
+    let now_ms = Clock::system().now_ms();
+    append_for(&store, messages(&channel("acme", "rare"), now_ms, 1..=1), 365 * 24).expect("stored");
+    // Shorter than what the journal compresses.
+    let data = raw(&format!("\"{}\"", "x".repeat(3_500)));
+    let (key, mut written) = (channel("acme", "busy"), 0);
+    for day in 0..28 {
+        let day_ms = now_ms + day * DAY_MS;
+        for part in 0..8 {
+            let first = (day * 8 + part) * 300 + 1;
+            let message = |sequence: u64| Message {
+                data: data.clone(),
+                ..message(sequence, &format!("m{sequence}"), false)
+            };
+            let part = published(&key, day_ms, (first..first + 300).map(message).collect());
+            append_for(&store, part, 1).expect("stored");
+            written += 300 * 3_500;
+        }
+        store.sweep(day_ms).expect("swept");
+        let kept = journal_bytes(folder.path());
+        assert!(kept < 192 * MIB, "day {day}: {} MiB of {} MiB", kept / MIB, written / MIB);
+        if day % days_of_a_run == days_of_a_run - 1 {
+            store.shutdown();
+            drop(store);
+            store = open(&folder).expect("opens");
+        }
+    }
+    assert!(written > 220 * MIB);
+    let rare = wait(store.read(query(&channel("acme", "rare")))).expect("read");
+    assert_eq!(rare.rows.len(), 1, "what held the journals is still there");
+}
+
+#[test]
+fn journals_do_not_outlive_the_days_that_they_hold() {
+    small_days(28);
+}
+
+#[test]
+fn journals_are_cleared_also_when_no_run_fills_one() {
+    small_days(6);
 }

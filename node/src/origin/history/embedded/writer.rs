@@ -26,6 +26,9 @@ const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
 
 /// How much is written between two looks at what the tables hold in memory.
 const LOOK_BYTES: usize = 1024 * 1024;
+/// How much is written at most without a flush: only then does fjall begin a new journal, and clear away old ones. Tables of days
+/// that are dropped before they are full would never bring one about.
+const JOURNAL_BYTES: usize = 64 * 1024 * 1024;
 /// What a row takes beside its key and value, about.
 const ROW_BYTES: usize = 100;
 
@@ -95,6 +98,8 @@ pub(super) struct Writer {
     pub(super) answers: mpsc::Sender<Answers>,
     pub(super) status: Arc<Health>,
     pub(super) highest_ms: u64,
+    /// Bytes of the journal since a flush.
+    pub(super) unflushed: usize,
 }
 
 impl Writer {
@@ -110,20 +115,31 @@ impl Writer {
             if self.answers.send(answers).is_err() {
                 return;
             }
-            unlooked += weight.bytes + weight.items * ROW_BYTES;
+            let written = weight.bytes + weight.items * ROW_BYTES;
+            unlooked += written;
+            self.unflushed = self.unflushed.saturating_add(written);
             if unlooked >= LOOK_BYTES {
                 unlooked = 0;
-                self.seal_full();
+                self.seal();
             }
             self.status.end();
         }
     }
 
-    fn seal_full(&self) {
+    fn seal(&mut self) {
         let mut tables = self.partitions.tables();
         tables.push(self.state.clone());
-        if let Err(error) = tables::seal_full(&tables) {
-            tracing::error!(%error, "store did not seal its tables");
+        let sealed = tables::seal_full(&tables).and_then(|sealed| {
+            let due = !sealed && self.unflushed >= JOURNAL_BYTES;
+            if due {
+                self.state.seal()?;
+            }
+            Ok(sealed || due)
+        });
+        match sealed {
+            Ok(true) => self.unflushed = 0,
+            Ok(false) => {}
+            Err(error) => tracing::error!(%error, "store did not seal its tables"),
         }
     }
 
