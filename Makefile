@@ -16,6 +16,7 @@ run:
 
 # The tests of the cluster run the real binary, so it is built before them.
 test: format-and-clippy asyncapi
+	cluster-tests/browser.sh
 	cargo build --locked -p fanfare
 	cargo test --locked --workspace
 	cluster-tests/openapi.sh

@@ -1,0 +1,139 @@
+//! A real browser against a real node: event stream, socket, CORS, and what becomes of the stream over a restart.
+
+use std::collections::HashSet;
+use std::process::{Child, Command, Stdio};
+
+use fanfare_cluster_tests::{Node, NodeOptions, Proxy, SOON, Socket};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PAGE: &str = include_str!("page.html");
+const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+
+/// A browser with one page. Dropping it ends it.
+struct Browser {
+    process: Child,
+    _folder: TempDir,
+}
+
+impl Browser {
+    /// None where there is no browser, which is a failure in CI.
+    fn open(fragment: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let page = folder.path().join("page.html");
+        std::fs::write(&page, PAGE).expect("the folder is writable");
+        let begin = |browser: &&str| {
+            Command::new(browser)
+                // Root has no other way, and nothing foreign is opened.
+                .args([
+                    "--headless",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--disable-dev-shm-usage",
+                    "--no-first-run",
+                ])
+                .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
+                .arg(format!("file://{}#{fragment}", page.display()))
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .ok()
+        };
+        let Some(process) = BROWSERS.iter().find_map(begin) else {
+            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI needs one of {BROWSERS:?}");
+            eprintln!("NOT CHECKED: none of {BROWSERS:?} is here");
+            return None;
+        };
+        Some(Self { process, _folder: folder })
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What the page has told, by name. A report whose answer is lost in the restart is told again under its id.
+#[derive(Default)]
+struct Reports {
+    told: Vec<(String, Value)>,
+    ids: HashSet<String>,
+}
+
+impl Reports {
+    /// Reads on until all of these were told, in this order among those of the same name.
+    async fn wait_for(&mut self, socket: &mut Socket, name: &str, expected: &[Value]) {
+        let end = tokio::time::Instant::now() + SOON;
+        while self.of(name).len() < expected.len() {
+            let left = end.saturating_duration_since(tokio::time::Instant::now());
+            let frame = socket.next_within(left).await;
+            let frame = frame.unwrap_or_else(|end| unreachable!("{name}: {end:?} after {:?}", self.told));
+            for message in frame["messages"].as_array().into_iter().flatten() {
+                let text =
+                    |field: &str| message[field].as_str().expect("a report has a name and an id").to_owned();
+                if self.ids.insert(text("id")) {
+                    self.told.push((text("name"), message["data"].clone()));
+                }
+            }
+        }
+        assert_eq!(self.of(name), expected, "{name}");
+    }
+
+    fn of(&self, name: &str) -> Vec<Value> {
+        self.told.iter().filter(|(own, _)| own == name).map(|(_, data)| data.clone()).collect()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_listens_and_publishes_and_misses_nothing_over_a_restart() {
+    let mut node = Node::start(NodeOptions::default()).await;
+    let (proxy, door) = (Proxy::to(node.addr()).await, Proxy::to(node.addr()).await);
+    let mut socket = Socket::open(&node, "").await;
+    socket.attach("report").await;
+    socket.publish("news", json!({"data": "before"})).await;
+    let fragment = format!("{},{},{}", proxy.addr(), door.addr(), node.key());
+    let Some(_browser) = Browser::open(&fragment) else { return };
+    let mut reports = Reports::default();
+    reports.wait_for(&mut socket, "stream attached", &[json!(false), json!(false)]).await;
+    reports.wait_for(&mut socket, "socket attached", &[json!("1")]).await;
+    reports.wait_for(&mut socket, "refused", &[json!(40100)]).await;
+    reports.wait_for(&mut socket, "closed", &[json!(4001)]).await;
+    let unauthorized = json!([401, {"error": "unauthorized"}]);
+    reports.wait_for(&mut socket, "unauthorized", &[unauthorized]).await;
+
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.publish("news", json!({"data": {"text": "é"}})).await;
+    publisher.publish("sport: ball/é", json!({"data": 1})).await;
+    let mut told = vec![json!(["news", {"text": "é"}]), json!(["sport: ball/é", 1])];
+    reports.wait_for(&mut socket, "stream message", &told).await;
+    reports.wait_for(&mut socket, "socket message", &[json!("before"), json!({"text": "é"})]).await;
+
+    // The link of the stream alone is cut, and the browser comes back by itself.
+    proxy.cut();
+    publisher.publish("news", json!({"data": "while cut"})).await;
+    told.push(json!(["news", "while cut"]));
+    reports.wait_for(&mut socket, "stream message", &told).await;
+    let attached = [false, false, true, true].map(|resumed| json!(resumed));
+    reports.wait_for(&mut socket, "stream attached", &attached).await;
+    node.assert_well().await;
+
+    publisher.publish("news", json!({"data": "before the end"})).await;
+    told.push(json!(["news", "before the end"]));
+    reports.wait_for(&mut socket, "stream message", &told).await;
+    node.kill();
+    node.restart().await;
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.publish("news", json!({"data": "after a restart"})).await;
+    let mut socket = Socket::open(&node, "").await;
+    socket.attach("report").await;
+    proxy.turn_to(node.addr());
+    door.turn_to(node.addr());
+    told.push(json!(["news", "after a restart"]));
+    reports.wait_for(&mut socket, "stream message", &told).await;
+    let attached = [false, false, true, true, true, true].map(|resumed| json!(resumed));
+    reports.wait_for(&mut socket, "stream attached", &attached).await;
+}
