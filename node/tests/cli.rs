@@ -45,7 +45,7 @@ fn wrong_use_and_wrong_configuration_are_2() {
 fn every_command_takes_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     for arguments in
-        [&["check-config"][..], &["config-reference"], &["key", "new"], &["token", "--key", "a.b"]]
+        [&["check-config"][..], &["config-reference"], &["key", "new"], &["token", "--key", "-a.b"]]
     {
         let (code, _, stderr) = run(folder.path(), &[arguments, &["--data-dir", "elsewhere"]].concat());
         assert_eq!(code, 0, "{arguments:?} {stderr}");
@@ -62,6 +62,7 @@ fn what_cannot_be_done_is_1_and_says_why() {
         (&["token", "--data-dir", "elsewhere"], "elsewhere/dev-key"),
         (&["sub", "demo", "--url", "http://127.0.0.1:1", "--key", "a.b"], refused),
         (&["pub", "demo", "1", "--url", "http://127.0.0.1:1", "--key", "a.b"], refused),
+        (&["pub", "demo", "-1.5", "--key", "-a.b", "--url", "http://127.0.0.1:1"], refused),
     ] {
         let (code, stdout, stderr) = run(folder.path(), arguments);
         assert_eq!((code, stdout.as_str()), (1, ""), "{arguments:?} {stderr}");

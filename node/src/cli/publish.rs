@@ -32,6 +32,7 @@ pub(super) struct Arguments {
     channel: String,
 
     /// JSON, or else a text; - publishes each line of stdin
+    #[arg(allow_negative_numbers = true)]
     data: String,
 }
 

@@ -13,7 +13,8 @@ use crate::config::{development_key_file, node_file};
 #[derive(Args)]
 pub(super) struct KeyArguments {
     /// The API key, <secret>.<keyName>; else FANFARE_KEY, else the key of the development node
-    #[arg(long, value_name = "KEY")]
+    // A secret may begin with a hyphen.
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     key: Option<String>,
 
     /// The data folder of a node on this machine; else FANFARE_DATA_DIR [default: ./data]
