@@ -103,3 +103,32 @@ async fn a_lost_link_is_told_with_whether_anything_is_missing() {
     assert_eq!(json_of(&following.printed(5).await[4])["data"], "after");
     assert_eq!(following.stderr().len(), told);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_begins_with_what_was_asked_of_the_past_and_goes_on_over_a_restart_of_the_node() {
+    let mut node = Node::start(NodeOptions::default()).await;
+    let mut publisher = Socket::open(&node, "").await;
+    for number in 0..5 {
+        publisher.publish("orders", json!({"data": number})).await;
+    }
+    let proxy = Proxy::to(node.addr()).await;
+    let following = follow(&proxy.url(), &node.key(), &["orders", "--rewind", "2"]);
+    let mut told = following.told("attached to orders", 0).await;
+    following.printed(2).await;
+
+    proxy.turn_to(([127, 0, 0, 1], 1).into());
+    proxy.cut();
+    told = following.told("the connection is lost", told).await;
+    publisher.publish("orders", json!({"data": 5})).await;
+    node.restart().await;
+    Socket::open(&node, "").await.publish("orders", json!({"data": 6})).await;
+    proxy.turn_to(node.addr());
+    following.told("attached to orders again, nothing is missing (resumed: true)", told).await;
+    let numbers: Vec<Value> =
+        following.printed(4).await.iter().map(|line| json_of(line)["data"].clone()).collect();
+    assert_eq!(numbers, [3, 4, 5, 6]);
+
+    let mut wrong = follow(&node.url(), &node.key(), &["orders", "--rewind", "much"]);
+    wrong.told("not attached to orders: code 40000: ", 0).await;
+    assert_eq!(wrong.ended().await.code(), Some(1));
+}

@@ -144,6 +144,6 @@ async fn every_message_is_seen_once_and_in_order_or_the_client_is_told() {
     println!("{sight:?}");
     let times = sight.resumed + sight.lost;
     assert!(times >= duration().as_secs(), "the link was cut often enough: {sight:?}");
-    assert!(sight.resumed * 4 >= times, "a fair share resumed: {sight:?}");
+    assert!(sight.resumed * 2 >= times, "a fair share resumed: {sight:?}");
     assert!(sight.lost > 0 || sight.missing == 0, "{sight:?}");
 }
