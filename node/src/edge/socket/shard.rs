@@ -270,14 +270,8 @@ impl Shard {
             match output {
                 Output::Frame(payload) => self.send_payload(connection, slot, &payload),
                 Output::Publish { ticket, request, queued } => {
-                    let generation = connection.generation;
-                    let deadline_ms = self.now_ms + crate::publish::ANSWER_WAIT.as_millis() as u64;
-                    self.unanswered.push_back(Unanswered { deadline_ms, slot, generation, ticket });
-                    let handle = Arc::clone(&self.handle);
-                    let answer = move |result: Result<_, _>| {
-                        handle.push(Input::Answered { slot, generation, ticket, result: result.into() });
-                    };
-                    self.services.publisher.publish(*request, queued, Box::new(answer));
+                    let answer = self.owe_answer(connection, slot, ticket);
+                    self.services.publisher.publish(*request, queued, answer);
                 }
                 Output::Present { ticket, request } => self.present(connection, slot, ticket, *request),
                 Output::Leave(leaving) => self.leave_presence(connection, leaving),
@@ -290,6 +284,25 @@ impl Shard {
                 Output::End { code, after_ms } => self.end(connection, slot, code, after_ms),
             }
         }
+    }
+
+    /// What brings the outcome back to the connection, whose client is told at the latest after the wait for an answer.
+    fn owe_answer<T, E>(
+        &mut self,
+        connection: &Connection,
+        slot: u32,
+        ticket: u64,
+    ) -> Box<dyn FnOnce(Result<T, E>) + Send>
+    where
+        PublishResult: From<Result<T, E>>,
+    {
+        let generation = connection.generation;
+        let deadline_ms = self.now_ms + crate::publish::ANSWER_WAIT.as_millis() as u64;
+        self.unanswered.push_back(Unanswered { deadline_ms, slot, generation, ticket });
+        let handle = Arc::clone(&self.handle);
+        Box::new(move |result| {
+            handle.push(Input::Answered { slot, generation, ticket, result: result.into() });
+        })
     }
 }
 

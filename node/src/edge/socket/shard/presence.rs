@@ -7,9 +7,8 @@ use crate::model::ChannelName;
 use crate::publish::{Departure, PresenceRequest};
 use crate::session::Leaving;
 
-use super::super::Input;
 use super::super::connection::{Connection, Stage};
-use super::{Shard, Unanswered};
+use super::Shard;
 
 impl Shard {
     pub(super) fn present(
@@ -19,14 +18,8 @@ impl Shard {
         ticket: u64,
         request: PresenceRequest,
     ) {
-        let generation = connection.generation;
-        let deadline_ms = self.now_ms + crate::publish::ANSWER_WAIT.as_millis() as u64;
-        self.unanswered.push_back(Unanswered { deadline_ms, slot, generation, ticket });
-        let handle = Arc::clone(&self.handle);
-        let answer = move |result: Result<_, _>| {
-            handle.push(Input::Answered { slot, generation, ticket, result: result.into() });
-        };
-        self.services.publisher.present(request, Box::new(answer));
+        let answer = self.owe_answer(connection, slot, ticket);
+        self.services.publisher.present(request, answer);
     }
 
     pub(super) fn leave_presence(&mut self, connection: &mut Connection, leaving: Leaving) {
