@@ -1,9 +1,15 @@
-//! What the tests of several modules need of a directory and of a store of credentials.
+//! What the tests of several modules need of a directory, of a store of credentials and of a store of messages.
 
 use std::fmt::Write as _;
+use std::future::ready;
+use std::sync::Arc;
 
 use crate::auth::{Claim, Kept, Nonce, TokenStore};
-use crate::model::Revocation;
+use crate::model::{AccountId, PresenceEvent, Published, Revocation};
+use crate::origin::history::{
+    self, BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, StoreError,
+};
+use crate::origin::metering::MetricRow;
 
 /// Takes every nonce for new, and remembers nothing.
 pub(crate) struct NoTokens;
@@ -16,6 +22,101 @@ impl TokenStore for NoTokens {
     fn keep_revocation(&self, _: Revocation) -> Kept {
         Box::pin(async { Ok(()) })
     }
+}
+
+/// A [`HistoryStore`] that is well and answers `Off` to whatever a test does not give it.
+pub(crate) trait FakeStore: Send + Sync + 'static {
+    fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+        done(Err(StoreError::Off));
+    }
+
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: u32, done: Done) {
+        done(Err(StoreError::Off));
+    }
+
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>, found: FoundIds) {
+        found(Err(StoreError::Off));
+    }
+
+    fn claim_nonce(&self, _: history::Nonce) -> Result<bool, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn read(&self, _: HistoryQuery) -> Result<HistoryPage, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn put_metrics(&self, _: Vec<MetricRow>) -> Result<(), StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn read_metrics(&self, _: AccountId, _: u64) -> Result<Vec<MetricRow>, StoreError> {
+        Err(StoreError::Off)
+    }
+}
+
+impl<S: FakeStore> HistoryStore for S {
+    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+        FakeStore::append(self, published, retention_hours, done);
+    }
+
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done) {
+        FakeStore::append_presence(self, event, retention_hours, done);
+    }
+
+    fn is_full(&self) -> bool {
+        FakeStore::is_full(self)
+    }
+
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+        FakeStore::find_ids(self, scope, ids, found);
+    }
+
+    fn claim_nonce(&self, nonce: history::Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
+        Box::pin(ready(FakeStore::claim_nonce(self, nonce)))
+    }
+
+    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(ready(Err(StoreError::Off)))
+    }
+
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
+        Box::pin(ready(FakeStore::read(self, query)))
+    }
+
+    fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(ready(FakeStore::put_metrics(self, rows)))
+    }
+
+    fn read_metrics(
+        &self,
+        account: AccountId,
+        from_ms: u64,
+    ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
+        Box::pin(ready(FakeStore::read_metrics(self, account, from_ms)))
+    }
+
+    fn sweep(&self, _: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn health(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn shutdown(&self) {}
 }
 
 /// The text of a directory in the making. What is added belongs to the account named last.

@@ -12,8 +12,9 @@ use serde_json::value::RawValue;
 use super::*;
 use crate::accounts::Accounts;
 use crate::hub::{Delivery, DeliveryTarget, PresenceDelivery};
-use crate::model::{AccountId, ChannelName, Clock, PresenceEvent, Revocation, draft_bytes};
-use crate::origin::history::{BoxFuture, FoundIds, HistoryPage, HistoryQuery, Nonce};
+use crate::model::{AccountId, ChannelName, Clock, PresenceEvent, draft_bytes};
+use crate::origin::history::FoundIds;
+use crate::testing::FakeStore;
 
 const DIRECTORY: &str = r#"
 [[tenants]]
@@ -79,7 +80,7 @@ impl Store {
     }
 }
 
-impl HistoryStore for Store {
+impl FakeStore for Store {
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
         let sequences = published.messages.iter().map(|message| message.sequence).collect();
         self.asked.lock().push(Asked::Append { sequences, retention_hours });
@@ -122,36 +123,6 @@ impl HistoryStore for Store {
             found(answer);
         }));
     }
-
-    fn claim_nonce(&self, _: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
-        Err(StoreError::Off)
-    }
-
-    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn sweep(&self, _: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn health(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn shutdown(&self) {}
 }
 
 #[derive(Default)]

@@ -11,17 +11,15 @@ use super::connection::{Connection, Open, Stage};
 use super::*;
 use crate::accounts::{Account, Accounts};
 use crate::auth::{ConnectionKeys, Credentials, Place, Tenure};
-use crate::model::{ConnectionId, PresenceEvent, Published, Revocation};
-use crate::origin::history;
-use crate::origin::history::StoreError;
-use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope};
-use crate::testing::{DirectoryText, NoTokens};
+use crate::model::{ConnectionId, PresenceEvent, Published};
+use crate::origin::history::{Done, FoundIds, IdScope};
+use crate::testing::{DirectoryText, FakeStore, NoTokens};
 
 /// Keeps what it owes.
 #[derive(Default)]
 struct Store(Mutex<Vec<Done>>);
 
-impl HistoryStore for Store {
+impl FakeStore for Store {
     fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
         self.0.lock().push(done);
     }
@@ -33,36 +31,6 @@ impl HistoryStore for Store {
     fn find_ids(&self, _: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
         found(Ok(vec![None; ids.len()]));
     }
-
-    fn claim_nonce(&self, _: history::Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
-        Err(StoreError::Off)
-    }
-
-    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn sweep(&self, _: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn health(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn shutdown(&self) {}
 }
 
 fn identities_of(shards: &Shards, clock: &Clock, limits: &Limits) -> Identities {

@@ -93,7 +93,7 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// Drops what has outlived its retention at `now_ms`. Blocks on the disk; to be called every few minutes.
     fn sweep(&self, now_ms: u64) -> Result<(), StoreError>;
 
-    /// `Failed` once the store can no longer write.
+    /// `Failed` while the store does not write: it cannot any more, it hangs, or it did not take the last rows.
     fn health(&self) -> Result<(), StoreError>;
 
     /// Writes what is queued, runs the callbacks and stops. Blocks. Later calls are answered `Failed`.

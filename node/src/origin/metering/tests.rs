@@ -5,8 +5,7 @@ mod series;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::model::{PresenceEvent, Published, Revocation};
-use crate::origin::history::{BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, IdScope, Nonce};
+use crate::testing::FakeStore;
 
 /// Twenty seconds into a minute.
 const NOW_MS: u64 = 1_767_225_620_000;
@@ -31,40 +30,8 @@ struct Store {
     written: AtomicUsize,
 }
 
-impl HistoryStore for Store {
-    fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
-        done(Err(StoreError::Off));
-    }
-
-    fn append_presence(&self, _: Arc<PresenceEvent>, _: u32, done: Done) {
-        done(Err(StoreError::Off));
-    }
-
-    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>, found: FoundIds) {
-        found(Err(StoreError::Off));
-    }
-
-    fn claim_nonce(&self, _: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn read(&self, _: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn revoke_tokens(&self, _: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
-        Err(StoreError::Off)
-    }
-
-    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(async { Err(StoreError::Off) })
-    }
-
-    fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
+impl FakeStore for Store {
+    fn put_metrics(&self, rows: Vec<MetricRow>) -> Result<(), StoreError> {
         let error = self.error.lock().clone();
         if error.is_none() || *self.stores_all_the_same.lock() {
             self.written.fetch_add(rows.len(), Ordering::Relaxed);
@@ -75,29 +42,15 @@ impl HistoryStore for Store {
                 stored.push(row);
             }
         }
-        Box::pin(std::future::ready(error.map_or(Ok(()), Err)))
+        error.map_or(Ok(()), Err)
     }
 
-    fn read_metrics(
-        &self,
-        account: AccountId,
-        from_ms: u64,
-    ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
+    fn read_metrics(&self, account: AccountId, from_ms: u64) -> Result<Vec<MetricRow>, StoreError> {
         let error = self.error.lock().clone();
         let mut rows = self.rows.lock().clone();
         rows.retain(|row| row.account == account && row.minute_ms >= from_ms);
-        Box::pin(std::future::ready(error.map_or(Ok(rows), Err)))
+        error.map_or(Ok(rows), Err)
     }
-
-    fn sweep(&self, _: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn health(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn shutdown(&self) {}
 }
 
 struct Node {
