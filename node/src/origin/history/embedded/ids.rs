@@ -106,7 +106,8 @@ impl IdPartitions {
         let partition = Partition::containing(Kind::Ids, timestamp_ms, width_ms, self.window_ms);
         let numbers = [id.stamp.incarnation, id.stamp.sequence, timestamp_ms];
         let value = numbers.map(u64::to_be_bytes);
-        self.partitions.get_or_create(partition)?.insert(batch, id.key.clone(), value.as_flattened());
+        let table = self.partitions.get_or_create(partition)?;
+        batch.insert(table.keyspace(), id.key.clone(), value.as_flattened());
         Ok(())
     }
 

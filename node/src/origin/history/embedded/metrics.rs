@@ -22,7 +22,8 @@ pub(super) fn insert(
         keys::metric_key(row, &mut key);
         let value = [row.amount.count, row.amount.bytes].map(u64::to_be_bytes);
         let partition = Partition::containing(Kind::Metrics, row.minute_ms, DAY_MS, KEPT_MS);
-        partitions.get_or_create(partition)?.insert(batch, key.as_slice(), value.as_flattened());
+        let table = partitions.get_or_create(partition)?;
+        batch.insert(table.keyspace(), key.as_slice(), value.as_flattened());
     }
     Ok(())
 }

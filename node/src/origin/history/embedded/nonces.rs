@@ -24,7 +24,7 @@ impl Nonces {
 
     pub(super) fn claim(&self, batch: &mut OwnedWriteBatch, key: &[u8], now_ms: u64) -> fjall::Result<()> {
         let partition = Partition::containing(Kind::Nonces, now_ms, REMEMBERED_MS, REMEMBERED_MS);
-        self.0.get_or_create(partition)?.insert(batch, key, now_ms.to_be_bytes());
+        batch.insert(self.0.get_or_create(partition)?.keyspace(), key, now_ms.to_be_bytes());
         Ok(())
     }
 }

@@ -41,10 +41,10 @@ impl Revocations {
                 if client_id.is_none() {
                     remove_covered(&table, batch, &row, *issued_before_ms, partition == own)?;
                 } else if partition != own && table.keyspace().contains_key(&row)? {
-                    table.remove(batch, row.as_slice().into());
+                    batch.remove(table.keyspace(), row.as_slice());
                 }
             }
-            self.0.get_or_create(own)?.insert(batch, row, issued_before_ms.to_be_bytes());
+            batch.insert(self.0.get_or_create(own)?.keyspace(), row, issued_before_ms.to_be_bytes());
         }
         Ok(())
     }
@@ -83,7 +83,7 @@ fn remove_covered(
     for found in table.keyspace().prefix(row) {
         let (key, value) = found.into_inner()?;
         if number(&value) <= issued_before_ms && !(is_written && *key == *row) {
-            table.remove(batch, key);
+            batch.remove(table.keyspace(), key);
         }
     }
     Ok(())

@@ -12,9 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fjall::compaction::Leveled;
-use fjall::{
-    AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, OwnedWriteBatch, Slice,
-};
+use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions};
 
 /// What a keyspace may hold in memory that is not sealed.
 pub(super) const UNSEALED_BYTES_MAX: u64 = 32 * 1024 * 1024;
@@ -55,14 +53,6 @@ impl Table {
 
     pub(super) fn keyspace(&self) -> &Keyspace {
         &self.keyspace
-    }
-
-    pub(super) fn insert(&self, batch: &mut OwnedWriteBatch, key: impl Into<Slice>, value: impl Into<Slice>) {
-        batch.insert(&self.keyspace, key, value);
-    }
-
-    pub(super) fn remove(&self, batch: &mut OwnedWriteBatch, key: Slice) {
-        batch.remove(&self.keyspace, key);
     }
 
     /// Has what is in memory flushed by another thread.

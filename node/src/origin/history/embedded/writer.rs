@@ -231,10 +231,10 @@ impl Writer {
                 _ => &last.insert((partition, self.partitions.get_or_create(partition)?)).1,
             };
             for (key, value) in rows.drain(..) {
-                table.insert(batch, key, value);
+                batch.insert(table.keyspace(), key, value);
             }
         }
-        self.state.insert(batch, HIGHEST, self.highest_ms.to_be_bytes());
+        batch.insert(self.state.keyspace(), HIGHEST, self.highest_ms.to_be_bytes());
         Ok(())
     }
 
@@ -245,7 +245,7 @@ impl Writer {
         incarnation: u64,
     ) -> fjall::Result<Option<FormerRun>> {
         let found = self.state.keyspace().get(INCARNATION)?;
-        self.state.insert(batch, INCARNATION, incarnation.to_be_bytes());
+        batch.insert(self.state.keyspace(), INCARNATION, incarnation.to_be_bytes());
         let former = found.and_then(|value| value.first_chunk().copied()).map(u64::from_be_bytes);
         Ok(former.map(|incarnation| FormerRun { incarnation, last_ms: self.highest_ms }))
     }
