@@ -79,6 +79,20 @@ impl Node {
         directory.account(&AccountId::new(account)).unwrap().usage.count(kind, count, 10 * count);
     }
 
+    /// So many minutes after the first one began, what was counted until then is written.
+    async fn begin_minute(&self, number: u64) {
+        self.clock.raise(MINUTE + number * MINUTE_MS);
+        self.meter.flush().await;
+    }
+
+    /// One publish in the first minute, written in it and at its end, and two in the second.
+    async fn publish_over_a_minute(&self) {
+        self.count("acme", UsageKind::Publish, 1);
+        self.meter.flush().await;
+        self.begin_minute(1).await;
+        self.count("acme", UsageKind::Publish, 2);
+    }
+
     /// Minute, kind and count of what an account reads; the bytes are ten times the count.
     async fn read(&self, account: &str, window_ms: u64) -> Vec<(u64, &'static str, u64)> {
         let points = self.meter.series(&AccountId::new(account), window_ms).await.unwrap();
@@ -146,8 +160,7 @@ async fn minutes_that_have_passed_are_left_to_the_store() {
         node.count("acme", UsageKind::Publish, 1);
         node.meter.flush().await;
         assert_eq!(node.held(), 1, "the running one is still counted");
-        node.clock.raise(MINUTE + minute * MINUTE_MS);
-        node.meter.flush().await;
+        node.begin_minute(minute).await;
         assert_eq!(node.held(), 0);
     }
     assert_eq!(node.read("acme", KEPT_MS).await.len(), 5);
@@ -159,11 +172,7 @@ async fn a_store_that_fails_gets_the_rows_later() {
         let node = Node::new();
         *node.store.error.lock() = Some(StoreError::Failed("disk gone".into()));
         *node.store.stores_all_the_same.lock() = stored;
-        node.count("acme", UsageKind::Publish, 1);
-        node.meter.flush().await;
-        node.clock.raise(MINUTE + MINUTE_MS);
-        node.meter.flush().await;
-        node.count("acme", UsageKind::Publish, 2);
+        node.publish_over_a_minute().await;
         node.meter.flush().await;
         assert!(node.meter.series(&AccountId::new("acme"), KEPT_MS).await.is_err(), "never a part of it");
         *node.store.error.lock() = None;
@@ -199,11 +208,7 @@ async fn a_restart_within_the_minute_loses_and_doubles_nothing() {
 async fn without_a_store_rows_are_kept_in_memory_for_their_time() {
     let node = Node::new();
     *node.store.error.lock() = Some(StoreError::Off);
-    node.count("acme", UsageKind::Publish, 1);
-    node.meter.flush().await;
-    node.clock.raise(MINUTE + MINUTE_MS);
-    node.meter.flush().await;
-    node.count("acme", UsageKind::Publish, 2);
+    node.publish_over_a_minute().await;
     let expected = [(MINUTE, "publish", 1), (MINUTE + MINUTE_MS, "publish", 2)];
     assert_eq!(node.read("acme", KEPT_MS).await, expected);
     node.clock.raise(MINUTE + MINUTE_MS + KEPT_MS);
@@ -219,8 +224,7 @@ async fn memory_is_bounded_and_the_oldest_go_first() {
     for minute in 1..=MINUTES_MAX as u64 {
         node.count("acme", UsageKind::Publish, minute);
         node.count("other", UsageKind::Api, 1);
-        node.clock.raise(MINUTE + minute * MINUTE_MS);
-        node.meter.flush().await;
+        node.begin_minute(minute).await;
         assert!(node.held() <= MINUTES_MAX);
     }
     let counts = node.read("acme", KEPT_MS).await.into_iter().map(|(_, _, count)| count);
@@ -232,8 +236,7 @@ async fn a_minute_that_has_not_wholly_passed_before_the_window_is_in_it() {
     let node = Node::new();
     for minute in 1..=10 {
         node.count("acme", UsageKind::Publish, minute);
-        node.clock.raise(MINUTE + minute * MINUTE_MS);
-        node.meter.flush().await;
+        node.begin_minute(minute).await;
     }
     let first = async |window_ms| node.read("acme", window_ms).await.first().map(|(at, _, _)| *at);
     // It is 10:00 after the first minute began.
