@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench format-and-clippy components cargo-deny asyncapi
+.PHONY: help run test lint bench bench-peers format-and-clippy components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
 TOOLS := $(CURDIR)/target/tools
@@ -10,6 +10,7 @@ help:
 	@echo "make test   format check, clippy, all tests; all that a change must pass"
 	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
+	@echo "make bench-peers  build the servers that fan-out is compared with; needs Go"
 
 run:
 	cargo run --release --locked
@@ -32,6 +33,18 @@ lint: format-and-clippy cargo-deny
 bench:
 	cargo build --release --locked -p fanfare
 	cargo run --release --locked -p fanfare-benches --bin bench -- run
+
+# The peers are built once for each version. Go keeps its modules in its own cache, and checks them against go.sum.
+PEERS := $(TOOLS)/peers
+
+bench-peers: $(PEERS)/centrifuge
+
+$(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
+	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .
+
+.PHONY: go
+go:
+	@command -v go >/dev/null || { echo "go is missing: install it from https://go.dev/dl"; exit 1; }
 
 format-and-clippy: components
 	cargo fmt --all --check
