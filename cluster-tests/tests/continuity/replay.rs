@@ -130,3 +130,26 @@ async fn a_detach_ends_a_replay() {
     frames[begun..].iter().for_each(|frame| follower.take(frame));
     assert_eq!(follower.next, Some(5_000));
 }
+
+/// Its socket is writable again only when a good part of what the kernel holds is read, which takes longer than the time
+/// that a client may take nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_that_goes_on_reading_is_not_given_up() {
+    let node = Node::start(unlimited().limit("outbox_stall_ms", 700).limit("ring_bytes", 256 << 20)).await;
+    let mut publisher = Socket::open(&node, "").await;
+    let attached = publisher.attach("large").await;
+    publisher.ask(json!({"op": 10, "channel": "large"})).await;
+    let text = "x".repeat(60_000);
+    for number in 0..400 {
+        publisher.publish("large", json!({"data": number, "extras": {"text": text}})).await;
+    }
+    let mut socket = Socket::open(&node, "").await;
+    let answer = attach_after(&mut socket, "large", &attached["serial"]).await;
+    let mut follower = Follower::begin("large", &answer);
+    follower.next = Some(0);
+    for _ in 0..60 {
+        follower.take(&socket.next().await);
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    follower.read_to(&mut socket, 399).await;
+}

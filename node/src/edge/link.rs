@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice, Read as _, Write};
 use std::net::Shutdown;
+use std::os::fd::AsRawFd;
 
 use mio::net::TcpStream;
 
@@ -85,4 +86,13 @@ impl Write for Link<TcpStream> {
             None => Ok(()),
         }
     }
+}
+
+/// Bytes that the socket took and the client has not acknowledged; none where the system cannot tell.
+#[expect(unsafe_code, reason = "there is no safe call for what a socket has not sent")]
+pub(super) fn unsent(socket: &impl AsRawFd) -> Option<libc::c_int> {
+    let mut bytes = 0;
+    // SAFETY: the call writes an integer through a pointer to one that lives here.
+    let known = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } == 0;
+    known.then_some(bytes)
 }

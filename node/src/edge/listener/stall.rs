@@ -1,13 +1,14 @@
 //! The end of a connection whose client takes nothing of what waits for it.
 
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd as _;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
+
+use crate::edge::link::unsent;
 
 /// Watches the writes of one connection. It costs a timer while one of them waits, and nothing else.
 pub(super) struct Stall {
@@ -64,13 +65,4 @@ impl Waiting {
         self.unsent = unsent(socket);
         self.end.as_mut().reset(Instant::now() + time_max);
     }
-}
-
-/// Bytes that the socket took and the client has not acknowledged; none where the system cannot tell.
-#[expect(unsafe_code, reason = "there is no safe call for what a socket has not sent")]
-fn unsent(socket: &TcpStream) -> Option<libc::c_int> {
-    let mut bytes = 0;
-    // SAFETY: the call writes an integer through a pointer to one that lives here.
-    let known = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } == 0;
-    known.then_some(bytes)
 }

@@ -11,7 +11,7 @@ use super::reader::Reader;
 use super::shard::Replay;
 use crate::accounts::Seat;
 use crate::auth::Tenure;
-use crate::edge::link::Link;
+use crate::edge::link::{Link, unsent};
 use crate::hub::{Outbox, Sync};
 use crate::model::{ChannelName, Limits};
 use crate::session::Session;
@@ -60,6 +60,8 @@ pub(super) struct Connection {
     pub(super) paused: bool,
     /// The socket is full since then.
     pub(super) blocked_ms: Option<u64>,
+    /// By then, what the socket held that the client had not acknowledged, where that can be told.
+    pub(super) unsent: Option<i32>,
     pub(super) sent_ms: u64,
     pub(super) received_ms: u64,
     /// The timer that counts.
@@ -150,6 +152,7 @@ impl Connection {
             in_replaying: false,
             paused: false,
             blocked_ms: None,
+            unsent: None,
             sent_ms: now_ms,
             received_ms: now_ms,
             due_ms: u64::MAX,
@@ -202,6 +205,18 @@ impl Connection {
         let Stage::Open(open) = &self.stage else { return None };
         let begun_ms = open.reader.begun_ms().filter(|_| !self.paused)?;
         Some(begun_ms + limits.socket_message_ms)
+    }
+
+    /// The socket takes nothing more; the time that it may take for that begins.
+    pub(super) fn begin_blocked(&mut self, now_ms: u64) {
+        self.blocked_ms = Some(now_ms);
+        self.unsent = unsent(&self.link.socket);
+    }
+
+    /// Whether the client has taken something since, of what the socket holds: it asks for more only when a good part
+    /// of its buffer is free, and a slow client takes long to get there.
+    pub(super) fn is_taking(&self) -> bool {
+        unsent(&self.link.socket) < self.unsent
     }
 
     /// Reading goes on: the time in which it did not counts for nothing.

@@ -252,6 +252,10 @@ impl Shard {
             return true;
         }
         if connection.blocked_ms.is_some_and(|since_ms| now_ms >= since_ms + limits.outbox_stall_ms) {
+            if connection.is_taking() {
+                connection.begin_blocked(now_ms);
+                return true;
+            }
             self.end_slow(connection, slot);
             return true;
         }

@@ -131,7 +131,7 @@ impl Shard {
                     connection.sent_ms = self.now_ms;
                 }
                 if progress || connection.blocked_ms.is_none() {
-                    connection.blocked_ms = Some(self.now_ms);
+                    connection.begin_blocked(self.now_ms);
                     self.rearm(&mut connection, slot);
                 }
                 self.unpause(&mut connection, slot);
