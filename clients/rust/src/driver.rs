@@ -62,7 +62,11 @@ impl Driver {
             }
             match self.come_back(end, backoff).await {
                 Ok(next) => {
+                    // Whoever is told that the connection is back can use it.
                     first = self.shared.linked(&next);
+                    if self.events.send(Event::Connected(next.connected.clone())).await.is_err() {
+                        break Ending::Lost("nobody wants the events".into());
+                    }
                     dialled = next;
                 }
                 Err(ending) => break ending,
@@ -115,24 +119,15 @@ impl Driver {
             if let Some(token) = self.shared.take_token() {
                 self.dialler.wallet.put(token);
             }
-            let dialled = match self.dialler.dial().await {
-                Ok(dialled) => dialled,
+            let pause = match self.dialler.dial().await {
+                Ok(dialled) => return Ok(dialled),
                 Err(error) if error.is_final() => return Err(refusal(error)),
                 Err(Error::Disconnected { reconnect_after_ms, .. }) => {
-                    let asked = Duration::from_millis(reconnect_after_ms);
-                    at = Instant::now() + asked.max(wait(backoff));
-                    continue;
+                    Duration::from_millis(reconnect_after_ms).max(wait(backoff))
                 }
-                Err(_) => {
-                    at = Instant::now() + wait(backoff);
-                    continue;
-                }
+                Err(_) => wait(backoff),
             };
-            let connected = Event::Connected(dialled.connected.clone());
-            if self.events.send(connected).await.is_err() {
-                return Err(Ending::Lost("nobody wants the events".into()));
-            }
-            return Ok(dialled);
+            at = Instant::now() + pause;
         }
     }
 }
