@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_client::{Client, Credential, Draft, Event, Key, Options, Reconnect, TokenSource};
-use fanfare_cluster_tests::{Proxy, SOON, clock, history, wait_until};
+use fanfare_cluster_tests::{Proxy, SOON, clock, history, http, wait_until};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -146,4 +146,49 @@ async fn a_client_outlives_its_tokens_and_comes_back_after_one_has_expired() {
             other => unreachable!("{other:?}"),
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_application_that_takes_nothing_for_a_while_goes_on_where_it_was() {
+    const MESSAGES: u64 = 10_000;
+
+    // More than the ring, the outbox, the kernel and the queue of events hold together.
+    let filler = "x".repeat(4_000);
+    let node = node().await;
+    let proxy = Proxy::to(node.addr()).await;
+    let few = Options { events_max: 4, ..options(&node, &proxy) };
+    let mut client = Client::connect(few).await.expect("connected");
+    client.attach("a").await.expect("attached");
+    let mut publisher = Socket::open(&node, "").await;
+    for first in (0..MESSAGES).step_by(50) {
+        let messages: Vec<Value> =
+            (first..first + 50).map(|number| json!({"data": [number, filler]})).collect();
+        let ack = publisher.ask(json!({"op": 13, "channel": "a", "messages": messages})).await;
+        assert_eq!(ack["op"], 1, "{ack}");
+    }
+    wait_until(SOON, "the client to be taken for slow", async || {
+        let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
+        String::from_utf8_lossy(&page.body).contains("fanfare_slow_consumers_total 1")
+    })
+    .await;
+    let (mut expected, mut resumed) = (0, 0);
+    while expected < MESSAGES {
+        match next(&mut client).await {
+            Event::Messages(delivery) => {
+                for message in &delivery.messages {
+                    let data: Value =
+                        serde_json::from_str(message.data.as_ref().expect("data").get()).expect("JSON");
+                    assert_eq!(data[0], json!(expected));
+                    expected += 1;
+                }
+            }
+            Event::Attached(attached) => {
+                assert!(attached.resumed, "after {expected}: {attached:?}");
+                resumed += 1;
+            }
+            Event::Disconnected { .. } | Event::Connected(_) => {}
+            other => unreachable!("{other:?}"),
+        }
+    }
+    assert!(resumed > 0, "its connection was ended");
 }
