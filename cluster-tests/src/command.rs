@@ -1,6 +1,6 @@
 //! A client command of the binary, `fanfare sub` for example, and what it writes.
 
-use std::io::{BufRead as _, BufReader, Read};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -36,12 +36,12 @@ impl Lines {
 }
 
 impl Running {
-    /// Starts the binary with nothing of the environment.
+    /// Starts the binary with nothing of the environment; stdin stays open until [`Running::end_stdin`].
     pub fn start(arguments: &[&str]) -> Self {
         let mut process = Command::new(binary::path())
             .args(arguments)
             .env_clear()
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -73,6 +73,16 @@ impl Running {
         let what = format!("{text:?} on stderr");
         let place = || self.stderr().iter().skip(after).position(|line| line.contains(text));
         wait_for(SOON, &what, async || place().map(|at| after + at + 1)).await
+    }
+
+    /// Writes a line to stdin.
+    pub fn write(&mut self, line: &str) {
+        let stdin = self.process.stdin.as_mut().expect("it is open");
+        stdin.write_all(format!("{line}\n").as_bytes()).expect("the command reads");
+    }
+
+    pub fn end_stdin(&mut self) {
+        drop(self.process.stdin.take());
     }
 
     /// Sends SIGINT, as Ctrl-C does.

@@ -1,4 +1,4 @@
-//! `fanfare sub` against a real node: messages alone on stdout, and on stderr how its channels stand.
+//! `fanfare sub` and `pub` against a real node: messages alone on stdout, and on stderr how their channels stand.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Proxy, Running, Socket};
@@ -131,4 +131,26 @@ async fn it_begins_with_what_was_asked_of_the_past_and_goes_on_over_a_restart_of
     let mut wrong = follow(&node.url(), &node.key(), &["orders", "--rewind", "much"]);
     wrong.told("not attached to orders: code 40000: ", 0).await;
     assert_eq!(wrong.ended().await.code(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_are_published_once_over_lost_links() {
+    let node = node().await;
+    let proxy = Proxy::to(node.addr()).await;
+    let following = follow(&node.url(), KEY, &["orders"]);
+    following.told("attached to orders", 0).await;
+    let mut publishing = Running::start(&["pub", "--url", &proxy.url(), "--key", KEY, "orders", "-"]);
+    let mut told = 0;
+    for number in 0..5 {
+        publishing.write(&number.to_string());
+        publishing.printed(number + 1).await;
+        proxy.cut();
+        told = publishing.told("fanfare: the connection is lost, trying again in ", told).await;
+        told = publishing.told("fanfare: connected again", told).await;
+    }
+    publishing.end_stdin();
+    assert_eq!(publishing.ended().await.code(), Some(0));
+    let lines = following.printed(5).await;
+    let numbers: Vec<Value> = lines.iter().map(|line| json_of(line)["data"].clone()).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4]);
 }

@@ -2,6 +2,8 @@
 
 use std::io::{self, ErrorKind, Write as _};
 
+use fanfare_client::Event;
+
 use super::failure::{Failure, Outcome};
 
 /// Writes `text` as it is.
@@ -16,6 +18,23 @@ pub(super) fn write(text: &str) -> Result<bool, Failure> {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::because("cannot write to stdout", &error)),
+    }
+}
+
+/// On stderr, so that stdout holds nothing but what was asked for.
+pub(super) fn tell(text: &str) {
+    eprintln!("fanfare: {text}");
+}
+
+/// Tells that the connection is lost, or back; other events are not its own.
+pub(super) fn tell_of_connection(event: &Event) {
+    match event {
+        Event::Disconnected { ending, retry_in } => {
+            let ending = printable(&ending.to_string());
+            tell(&format!("the connection is lost, trying again in {} ms: {ending}", retry_in.as_millis()));
+        }
+        Event::Connected(_) => tell("connected again"),
+        _ => {}
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use fanfare_client::{Client, Draft, Error};
+use fanfare_client::{Client, Draft, Error, Event, Handle};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -36,22 +36,41 @@ pub(super) struct Arguments {
     data: String,
 }
 
-/// Prints the serial of each message once it is acknowledged.
+/// Prints the serial of each message once it is acknowledged. Lines of stdin are published over lost links too.
 pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     if arguments.data == "-" && arguments.id.is_some() {
         return Err(Failure::usage("one --id cannot stand for many lines"));
     }
-    let options = arguments.node.options()?;
+    let mut options = arguments.node.options()?;
+    if arguments.data == "-" {
+        options = options.reconnecting();
+    }
     interruptible(async move {
-        let client =
+        let mut client =
             Client::connect(options).await.map_err(|error| Failure::of_client("cannot connect", &error))?;
-        let outcome = publish_all(&client, &arguments).await?;
+        let handle = client.handle();
+        let outcome = tokio::select! {
+            biased;
+            outcome = publish_all(&handle, &arguments) => outcome?,
+            failure = to_the_end(&mut client) => return Err(failure),
+        };
         client.close().await.map_err(|error| Failure::because("published, but not closed", &error))?;
         Ok(outcome)
     })
 }
 
-async fn publish_all(client: &Client, arguments: &Arguments) -> Result<Outcome, Failure> {
+/// Tells of lost links, until the connection is over.
+async fn to_the_end(client: &mut Client) -> Failure {
+    while let Some(event) = client.next().await {
+        if let Event::Ended(ending) = event {
+            return Failure::failed(format!("not published: {}", output::printable(&ending.to_string())));
+        }
+        output::tell_of_connection(&event);
+    }
+    Failure::failed("not published: the connection ended")
+}
+
+async fn publish_all(client: &Handle, arguments: &Arguments) -> Result<Outcome, Failure> {
     if arguments.data != "-" {
         return publish(client, arguments, &arguments.data).await;
     }
@@ -63,7 +82,7 @@ async fn publish_all(client: &Client, arguments: &Arguments) -> Result<Outcome, 
     Ok(Outcome::Done)
 }
 
-async fn publish(client: &Client, arguments: &Arguments, data: &str) -> Result<Outcome, Failure> {
+async fn publish(client: &Handle, arguments: &Arguments, data: &str) -> Result<Outcome, Failure> {
     let draft = || Draft {
         id: arguments.id.as_deref().map(Into::into),
         name: arguments.name.as_deref().map(Into::into),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::failure::{Failure, Outcome};
-use super::output::{self, printable, time_of_day};
+use super::output::{self, printable, tell, time_of_day};
 use super::presence;
 use super::runtime::interruptible;
 use super::target::NodeArguments;
@@ -105,19 +105,11 @@ impl Follower {
                 self.following.remove(&channel);
                 self.check_following()?;
             }
-            Event::Disconnected { ending, retry_in } => {
-                let ending = printable(&ending.to_string());
-                tell(&format!(
-                    "the connection is lost, trying again in {} ms: {ending}",
-                    retry_in.as_millis()
-                ));
-            }
-            Event::Connected(_) => tell("connected again"),
             Event::Error { code, error, channel } => {
                 let channel = channel.map(|channel| printable(&channel)).unwrap_or_default();
                 tell(&format!("{channel}: code {code}: {}", printable(&error)));
             }
-            _ => {}
+            other => output::tell_of_connection(&other),
         }
         Ok(())
     }
@@ -128,11 +120,6 @@ impl Follower {
         }
         Ok(())
     }
-}
-
-/// On stderr, so that stdout holds nothing but lines of messages and presence.
-fn tell(text: &str) {
-    eprintln!("fanfare: {text}");
 }
 
 fn continuity(attached: &Attached) -> String {
