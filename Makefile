@@ -37,10 +37,16 @@ bench:
 # The peers are built once for each version. Go keeps its modules in its own cache, and checks them against go.sum.
 PEERS := $(TOOLS)/peers
 
-bench-peers: $(PEERS)/centrifuge
+NATS := v2.15.2
+
+bench-peers: $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS)
 
 $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
 	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .
+
+$(PEERS)/nats-server-$(NATS): | go
+	@mkdir -p "$(PEERS)"
+	GOBIN="$(PEERS)" go install -trimpath github.com/nats-io/nats-server/v2@$(NATS) && touch "$@"
 
 .PHONY: go
 go:
