@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
+use crate::wire::dialect::Dialect;
 use crate::{Result, os};
 
 pub use fanout::{Fanout, Outcome as FanoutOutcome};
@@ -25,7 +26,7 @@ pub use tally::Faults;
 
 #[derive(Subcommand)]
 pub enum Workload {
-    /// One publisher at a constant rate, many subscribers of one channel.
+    /// Publishes at a constant rate to one channel or many, with many subscribers.
     Fanout(Fanout),
     /// Connections that are attached and hear nothing.
     Idle(Idle),
@@ -44,6 +45,9 @@ pub struct Target {
     /// The server's process, for its CPU time and memory.
     #[arg(long)]
     pub server_pid: u32,
+    /// What is spoken with it. Only `fanout` and `idle` speak others than its own.
+    #[arg(long, value_enum, default_value_t)]
+    pub dialect: Dialect,
     /// A file with an API key, sent as Basic.
     #[arg(long, conflicts_with = "token_file")]
     pub key_file: Option<PathBuf>,

@@ -1,5 +1,6 @@
 //! From nothing to an attached connection, many at a time.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,22 +9,24 @@ use std::time::Duration;
 
 use super::Target;
 use super::link::Link;
-use crate::wire::frames::{self, op};
+use crate::wire::dialect::{Dialect, Said};
 use crate::wire::handshake;
 use crate::wire::websocket::{first_frame, opcode, write_client};
 use crate::{Error, Result};
 
 /// How many handshakes are under way at once.
 const TOGETHER: usize = 100;
+/// As wide as every other number that a connection of 20 channels has, so that the messages of all of them are laid out alike.
+const FIRST_ID: u32 = 101;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Opens `count` connections; each is attached to the channel that `channel` names for its number, if any.
-pub(super) fn open(
+/// Opens `count` connections; each is attached to the channels that `channels` names for its number, in their order.
+pub(super) fn open<Channels: IntoIterator<Item = String>>(
     target: &Target,
     count: usize,
-    channel: impl Fn(usize) -> Option<String>,
+    channels: impl Fn(usize) -> Channels,
 ) -> Result<Vec<Link>> {
-    let upgrade = handshake::request(&target.address.to_string(), target.authorization()?.as_deref());
+    let upgrade = target.dialect.upgrade(&target.address.to_string(), target.authorization()?.as_deref());
     let mut links = Vec::with_capacity(count);
     while links.len() < count {
         let first = links.len();
@@ -32,15 +35,18 @@ pub(super) fn open(
         let mut openings = openings.map_err(|error| format!("connection {first} and on: {error}"))?;
         for (opening, number) in openings.iter_mut().zip(batch) {
             opening.upgraded()?;
-            opening.answered(op::CONNECTED)?;
-            if let Some(channel) = channel(number) {
-                opening.send(&frames::attach(0, &channel))?;
-                opening.awaiting_attach = true;
+            if let Some(hello) = target.dialect.hello() {
+                opening.send(&hello)?;
+            }
+            opening.answered()?;
+            for (nth, channel) in (FIRST_ID..).zip(channels(number)) {
+                opening.send(&target.dialect.subscribe(nth, &channel))?;
+                opening.awaited += 1;
             }
         }
         for mut opening in openings {
-            if opening.awaiting_attach {
-                opening.answered(op::ATTACHED)?;
+            for _ in 0..opening.awaited {
+                opening.answered()?;
             }
             links.push(opening.finish()?);
         }
@@ -65,8 +71,12 @@ impl Target {
 /// A blocking connection on its way.
 struct Opening {
     stream: TcpStream,
+    dialect: Dialect,
     read: Vec<u8>,
-    awaiting_attach: bool,
+    /// Said by the server and not looked at yet.
+    said: VecDeque<Said>,
+    /// Channels that were asked for.
+    awaited: usize,
 }
 
 impl Opening {
@@ -75,7 +85,8 @@ impl Opening {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(upgrade)?;
-        Ok(Self { stream, read: Vec::new(), awaiting_attach: false })
+        let (read, said) = (Vec::new(), VecDeque::new());
+        Ok(Self { stream, dialect: target.dialect, read, said, awaited: 0 })
     }
 
     fn upgraded(&mut self) -> Result<()> {
@@ -93,26 +104,40 @@ impl Opening {
         Err(format!("the upgrade was refused: {}", head.lines().next().unwrap_or_default()).into())
     }
 
-    /// Reads up to the first frame with this op; heartbeats may come before it, nothing else.
-    fn answered(&mut self, wanted: u32) -> Result<()> {
+    /// Reads until the oldest request is done.
+    fn answered(&mut self) -> Result<()> {
         loop {
+            while let Some(said) = self.said.pop_front() {
+                if said == Said::Done {
+                    return Ok(());
+                }
+            }
             let Some(frame) = first_frame(&self.read)? else {
                 self.read_more()?;
                 continue;
             };
             let read: Vec<u8> = self.read.drain(..frame.payload.end).collect();
-            let text = &read[frame.payload];
-            match frames::op(text) {
-                Some(op) if op == wanted => return Ok(()),
-                Some(op::HEARTBEAT) => {}
-                _ => return Err(format!("not op {wanted} but {}", String::from_utf8_lossy(text)).into()),
+            let payload = &read[frame.payload];
+            if frame.opcode == opcode::CLOSE {
+                return Err(format!("closed by the server: {}", String::from_utf8_lossy(payload)).into());
             }
+            let (dialect, said, mut pongs) = (self.dialect, &mut self.said, Vec::new());
+            let mut refused = None;
+            dialect.each(payload, |piece| match (dialect.pong(piece), dialect.said(piece)) {
+                (Some(pong), _) => pongs.push(pong),
+                (None, Said::Refused) => refused = Some(String::from_utf8_lossy(piece).into_owned()),
+                (None, other) => said.push_back(other),
+            });
+            if let Some(refused) = refused {
+                return Err(format!("refused: {refused}").into());
+            }
+            pongs.into_iter().try_for_each(|pong| self.send(pong))?;
         }
     }
 
-    fn send(&mut self, text: &str) -> io::Result<()> {
+    fn send(&mut self, said: &[u8]) -> io::Result<()> {
         let mut frame = Vec::new();
-        write_client(opcode::TEXT, text.as_bytes(), &mut frame);
+        write_client(self.dialect.opcode(), said, &mut frame);
         self.stream.write_all(&frame)
     }
 
@@ -129,6 +154,6 @@ impl Opening {
 
     fn finish(self) -> io::Result<Link> {
         self.stream.set_nonblocking(true)?;
-        Ok(Link::new(mio::net::TcpStream::from_std(self.stream), self.read))
+        Ok(Link::new(mio::net::TcpStream::from_std(self.stream), self.dialect, self.read))
     }
 }

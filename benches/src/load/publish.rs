@@ -155,7 +155,7 @@ impl Pipeline {
         let now_ns = os::monotonic_ns();
         for _ in 0..count {
             let data = Stamp { sent_ns: now_ns, sequence: self.sent as u32 }.data(self.data_bytes);
-            self.link.push(&frames::publish(self.sent, &self.channel, &data));
+            self.link.push(frames::publish(self.sent, &self.channel, &data));
             self.sent_at_ns.push_back(now_ns);
             self.sent += 1;
         }

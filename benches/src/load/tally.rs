@@ -9,6 +9,8 @@ pub struct Faults {
     pub duplicated: u64,
     /// Arrived, but after a later one.
     pub reordered: u64,
+    /// Came to a subscriber of other channels.
+    pub astray: u64,
 }
 
 impl Faults {
@@ -17,30 +19,35 @@ impl Faults {
     }
 }
 
-/// Which numbers each subscriber has got. Costs four bytes per subscriber as long as all goes well.
+/// Which numbers have come, apart for each subscription. Costs four bytes per subscription as long as all goes well.
 pub(super) struct Tally {
     next: Vec<u32>,
-    /// Passed over, by subscriber and number.
+    /// Passed over, by subscription and number.
     missing: HashSet<(usize, u32)>,
     received: u64,
     faults: Faults,
 }
 
 impl Tally {
-    pub(super) fn new(subscribers: usize) -> Self {
-        Self { next: vec![0; subscribers], missing: HashSet::new(), received: 0, faults: Faults::default() }
+    pub(super) fn new(subscriptions: usize) -> Self {
+        Self { next: vec![0; subscriptions], missing: HashSet::new(), received: 0, faults: Faults::default() }
     }
 
     pub(super) fn received(&self) -> u64 {
         self.received
     }
 
-    pub(super) fn got(&mut self, subscriber: usize, sequence: u32) {
-        let next = &mut self.next[subscriber];
+    /// Tells of a message that nobody asked for.
+    pub(super) fn got_astray(&mut self) {
+        self.faults.astray += 1;
+    }
+
+    pub(super) fn got(&mut self, subscription: usize, sequence: u32) {
+        let next = &mut self.next[subscription];
         if sequence >= *next {
-            self.missing.extend((*next..sequence).map(|passed| (subscriber, passed)));
+            self.missing.extend((*next..sequence).map(|passed| (subscription, passed)));
             *next = sequence + 1;
-        } else if self.missing.remove(&(subscriber, sequence)) {
+        } else if self.missing.remove(&(subscription, sequence)) {
             self.faults.reordered += 1;
         } else {
             self.faults.duplicated += 1;
@@ -49,9 +56,10 @@ impl Tally {
         self.received += 1;
     }
 
-    /// The faults, given that `published` messages should have come to everyone.
-    pub(super) fn finish(mut self, published: u32) -> Faults {
-        let behind: u64 = self.next.iter().map(|next| u64::from(published.saturating_sub(*next))).sum();
+    /// The faults, given how many messages should have come to each subscription.
+    pub(super) fn finish(mut self, published: impl Fn(usize) -> u32) -> Faults {
+        let behind = self.next.iter().enumerate().map(|(at, next)| published(at).saturating_sub(*next));
+        let behind: u64 = behind.map(u64::from).sum();
         self.faults.lost = behind + self.missing.len() as u64;
         self.faults
     }
@@ -64,7 +72,7 @@ mod tests {
     fn faults_of(arrivals: &[u32], published: u32) -> Faults {
         let mut tally = Tally::new(1);
         arrivals.iter().for_each(|sequence| tally.got(0, *sequence));
-        tally.finish(published)
+        tally.finish(|_| published)
     }
 
     #[test]
@@ -73,6 +81,6 @@ mod tests {
         assert_eq!(faults_of(&[0, 2], 4), Faults { lost: 2, ..Faults::default() });
         assert_eq!(faults_of(&[0, 0, 1], 2), Faults { duplicated: 1, ..Faults::default() });
         assert_eq!(faults_of(&[1, 0, 2], 3), Faults { reordered: 1, ..Faults::default() });
-        assert_eq!(faults_of(&[1, 0, 0], 2), Faults { reordered: 1, duplicated: 1, lost: 0 });
+        assert_eq!(faults_of(&[1, 0, 0], 2), Faults { reordered: 1, duplicated: 1, ..Faults::default() });
     }
 }

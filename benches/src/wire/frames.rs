@@ -1,9 +1,13 @@
 //! The protocol's frames as text, and the few fields of them that the generator and the floor look at.
 
+use super::dialect::Said;
+
 pub mod op {
     pub const HEARTBEAT: u32 = 0;
     pub const ACK: u32 = 1;
+    pub const NACK: u32 = 2;
     pub const CONNECTED: u32 = 3;
+    pub const ERROR: u32 = 7;
     pub const ATTACH: u32 = 8;
     pub const ATTACHED: u32 = 9;
     pub const PRESENCE: u32 = 12;
@@ -32,6 +36,15 @@ pub fn op(frame: &[u8]) -> Option<u32> {
     let rest = frame.strip_prefix(br#"{"op":"#)?;
     let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
     std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
+/// What a frame amounts to, which is no message.
+pub fn said(frame: &[u8]) -> Said {
+    match op(frame) {
+        Some(op::CONNECTED | op::ATTACHED | op::ACK) => Said::Done,
+        Some(op::NACK | op::ERROR) => Said::Refused,
+        _ => Said::Other,
+    }
 }
 
 /// The first string field of this name, for values without escapes.

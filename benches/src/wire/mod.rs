@@ -1,7 +1,10 @@
-//! The bytes between generator and server: just enough of WebSocket and of the frames to measure with.
+//! The bytes between generator and server: just enough of WebSocket and of the protocols to measure with.
 
+pub mod centrifuge;
+pub mod dialect;
 pub mod frames;
 pub mod handshake;
+pub mod nats;
 pub mod reader;
 pub mod stamp;
 pub mod websocket;

@@ -52,11 +52,13 @@ pub struct Finder {
 }
 
 impl Finder {
-    pub fn each(&mut self, frame: &[u8], mut take: impl FnMut(Stamp)) {
+    /// Returns whether there was one.
+    pub fn each(&mut self, frame: &[u8], mut take: impl FnMut(Stamp)) -> bool {
         if frame.len() == self.frame_bytes
             && let Some(stamp) = Stamp::at(frame, self.at)
         {
-            return take(stamp);
+            take(stamp);
+            return true;
         }
         let mut found = 0;
         for at in 0..frame.len().saturating_sub(STAMP_BYTES) {
@@ -69,6 +71,7 @@ impl Finder {
             }
         }
         self.frame_bytes = if found == 1 { frame.len() } else { 0 };
+        found > 0
     }
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 pub mod opcode {
     pub const TEXT: u8 = 1;
+    pub const BINARY: u8 = 2;
     pub const CLOSE: u8 = 8;
     pub const PING: u8 = 9;
     pub const PONG: u8 = 10;

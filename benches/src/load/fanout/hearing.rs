@@ -1,0 +1,105 @@
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mio::{Events, Poll};
+
+use super::layout::Layout;
+use super::{Memory, Progress};
+use crate::histogram::Histogram;
+use crate::load::link::Link;
+use crate::load::tally::Tally;
+use crate::wire::dialect::Said;
+use crate::wire::stamp::Finder;
+use crate::{Result, os, procfs};
+
+/// How long after the last publish a delivery may come before it counts as lost.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often memory is looked at.
+const GLANCE: Duration = Duration::from_secs(1);
+/// Room for a frame of a server that puts all that waits for a client into one.
+const SHARED_BYTES: usize = 4 * 1024 * 1024;
+
+pub(super) struct Subscribers {
+    links: Vec<Link>,
+    layout: Layout,
+    finder: Finder,
+    /// Messages before this one are not timed.
+    timed_from: u32,
+    server_pid: u32,
+    pub(super) tally: Tally,
+    pub(super) latency: Histogram,
+    pub(super) memory: Memory,
+}
+
+impl Subscribers {
+    pub(super) fn new(links: Vec<Link>, layout: Layout, timed_from: u32, server_pid: u32) -> Self {
+        let tally = Tally::new(layout.subscriptions());
+        let (finder, latency, memory) = (Finder::default(), Histogram::default(), Memory::default());
+        Self { links, layout, finder, timed_from, server_pid, tally, latency, memory }
+    }
+
+    /// Reads until the publisher is done and everyone has everything, or the grace is over.
+    pub(super) fn hear(mut self, progress: &Progress) -> Result<Self> {
+        let mut poll = Poll::new()?;
+        for (at, link) in self.links.iter_mut().enumerate() {
+            link.register(poll.registry(), at)?;
+        }
+        let mut events = Events::with_capacity(1024);
+        let mut shared = vec![0; SHARED_BYTES];
+        let (mut looked_at, mut done) = (Instant::now(), None);
+        loop {
+            match poll.poll(&mut events, Some(Duration::from_millis(20))) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            for event in events.iter().filter(|event| event.is_readable()) {
+                self.read(event.token().0, &mut shared)?;
+            }
+            if looked_at.elapsed() > GLANCE {
+                self.look_at_memory()?;
+                looked_at = Instant::now();
+            }
+            if progress.done.load(Ordering::Acquire) {
+                let (since, expected) = *done.get_or_insert_with(|| {
+                    let published = progress.published.load(Ordering::Acquire);
+                    (Instant::now(), self.layout.expected_in_all(published))
+                });
+                if self.tally.received() >= expected || since.elapsed() > GRACE {
+                    return Ok(self);
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, at: usize, shared: &mut [u8]) -> Result<()> {
+        let Self { links, layout, finder, timed_from, tally, latency, .. } = self;
+        let dialect = links[at].dialect();
+        let mut refused = None;
+        let read = links[at].read(os::monotonic_ns(), shared, |piece| {
+            let found = finder.each(piece, |stamp| {
+                match layout.place(at, stamp.sequence) {
+                    Some((subscription, sequence)) => tally.got(subscription, sequence),
+                    None => tally.got_astray(),
+                }
+                if stamp.sequence >= *timed_from {
+                    latency.record(os::monotonic_ns().saturating_sub(stamp.sent_ns));
+                }
+            });
+            if !found && dialect.said(piece) == Said::Refused {
+                refused = Some(String::from_utf8_lossy(piece).into_owned());
+            }
+        });
+        let refused = refused.map_or(Ok(()), |text| Err(io::Error::other(text)));
+        read.and(refused).map_err(|error| format!("subscriber {at} was lost: {error}").into())
+    }
+
+    fn look_at_memory(&mut self) -> Result<()> {
+        let Memory { resident_bytes, socket_bytes } = self.memory;
+        self.memory = Memory {
+            resident_bytes: resident_bytes.max(procfs::resident_bytes(self.server_pid)?),
+            socket_bytes: socket_bytes.max(procfs::socket_bytes()?),
+        };
+        Ok(())
+    }
+}

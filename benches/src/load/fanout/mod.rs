@@ -1,0 +1,127 @@
+//! One channel or many, publishes at a constant rate, many subscribers.
+
+mod hearing;
+mod layout;
+mod publishing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::opening::open;
+use super::tally::Faults;
+use super::{Cost, Target};
+use crate::Result;
+use crate::wire::stamp::DATA_BYTES_MIN;
+use hearing::Subscribers;
+use layout::Layout;
+use publishing::Publishing;
+
+#[derive(Args, Clone)]
+pub struct Fanout {
+    #[command(flatten)]
+    pub target: Target,
+    #[arg(long)]
+    pub subscribers: usize,
+    /// The channels, which are published to in turn.
+    #[arg(long, default_value_t = 1)]
+    pub channels: usize,
+    /// How many of the channels each subscriber is attached to.
+    #[arg(long, default_value_t = 1)]
+    pub attached: usize,
+    /// Connections that publish; each channel is always published to by the same one.
+    #[arg(long, default_value_t = 1)]
+    pub publishers: usize,
+    /// Messages per second over all channels, constant whatever the server does.
+    #[arg(long)]
+    pub rate: f64,
+    /// Length of the measured part.
+    #[arg(long, default_value_t = 10)]
+    pub seconds: u32,
+    /// Size of a message's data.
+    #[arg(long, default_value_t = 128)]
+    pub bytes: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+pub struct Outcome {
+    /// Of the measured part.
+    pub deliveries: u64,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub cost: Cost,
+    pub memory: Memory,
+    /// Of the whole run, warm-up included.
+    pub faults: Faults,
+    /// How much later than due the generator sent, at the 99th percentile and at worst.
+    pub lag_p99_ms: f64,
+    pub lag_max_ms: f64,
+}
+
+/// The most that was seen during the run, in glances of a second.
+#[derive(Serialize, Deserialize, Clone, Copy, Default)]
+pub struct Memory {
+    /// Of the server.
+    pub resident_bytes: u64,
+    /// In all TCP buffers of the machine, both ends together.
+    pub socket_bytes: u64,
+}
+
+impl Fanout {
+    pub fn run(&self) -> Result<Outcome> {
+        self.check()?;
+        let layout =
+            Layout { subscribers: self.subscribers, channels: self.channels, attached: self.attached };
+        let names = |subscriber| layout.channels_of(subscriber).map(Layout::name);
+        let subscribers = open(&self.target, self.subscribers, names)?;
+        let publishers = open(&self.target, self.publishers, |_| None)?;
+        let progress = Arc::new(Progress::default());
+        let publishing = Publishing::new(self.clone(), layout, publishers, Arc::clone(&progress));
+        let timed_from = publishing.warm_up_messages();
+        let publishing = {
+            let progress = Arc::clone(&progress);
+            thread::spawn(move || {
+                let published = publishing.run();
+                progress.done.store(true, Ordering::Release);
+                published
+            })
+        };
+        let heard = Subscribers::new(subscribers, layout, timed_from, self.target.server_pid).hear(&progress);
+        let (meter, lag) = publishing.join().map_err(|_| "the publisher's thread panicked")??;
+        let cost = meter.stop()?;
+        let heard = heard?;
+        let published = progress.published.load(Ordering::Acquire);
+        Ok(Outcome {
+            deliveries: heard.latency.total(),
+            p50_ms: heard.latency.quantile_ms(0.5),
+            p99_ms: heard.latency.quantile_ms(0.99),
+            cost,
+            memory: heard.memory,
+            faults: heard.tally.finish(|subscription| layout.expected(subscription, published)),
+            lag_p99_ms: lag.quantile_ms(0.99),
+            lag_max_ms: lag.highest_ms(),
+        })
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.bytes < DATA_BYTES_MIN || self.rate <= 0.0 {
+            return Err(format!("--bytes is at least {DATA_BYTES_MIN} and --rate above 0").into());
+        }
+        if self.publishers == 0 || self.attached == 0 || self.attached > self.channels {
+            return Err(
+                "--publishers and --attached are at least 1, and --attached at most --channels".into()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// How far the publisher's thread is.
+#[derive(Default)]
+struct Progress {
+    published: AtomicU32,
+    done: AtomicBool,
+}

@@ -1,0 +1,102 @@
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::layout::Layout;
+use super::{Fanout, Progress};
+use crate::histogram::Histogram;
+use crate::load::Meter;
+use crate::load::link::Link;
+use crate::wire::dialect::Said;
+use crate::wire::reader::SHARED_BYTES;
+use crate::wire::stamp::Stamp;
+use crate::{Result, os};
+
+/// Before the measured part: warms caches and brings late wake-ups of the handshakes to rest.
+const WARM_UP: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long after the last publish an answer may come.
+const GRACE: Duration = Duration::from_secs(5);
+
+pub(super) struct Publishing {
+    plan: Fanout,
+    layout: Layout,
+    names: Vec<String>,
+    links: Vec<Link>,
+    progress: Arc<Progress>,
+    shared: Vec<u8>,
+    /// Publishes that the server has told to be done.
+    acks: u32,
+}
+
+impl Publishing {
+    pub(super) fn new(plan: Fanout, layout: Layout, links: Vec<Link>, progress: Arc<Progress>) -> Self {
+        let names = (0..layout.channels).map(Layout::name).collect();
+        Self { plan, layout, names, links, progress, shared: vec![0; SHARED_BYTES], acks: 0 }
+    }
+
+    pub(super) fn warm_up_messages(&self) -> u32 {
+        (WARM_UP.as_secs_f64() * self.plan.rate).ceil() as u32
+    }
+
+    /// Publishes at the due times, whatever comes back. Gives the meter that was started before the measured part.
+    pub(super) fn run(mut self) -> Result<(Meter, Histogram)> {
+        let warm_up = self.warm_up_messages();
+        let measured = (f64::from(self.plan.seconds) * self.plan.rate).round() as u32;
+        self.publish(0..warm_up)?;
+        thread::sleep(PAUSE);
+        let meter = Meter::start(self.plan.target.server_pid)?;
+        let lag = self.publish(warm_up..warm_up + measured)?;
+        self.finish(warm_up + measured)?;
+        Ok((meter, lag))
+    }
+
+    fn publish(&mut self, sequences: Range<u32>) -> Result<Histogram> {
+        let began_ns = os::monotonic_ns();
+        let mut lag = Histogram::default();
+        for (nth, sequence) in sequences.enumerate() {
+            let due_ns = began_ns + (nth as f64 / self.plan.rate * 1e9) as u64;
+            thread::sleep(Duration::from_nanos(due_ns.saturating_sub(os::monotonic_ns())));
+            // The time in the message is when it was due: a late generator counts against the latency, not for it.
+            let data = Stamp { sent_ns: due_ns, sequence }.data(self.plan.bytes);
+            lag.record(os::monotonic_ns().saturating_sub(due_ns));
+            let channel = self.layout.channel_of(sequence);
+            let at = channel % self.links.len();
+            let frame = self.plan.target.dialect.publish(sequence + 1, &self.names[channel], &data);
+            self.links[at].send(frame)?;
+            self.progress.published.store(sequence + 1, Ordering::Release);
+            self.read(at)?;
+        }
+        Ok(lag)
+    }
+
+    /// Waits until the sockets have taken all and, where the server says so, it has taken each publish.
+    fn finish(&mut self, published: u32) -> Result<()> {
+        let deadline = Instant::now() + GRACE;
+        let awaited = if self.plan.target.dialect.acks() { published } else { 0 };
+        while self.acks < awaited || self.links.iter().any(Link::has_unsent) {
+            if Instant::now() > deadline {
+                return Err(format!("{} of {awaited} publishes were acked in time", self.acks).into());
+            }
+            thread::sleep(Duration::from_millis(1));
+            (0..self.links.len()).try_for_each(|at| self.read(at))?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, at: usize) -> Result<()> {
+        let Self { links, shared, acks, .. } = self;
+        let dialect = links[at].dialect();
+        let mut refused = None;
+        links[at].read(os::monotonic_ns(), shared, |piece| match dialect.said(piece) {
+            Said::Done => *acks += 1,
+            Said::Refused => refused = Some(String::from_utf8_lossy(piece).into_owned()),
+            Said::Other => {}
+        })?;
+        // What was not taken by the socket goes now; a server that reads slowly makes the publisher late, not wrong.
+        links[at].flush()?;
+        refused.map_or(Ok(()), |text| Err(format!("a publish was answered {text}").into()))
+    }
+}

@@ -1,0 +1,116 @@
+//! The protocols that the generator speaks, each just far enough to subscribe, to publish and to stay connected.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::websocket::opcode;
+use super::{centrifuge, frames, handshake, nats};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    #[default]
+    Fanfare,
+    CentrifugeJson,
+    CentrifugeProtobuf,
+    Nats,
+}
+
+/// What a server says to a client of its own accord or in answer.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Said {
+    /// The oldest request without an answer is done; opening a connection is the first one.
+    Done,
+    Refused,
+    /// Nothing that a client waits for.
+    Other,
+}
+
+impl Dialect {
+    pub fn upgrade(self, host: &str, authorization: Option<&str>) -> Vec<u8> {
+        let subprotocol = match self {
+            Self::CentrifugeJson => Some("centrifuge-json"),
+            Self::CentrifugeProtobuf => Some("centrifuge-protobuf"),
+            Self::Fanfare | Self::Nats => None,
+        };
+        handshake::request(host, authorization, subprotocol)
+    }
+
+    /// The opcode of the WebSocket frames that a client sends.
+    pub fn opcode(self) -> u8 {
+        match self {
+            Self::Fanfare | Self::CentrifugeJson => opcode::TEXT,
+            Self::CentrifugeProtobuf | Self::Nats => opcode::BINARY,
+        }
+    }
+
+    /// What a client sends first, if it is not the server that begins.
+    pub fn hello(self) -> Option<Vec<u8>> {
+        match self {
+            Self::Fanfare => None,
+            Self::CentrifugeJson => Some(centrifuge::json::CONNECT.into()),
+            Self::CentrifugeProtobuf => Some(centrifuge::protobuf::connect()),
+            Self::Nats => Some(nats::CONNECT.into()),
+        }
+    }
+
+    /// Asks for a channel; `id` is another one for each request of a connection.
+    pub fn subscribe(self, id: u32, channel: &str) -> Vec<u8> {
+        match self {
+            Self::Fanfare => frames::attach(id.into(), channel).into(),
+            Self::CentrifugeJson => centrifuge::json::subscribe(id, channel).into(),
+            Self::CentrifugeProtobuf => centrifuge::protobuf::subscribe(id, channel),
+            Self::Nats => nats::subscribe(id, channel).into(),
+        }
+    }
+
+    /// A publish of one message; `data` is JSON.
+    pub fn publish(self, id: u32, channel: &str, data: &str) -> Vec<u8> {
+        match self {
+            Self::Fanfare => frames::publish(id.into(), channel, data).into(),
+            Self::CentrifugeJson => centrifuge::json::publish(id, channel, data).into(),
+            Self::CentrifugeProtobuf => centrifuge::protobuf::publish(id, channel, data),
+            Self::Nats => nats::publish(channel, data).into(),
+        }
+    }
+
+    /// Whether a publish is `Done` when the server has taken it. NATS says nothing.
+    pub fn acks(self) -> bool {
+        self != Self::Nats
+    }
+
+    /// Cuts what one WebSocket frame holds into what the server says, in order.
+    pub fn each(self, payload: &[u8], take: impl FnMut(&[u8])) {
+        match self {
+            Self::Fanfare => [payload].into_iter().for_each(take),
+            Self::CentrifugeJson => centrifuge::json::replies(payload, take),
+            Self::CentrifugeProtobuf => centrifuge::protobuf::replies(payload).for_each(take),
+            Self::Nats => nats::operations(payload).for_each(take),
+        }
+    }
+
+    /// The answer that keeps the connection, when `said` asks for one.
+    pub fn pong(self, said: &[u8]) -> Option<&'static [u8]> {
+        match self {
+            Self::Fanfare => None,
+            Self::CentrifugeJson => (said == b"{}").then_some(b"{}"),
+            Self::CentrifugeProtobuf => said.is_empty().then_some(&[0]),
+            Self::Nats => said.starts_with(b"PING").then_some(b"PONG\r\n"),
+        }
+    }
+
+    /// What a client says when it has been silent for long, where the protocol asks for it.
+    pub fn heartbeat(self) -> Option<&'static [u8]> {
+        (self == Self::Fanfare).then_some(frames::HEARTBEAT.as_bytes())
+    }
+
+    /// What anything but a message amounts to.
+    pub fn said(self, said: &[u8]) -> Said {
+        match self {
+            Self::Fanfare => frames::said(said),
+            Self::CentrifugeJson => centrifuge::json::said(said),
+            Self::CentrifugeProtobuf => centrifuge::protobuf::said(said),
+            Self::Nats => nats::said(said),
+        }
+    }
+}

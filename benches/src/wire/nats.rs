@@ -1,0 +1,67 @@
+//! The client protocol of NATS, inside WebSocket frames. Its words are followed by a PING where an answer is needed.
+
+use super::dialect::Said;
+
+pub const CONNECT: &str =
+    "CONNECT {\"verbose\":false,\"pedantic\":false,\"echo\":true,\"protocol\":1}\r\nPING\r\n";
+const END: &[u8] = b"\r\n";
+
+pub fn subscribe(id: u32, subject: &str) -> String {
+    format!("SUB {subject} {id}\r\nPING\r\n")
+}
+
+pub fn publish(subject: &str, data: &str) -> String {
+    format!("PUB {subject} {}\r\n{data}\r\n", data.len())
+}
+
+/// The operations of a frame, a message with what it carries. What follows one that is cut off is left out.
+pub fn operations(mut frame: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let line_bytes = frame.windows(END.len()).position(|window| window == END)?;
+        let line = &frame[..line_bytes];
+        let carried = if line.starts_with(b"MSG ") { carried_bytes(line)? + END.len() } else { 0 };
+        let (operation, rest) = frame.split_at_checked(line_bytes + END.len() + carried)?;
+        frame = rest;
+        Some(operation)
+    })
+}
+
+pub fn said(operation: &[u8]) -> Said {
+    if operation.starts_with(b"PONG") {
+        Said::Done
+    } else if operation.starts_with(b"-ERR") {
+        Said::Refused
+    } else {
+        Said::Other
+    }
+}
+
+/// The last word of `MSG subject sid bytes`.
+fn carried_bytes(line: &[u8]) -> Option<usize> {
+    let last = line.rsplit(|byte| *byte == b' ').next()?;
+    std::str::from_utf8(last).ok()?.parse().ok().filter(|bytes| *bytes <= CARRIED_BYTES_MAX)
+}
+
+/// What the server allows by default; a longer message would be a mistake in reading.
+const CARRIED_BYTES_MAX: usize = 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_cut_by_what_they_say_of_their_length() {
+        let frame = b"INFO {}\r\nMSG a.b 7 6\r\nx\r\nPIN\r\nPING\r\nPONG\r\n-ERR 'no'\r\nMSG a 7 99\r\ncut";
+        let found: Vec<&[u8]> = operations(frame).collect();
+        let expected: [&[u8]; 5] =
+            [b"INFO {}\r\n", b"MSG a.b 7 6\r\nx\r\nPIN\r\n", b"PING\r\n", b"PONG\r\n", b"-ERR 'no'\r\n"];
+        assert_eq!(found, expected);
+        let said: Vec<Said> = found.into_iter().map(said).collect();
+        assert_eq!(said, [Said::Other, Said::Other, Said::Other, Said::Done, Said::Refused]);
+    }
+
+    #[test]
+    fn a_publish_says_its_length() {
+        assert_eq!(publish("a.b", "{\"x\":1}"), "PUB a.b 7\r\n{\"x\":1}\r\n");
+    }
+}
