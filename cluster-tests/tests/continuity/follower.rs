@@ -36,6 +36,7 @@ impl Follower {
                 }
                 self.serial = frame["serial"].clone();
             }
+            Some(12) => self.serial = frame["serial"].clone(),
             _ => {}
         }
     }

@@ -1,5 +1,8 @@
 //! What a position is worth on one running node.
 
+use fanfare_cluster_tests::SOON;
+use tokio::task::JoinSet;
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,4 +155,55 @@ async fn a_slow_reader_that_goes_on_reading_is_not_given_up() {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     follower.read_to(&mut socket, 399).await;
+}
+
+/// A presence event that comes in the middle of a replay has the position of the replay, not that of the channel.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_serial_of_a_presence_event_skips_nothing() {
+    for ring_bytes in [256 << 20, 2_000] {
+        let node = Node::start(unlimited().limit("ring_bytes", ring_bytes)).await;
+        let mut publisher = Socket::open(&node, "").await;
+        let attached = publisher.attach("a").await;
+        publisher.ask(json!({"op": 10, "channel": "a"})).await;
+        let text = "x".repeat(16_000);
+        for number in 0..1_000 {
+            publisher
+                .start(json!({"op": 13, "channel": "a", "data": number, "extras": {"text": text}}))
+                .await;
+        }
+        for _ in 0..1_000 {
+            assert_eq!(publisher.next().await["op"], 1);
+        }
+        let mut members = JoinSet::new();
+        members.spawn(async move {
+            for number in 0_u64.. {
+                let update =
+                    json!({"op": 12, "channel": "a", "action": "update", "clientId": "m", "data": number});
+                assert_eq!(publisher.ask(update).await["op"], 1);
+            }
+        });
+        let (mut events, end) = (0, tokio::time::Instant::now() + SOON);
+        while events < 20 {
+            let mut follower = Follower::begin("a", &attached);
+            follower.next = Some(0);
+            while follower.next != Some(1_000) {
+                let mut socket = Socket::open(&node, "").await;
+                assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], true);
+                loop {
+                    let frame = socket.next().await;
+                    assert!(
+                        tokio::time::Instant::now() < end,
+                        "{:?} is next and does not come",
+                        follower.next
+                    );
+                    follower.take(&frame);
+                    let is_event = frame["op"] == 12;
+                    events += usize::from(is_event);
+                    if is_event && events % 3 == 0 || follower.next == Some(1_000) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
 }

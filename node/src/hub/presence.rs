@@ -37,22 +37,27 @@ impl PresenceDelivery {
         256 + self.event.data.as_ref().map_or(0, |data| data.get().len())
     }
 
-    pub fn frame(&self, format: Format) -> Bytes {
+    /// The frame for who has all messages up to `position`. Most stand where the channel stood, and share one.
+    pub fn frame(&self, format: Format, position: Stamp) -> Bytes {
+        if position != self.event.position {
+            return self.encode(format, position);
+        }
         let kept = match format {
             Format::Json => &self.json,
             Format::MsgPack => &self.msgpack,
         };
-        kept.get_or_init(|| {
-            wire::encoded(format, self.bytes(), |mut out| {
-                self.encode(&mut out);
-                out
-            })
-        })
-        .clone()
+        kept.get_or_init(|| self.encode(format, position)).clone()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        let PresenceEvent { key, member, action, data, timestamp_ms, position, .. } = &*self.event;
+    fn encode(&self, format: Format, position: Stamp) -> Bytes {
+        wire::encoded(format, self.bytes(), |mut out| {
+            self.write(position, &mut out);
+            out
+        })
+    }
+
+    fn write(&self, position: Stamp, out: &mut Vec<u8>) {
+        let PresenceEvent { key, member, action, data, timestamp_ms, .. } = &*self.event;
         let event = PresenceOut {
             action: action.as_str(),
             client_id: member.client_id.as_str(),

@@ -81,9 +81,11 @@ impl Subscribers {
         self.channels.get(&channel).map(|local| &local.channel)
     }
 
-    /// All of a channel, whatever they get of it.
-    pub fn all_mut(&mut self, channel: u64) -> &mut [Subscriber] {
-        self.channels.get_mut(&channel).map_or(&mut [], |local| &mut local.subscribers)
+    /// All of a channel, whatever they get of it, and the last message that was handed to them.
+    pub fn all_mut(&mut self, channel: u64) -> (&mut [Subscriber], u64) {
+        self.channels
+            .get_mut(&channel)
+            .map_or((&mut [], 0), |local| (&mut local.subscribers, local.delivered))
     }
 
     /// Removes the slot; the channel comes back when it was the last one here.

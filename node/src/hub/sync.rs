@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use fanfare_proto::frame::Format;
-
 use super::members::Page;
 use super::presence::PresenceDelivery;
 use crate::model::MemberId;
@@ -70,7 +68,7 @@ impl Sync {
     }
 
     /// Events come in the order of their numbers.
-    pub fn judge(&mut self, delivery: &Arc<PresenceDelivery>, format: Format) -> Verdict {
+    pub fn judge(&mut self, delivery: &Arc<PresenceDelivery>) -> Verdict {
         let event = &delivery.event;
         let place = self.pages.partition_point(|(end, _)| *end < event.member);
         let page = self.pages.get(place).map(|(_, sequence)| *sequence);
@@ -80,7 +78,7 @@ impl Sync {
             (true, _) => Verdict::Covered,
             (false, Some(_)) => Verdict::Send,
             (false, None) => {
-                self.held_bytes += delivery.frame(format).len();
+                self.held_bytes += delivery.bytes();
                 self.held.push(Arc::clone(delivery));
                 Verdict::Held
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::hub::{PresenceDelivery, PresenceMode, Sync, Verdict};
-use crate::model::ChannelName;
+use crate::model::{ChannelName, Stamp};
 use crate::publish::{Departure, PresenceRequest};
 use crate::session::Leaving;
 
@@ -82,7 +82,9 @@ impl Shard {
     /// Puts the event into the outbox of every subscriber here that wants it now.
     pub(super) fn deliver_presence(&mut self, delivery: &Arc<PresenceDelivery>) {
         let mut over = Vec::new();
-        for subscriber in self.subscribers.all_mut(delivery.channel) {
+        let incarnation = self.services.hub.incarnation();
+        let (subscribers, delivered) = self.subscribers.all_mut(delivery.channel);
+        for subscriber in subscribers {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
             let Stage::Open(open) = &mut connection.stage else { continue };
             let format = open.session.format();
@@ -94,7 +96,7 @@ impl Shard {
                     let place = open.syncs.iter().position(|(channel, _)| *channel == delivery.channel);
                     let Some(place) = place else { continue };
                     let sync = &mut open.syncs[place].1;
-                    let judged = (sync.judge(delivery, format), sync.held_bytes());
+                    let judged = (sync.judge(delivery), sync.held_bytes());
                     if sync.ends_with(delivery.event.sequence) {
                         subscriber.presence = PresenceMode::After(delivery.event.sequence);
                         open.syncs.swap_remove(place);
@@ -103,7 +105,10 @@ impl Shard {
                 }
             };
             if verdict == Verdict::Send {
-                connection.outbox.push(delivery.frame(format));
+                // What it has not been given of the messages yet may not count as given by its position.
+                let live = Stamp { incarnation, sequence: subscriber.after_sequence.max(delivered) };
+                let position = open.replay_position(delivery.channel).unwrap_or(live);
+                connection.outbox.push(delivery.frame(format, position));
                 if !connection.in_dirty && connection.blocked_ms.is_none() {
                     connection.in_dirty = true;
                     self.dirty.push_back(subscriber.slot);
@@ -136,9 +141,12 @@ impl Shard {
             self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(mark));
             open.syncs.swap_remove(place);
         }
+        let live = self.subscribers.position(number, slot).unwrap_or_default();
+        let live = Stamp { incarnation: self.services.hub.incarnation(), sequence: live };
+        let position = open.replay_position(number).unwrap_or(live);
         connection.outbox.push_replay(std::iter::once(page.frame));
         for delivery in held {
-            connection.outbox.push(delivery.frame(format));
+            connection.outbox.push(delivery.frame(format, position));
         }
         true
     }

@@ -64,6 +64,11 @@ impl Replay {
 }
 
 impl Open {
+    /// Up to where it has been given the messages of a channel, while it is given what it missed.
+    pub(super) fn replay_position(&self, channel: u64) -> Option<Stamp> {
+        self.replays.iter().find(|replay| replay.channel.number() == channel).map(|replay| replay.after)
+    }
+
     /// The replay whose turn it is. Of pages from the store one is under way at a time.
     fn next_replay(&self) -> Option<usize> {
         let awaits_page = |replay: &Replay| matches!(&replay.source, Source::Asked(asked) if asked.is_page);
