@@ -35,7 +35,8 @@ pub(super) struct State {
     pub(super) sequence: u64,
     /// Bit per target that has subscribers.
     pub(super) targets: u64,
-    /// While somebody is attached and for twice the resume window after, unless memory is scarce.
+    /// From the first message while somebody is attached, or from the last detach, until nobody has been for twice the
+    /// resume window, unless memory is scarce.
     pub(super) ring: Option<Box<Ring>>,
     /// None while nobody is present. With members the channel lives.
     pub(super) members: Option<Box<Members>>,
@@ -138,8 +139,12 @@ impl Hub {
             let published = build(Numbering { incarnation: self.incarnation, first_sequence, timestamp_ms });
             if state.targets != 0 || state.ring.is_some() {
                 let delivery = Arc::new(Delivery::new(channel.number, Arc::clone(&published)));
+                let now_ms = self.now_ms();
+                if state.ring.is_none() {
+                    state.ring = Ring::begin(first_sequence - 1, now_ms, &self.rings);
+                }
                 if let Some(ring) = &mut state.ring {
-                    ring.push(Arc::clone(&delivery), self.now_ms());
+                    ring.push(Arc::clone(&delivery), now_ms);
                 }
                 for (bit, target) in self.targets.iter().enumerate() {
                     if state.targets & (1 << bit) != 0 {
@@ -164,10 +169,14 @@ impl Hub {
     pub fn detach(&self, channel: &Arc<Channel>, target: usize) {
         let mut state = channel.state.lock();
         state.targets &= !(1 << target);
-        if state.targets == 0
-            && let Some(ring) = &mut state.ring
-        {
-            ring.idle_ms = Some(self.now_ms());
+        if state.targets == 0 {
+            let now_ms = self.now_ms();
+            if state.ring.is_none() {
+                state.ring = Ring::begin(state.sequence, now_ms, &self.rings);
+            }
+            if let Some(ring) = &mut state.ring {
+                ring.idle_ms = Some(now_ms);
+            }
         }
         self.remove_if_unused(channel, &mut state);
     }

@@ -6,7 +6,6 @@ use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
-use super::ring::Ring;
 use crate::model::{ChannelKey, Stamp};
 
 /// An attach that has taken effect.
@@ -93,12 +92,8 @@ impl Hub {
     }
 
     fn register(&self, state: &mut State, target: usize) -> Stamp {
-        let now_ms = self.now_ms();
-        if state.ring.is_none() {
-            state.ring = Ring::begin(state.sequence, now_ms, &self.rings);
-        }
         if let Some(ring) = &mut state.ring {
-            (ring.attached_ms, ring.idle_ms) = (now_ms, None);
+            (ring.attached_ms, ring.idle_ms) = (self.now_ms(), None);
         }
         state.targets |= 1 << target;
         Stamp { incarnation: self.incarnation, sequence: state.sequence }

@@ -171,7 +171,11 @@ impl Session {
                 let error = format!("more than {} channels on one connection", cx.limits.attached_channels);
                 return self.nack(id.as_deref(), code::LIMIT, &error, Some("channel_limit"), out);
             }
-            Err(place) => self.attached.insert(place, Attachment { channel: channel.clone(), modes }),
+            Err(place) => {
+                // Most connections have one channel.
+                self.attached.reserve_exact(usize::from(self.attached.is_empty()));
+                self.attached.insert(place, Attachment { channel: channel.clone(), modes });
+            }
         }
         // A serial that cannot be read is no position: delivery begins now, and the client is told so.
         let after = attach.serial.as_deref().and_then(|text| text.parse().ok());

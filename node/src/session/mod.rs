@@ -26,9 +26,9 @@ use rate::RateLimit;
 pub use rewind::Rewind;
 
 /// Requests of one connection that wait for an answer; at the bound its socket is not read.
-const IN_FLIGHT_MAX: usize = 1024;
+const IN_FLIGHT_MAX: u32 = 1024;
 /// The same in bytes of their frames, counted since nothing was owed.
-const IN_FLIGHT_BYTES_MAX: usize = 4 * 1024 * 1024;
+const IN_FLIGHT_BYTES_MAX: u32 = 4 * 1024 * 1024;
 
 /// What a session needs to decide, lent for one call.
 #[derive(Clone, Copy)]
@@ -73,8 +73,8 @@ pub struct Session {
     publishes: RateLimit,
     controls: RateLimit,
     next_ticket: u64,
-    in_flight: usize,
-    in_flight_bytes: usize,
+    in_flight: u32,
+    in_flight_bytes: u32,
     refresh_asked: bool,
     ended: bool,
     ended_for_good: bool,
@@ -86,8 +86,6 @@ impl Session {
         client_id: Option<ClientId>,
         tenure: Tenure,
         format: Format,
-        limits: &Limits,
-        now_ms: u64,
     ) -> Self {
         Self {
             principal,
@@ -96,8 +94,8 @@ impl Session {
             format,
             attached: Vec::new(),
             lanes: Vec::new(),
-            publishes: RateLimit::full(limits.publish_burst, now_ms),
-            controls: RateLimit::full(limits.control_burst, now_ms),
+            publishes: RateLimit::default(),
+            controls: RateLimit::default(),
             next_ticket: 0,
             in_flight: 0,
             in_flight_bytes: 0,
@@ -179,7 +177,8 @@ impl Session {
             }
         }
         if self.in_flight > 0 {
-            self.in_flight_bytes += payload.len();
+            let bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+            self.in_flight_bytes = self.in_flight_bytes.saturating_add(bytes);
         }
     }
 

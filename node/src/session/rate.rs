@@ -1,30 +1,29 @@
 //! Token buckets.
 
-/// A bucket of `burst` permits that fills at `per_second`; a rate of 0 never refuses.
-#[derive(Debug, Clone, Copy)]
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A bucket of `burst` permits that fills at `per_second`; a rate of 0 never refuses. One word, since each connection has two.
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RateLimit {
-    /// Thousandths of a permit.
-    level: u64,
-    filled_ms: u64,
+    /// When it will be full again, in epoch nanoseconds.
+    full_ns: u64,
 }
 
 impl RateLimit {
-    pub(super) fn full(burst: u32, now_ms: u64) -> Self {
-        Self { level: u64::from(burst) * 1000, filled_ms: now_ms }
-    }
-
     /// Takes all `count` permits or none.
     pub(super) fn take(&mut self, count: usize, per_second: u32, burst: u32, now_ms: u64) -> bool {
         if per_second == 0 {
             return true;
         }
-        let gained = now_ms.saturating_sub(self.filled_ms).saturating_mul(u64::from(per_second));
-        self.level = self.level.saturating_add(gained).min(u64::from(burst) * 1000);
-        self.filled_ms = self.filled_ms.max(now_ms);
-        let wanted = (count as u64).saturating_mul(1000);
-        let granted = wanted <= self.level;
+        let filling = |permits: u64| permits.saturating_mul(SECOND_NS) / u64::from(per_second);
+        let now_ns = now_ms.saturating_mul(1_000_000);
+        let empty_ns = now_ns.saturating_add(filling(u64::from(burst)));
+        // A clock that was set back leaves it empty at worst.
+        self.full_ns = self.full_ns.clamp(now_ns, empty_ns);
+        let full_ns = self.full_ns.saturating_add(filling(count as u64));
+        let granted = full_ns <= empty_ns;
         if granted {
-            self.level -= wanted;
+            self.full_ns = full_ns;
         }
         granted
     }
@@ -36,7 +35,7 @@ mod tests {
 
     #[test]
     fn the_burst_then_the_rate() {
-        let mut limit = RateLimit::full(400, 0);
+        let mut limit = RateLimit::default();
         assert!(limit.take(400, 200, 400, 0));
         assert!(!limit.take(1, 200, 400, 4));
         assert!(limit.take(1, 200, 400, 5));
@@ -46,7 +45,15 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_back_refuses_nobody_for_long() {
+        let mut limit = RateLimit::default();
+        assert!(limit.take(400, 200, 400, 3_600_000));
+        assert!(!limit.take(1, 200, 400, 0), "empty at worst");
+        assert!(limit.take(1, 200, 400, 5));
+    }
+
+    #[test]
     fn no_rate_no_limit() {
-        assert!(RateLimit::full(0, 0).take(usize::MAX, 0, 0, 0));
+        assert!(RateLimit::default().take(usize::MAX, 0, 0, 0));
     }
 }

@@ -98,7 +98,7 @@ impl Client {
         let principal = auth.authenticate(&credentials).unwrap();
         let client_id = principal.client_id.clone().or(chosen.map(|id| ClientId::new(id).unwrap()));
         let tenure = Tenure { connection_id: ConnectionId::random(), ..TENURE };
-        let session = Session::new(Arc::new(principal), client_id, tenure, format, &limits, NOW_MS);
+        let session = Session::new(Arc::new(principal), client_id, tenure, format);
         let keys = ConnectionKeys::new(&[1; 32]);
         Self { auth, clock, limits, keys, session, looked_for: Vec::new(), left: Vec::new() }
     }

@@ -98,7 +98,7 @@ pub(super) struct Open {
     /// Member lists that are on their way, by the numbers of their channels.
     pub(super) syncs: Vec<(u64, Sync)>,
     pub(super) pings: u32,
-    pub(super) pings_second: u64,
+    pub(super) pings_second: u32,
     /// Epoch milliseconds.
     pub(super) opened_ms: u64,
     /// Held as long as the session is open, and so given back before the last frames are out.
@@ -107,11 +107,11 @@ pub(super) struct Open {
 
 impl Open {
     /// What the opening takes up was settled before: `tenure`.
-    pub(super) fn new(opening: Opening, tenure: Tenure, limits: &Limits, epoch_ms: u64) -> Box<Self> {
+    pub(super) fn new(opening: Opening, tenure: Tenure, epoch_ms: u64) -> Box<Self> {
         let Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport, former: _ } =
             opening;
         Box::new(Self {
-            session: Session::new(principal, client_id, tenure, format, limits, epoch_ms),
+            session: Session::new(principal, client_id, tenure, format),
             reader: Reader::default(),
             echo,
             heartbeat_pings,
@@ -126,10 +126,18 @@ impl Open {
         })
     }
 
+    /// A channel with delivery, by its number in the hub.
+    pub(super) fn add_subscription(&mut self, channel: ChannelName, number: u64) {
+        // Most connections have one channel.
+        self.subscriptions.reserve_exact(usize::from(self.subscriptions.is_empty()));
+        self.subscriptions.push((channel, number));
+    }
+
     /// Whether the client may send one more ping within this second.
     pub(super) fn ping_allowed(&mut self, now_ms: u64, per_second: u32) -> bool {
-        if self.pings_second != now_ms / 1000 {
-            (self.pings, self.pings_second) = (0, now_ms / 1000);
+        let second = u32::try_from(now_ms / 1000).unwrap_or(u32::MAX);
+        if self.pings_second != second {
+            (self.pings, self.pings_second) = (0, second);
         }
         self.pings += 1;
         per_second == 0 || self.pings <= per_second

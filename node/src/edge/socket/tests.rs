@@ -214,7 +214,7 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
     };
     let place = Place { incarnation: 1, shard: 0, slot: 0, generation: 1 };
     let tenure = Tenure { connection_id: ConnectionId::from_bytes([1; 16]), epoch: 0, place };
-    connection.stage = Stage::Open(Open::new(opening, tenure, &node.limits, 0));
+    connection.stage = Stage::Open(Open::new(opening, tenure, 0));
     let feed_a_part = |connection: &mut Connection| {
         let part = &mut frame(r#"{"op":0}"#)[..5];
         let reader = &mut connection.open_mut().unwrap().reader;

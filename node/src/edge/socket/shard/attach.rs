@@ -50,9 +50,8 @@ impl Shard {
         let present = open.subscriptions.iter().find(|(name, _)| name == channel).map(|(_, number)| *number);
         match (present, delivers) {
             (Some(number), true) => {
-                let replay = open.replays.iter().find(|replay| replay.channel.number() == number);
-                if let Some(replay) = replay {
-                    return replay.after;
+                if let Some(own) = open.replay_position(number) {
+                    return own;
                 }
                 let own = self.subscribers.position(number, slot);
                 let position = self.services.hub.position(&key);
@@ -60,7 +59,7 @@ impl Shard {
             }
             (None, true) => {
                 let (channel_state, mark) = self.services.hub.attach(&key, self.index);
-                open.subscriptions.push((channel.clone(), channel_state.number()));
+                open.add_subscription(channel.clone(), channel_state.number());
                 self.subscribers.add(&channel_state, Subscriber::new(slot, mark.sequence));
                 mark
             }
@@ -94,7 +93,7 @@ impl Shard {
         }
         let joined = self.services.hub.attach_after(&key, self.index, &position);
         let (channel, mark) = (joined.channel, joined.mark);
-        open.subscriptions.push((reply.channel.clone(), channel.number()));
+        open.add_subscription(reply.channel.clone(), channel.number());
         let mut subscriber = Subscriber::new(slot, mark.sequence);
         let resumed = Some(Standing { position: position.clone(), resumed: true, warning: None });
         let (standing, replay) = match joined.start {
@@ -136,7 +135,7 @@ impl Shard {
         let key = open.session.principal().channel(reply.channel.clone());
         let (channel, mark, recent) =
             self.services.hub.attach_back(&key, self.index, rewind.count, rewind.since_ms);
-        open.subscriptions.push((reply.channel.clone(), channel.number()));
+        open.add_subscription(reply.channel.clone(), channel.number());
         let is_stored = policy.history && !recent.is_whole;
         let (standing, replay) = if is_stored {
             let question = Question::Back { rewind, mark: mark.sequence };

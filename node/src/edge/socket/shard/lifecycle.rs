@@ -98,7 +98,7 @@ impl Shard {
     pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, mut opening: Opening) {
         self.metrics.connections.increment(1.0);
         let (tenure, resumed) = self.begin_tenure(connection, slot, opening.former.take());
-        let mut open = Open::new(opening, tenure, &self.services.limits, self.epoch_ms);
+        let mut open = Open::new(opening, tenure, self.epoch_ms);
         open.session.principal().account.usage.count(UsageKind::Connect, 1, 0);
         let mut outputs = Vec::new();
         open.session.opened(context(&self.services, self.epoch_ms), resumed, &mut outputs);
