@@ -10,7 +10,7 @@ help:
 	@echo "make test   format check, clippy, all tests; all that a change must pass"
 	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
-	@echo "make bench-peers  build the servers that fan-out is compared with; needs Go"
+	@echo "make bench-peers  measure fan-out beside the floor, centrifuge and NATS, which it builds; needs Go"
 
 run:
 	cargo run --release --locked
@@ -40,6 +40,8 @@ PEERS := $(TOOLS)/peers
 NATS := v2.15.2
 
 bench-peers: $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS)
+	cargo build --release --locked -p fanfare
+	cargo run --release --locked -p fanfare-benches --bin bench -- peers --peers "$(PEERS)"
 
 $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
 	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .

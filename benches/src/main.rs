@@ -15,6 +15,8 @@ struct Arguments {
 enum Command {
     /// Everything, in one go: a table on stdout, and with --out the same as JSON.
     Run(run::Options),
+    /// Fan-out over Fanfare, the floor and every peer, in one go: tables on stdout, and with --out the same as JSON.
+    Peers(run::peers::Options),
     /// The load generator alone: one workload, its result as one JSON line on stdout.
     #[command(subcommand)]
     Load(load::Workload),
@@ -38,6 +40,7 @@ fn dispatch(command: Command) -> Result<()> {
     os::raise_open_files()?;
     match command {
         Command::Run(options) => run::run(&options),
+        Command::Peers(options) => run::peers::run(&options),
         Command::Load(workload) => load::print(&workload),
         Command::FloorServer => floor::serve(),
         Command::StoreLoop(options) => store_loop::print(&options),

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::wire::dialect::Dialect;
 use crate::{Result, os};
 
-pub use fanout::{Fanout, Outcome as FanoutOutcome};
+pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome};
 pub use idle::{Idle, Outcome as IdleOutcome};
 pub use presence::{Outcome as PresenceOutcome, Presence};
 pub use publish::{Outcome as PublishOutcome, Publish};

@@ -50,7 +50,7 @@ impl fmt::Display for Machine {
 }
 
 /// Empty when the program is missing or says nothing.
-fn first_line(program: &str, arguments: &[&str]) -> String {
+pub(super) fn first_line(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     text.lines().next().unwrap_or_default().to_owned()

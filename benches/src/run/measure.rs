@@ -1,11 +1,10 @@
 //! What is measured, and in which order: the repetitions take turns, so that a drift of the machine hits all alike.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-
-use serde::de::DeserializeOwned;
+use std::process::Command;
 
 use super::Options;
+use super::generator::{load, result_of};
 use super::report::{Fanout, Idle, Measured, Presence, Publish};
 use super::server::Server;
 use crate::load::{FanoutOutcome, IdleOutcome, PublishOutcome};
@@ -72,10 +71,10 @@ impl Bench<'_> {
     }
 
     fn fan_out_over(&self, server: &Server, subscribers: usize, rate: u32) -> Result<FanoutOutcome> {
-        let mut load = self.load("fanout", server);
-        load.args(["--subscribers", &subscribers.to_string(), "--rate", &rate.to_string()]);
-        load.args(["--seconds", &self.options.seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
-        result_of(load)
+        let mut command = load(&self.this, "fanout", server);
+        command.args(["--subscribers", &subscribers.to_string(), "--rate", &rate.to_string()]);
+        command.args(["--seconds", &self.options.seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
+        result_of(command)
     }
 
     fn idle(&self) -> Result<Idle> {
@@ -83,9 +82,9 @@ impl Bench<'_> {
         for repetition in 1..=self.options.repetitions {
             self.say("idle connections", repetition);
             let node = Server::node(&self.node, &self.data, "none")?;
-            let mut load = self.load("idle", &node);
-            load.args(["--connections", &IDLE_CONNECTIONS.to_string()]);
-            runs.push(result_of(load)?);
+            let mut command = load(&self.this, "idle", &node);
+            command.args(["--connections", &IDLE_CONNECTIONS.to_string()]);
+            runs.push(result_of(command)?);
         }
         Ok(Idle { runs })
     }
@@ -96,15 +95,15 @@ impl Bench<'_> {
             self.say("durable publishes", repetition);
             publish.bare_loop.push(self.bare_loop(PUBLISHERS * WINDOW)?);
             let node = Server::node(&self.node, &self.data, "embedded")?;
-            let mut load = self.load("publish", &node);
-            load.args(["--connections", &PUBLISHERS.to_string(), "--window", &WINDOW.to_string()]);
-            load.args([
+            let mut command = load(&self.this, "publish", &node);
+            command.args(["--connections", &PUBLISHERS.to_string(), "--window", &WINDOW.to_string()]);
+            command.args([
                 "--seconds",
                 &self.options.seconds.to_string(),
                 "--bytes",
                 &MESSAGE_BYTES.to_string(),
             ]);
-            publish.node.push(result_of::<PublishOutcome>(load)?);
+            publish.node.push(result_of::<PublishOutcome>(command)?);
         }
         Ok(publish)
     }
@@ -114,9 +113,9 @@ impl Bench<'_> {
         for repetition in 1..=self.options.repetitions {
             self.say(&format!("presence × {subscribers}"), repetition);
             let node = Server::node(&self.node, &self.data, "none")?;
-            let mut load = self.load("presence", &node);
-            load.args(["--members", &MEMBERS.to_string(), "--subscribers", &subscribers.to_string()]);
-            presence.runs.push(result_of(load)?);
+            let mut command = load(&self.this, "presence", &node);
+            command.args(["--members", &MEMBERS.to_string(), "--subscribers", &subscribers.to_string()]);
+            presence.runs.push(result_of(command)?);
         }
         Ok(presence)
     }
@@ -129,26 +128,7 @@ impl Bench<'_> {
         result_of(command)
     }
 
-    fn load(&self, workload: &str, server: &Server) -> Command {
-        let mut command = Command::new(&self.this);
-        command.args(["load", workload, "--address", &server.address.to_string()]);
-        command.args(["--server-pid", &server.pid().to_string()]);
-        if let Some(key_file) = &server.key_file {
-            command.arg("--key-file").arg(key_file);
-        }
-        command
-    }
-
     fn say(&self, what: &str, repetition: u32) {
         eprintln!("bench: {what}, {repetition} of {}", self.options.repetitions);
     }
-}
-
-/// Runs to the end and reads the one line of the result.
-fn result_of<Outcome: DeserializeOwned>(mut command: Command) -> Result<Outcome> {
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        return Err(format!("the generator failed: {}", output.status).into());
-    }
-    Ok(serde_json::from_slice(&output.stdout)?)
 }

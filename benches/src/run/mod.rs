@@ -1,8 +1,10 @@
 //! The whole comparison in one run: the node, the floor and the bare loop, one after another on the same machine.
 
 mod bars;
+mod generator;
 mod machine;
 mod measure;
+pub mod peers;
 mod report;
 mod server;
 mod table;
@@ -46,8 +48,7 @@ pub fn run(options: &Options) -> Result<()> {
     let machine = Machine::look(&node);
     print!("{machine}");
     // Beside the binaries, because the folder for temporary files is memory on some machines.
-    let folder = this.parent().and_then(Path::parent).ok_or("the binary is in no folder")?;
-    let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(folder)?;
+    let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
     let bench = Bench { this, node, data: data.path().to_owned(), options };
     let (measured, failures) = bench.measure();
     let report = Report::new(machine, measured, failures);
@@ -68,6 +69,10 @@ fn build_node(this: &Path) -> Result<PathBuf> {
     if !built.success() {
         return Err("the node could not be built".into());
     }
-    let target = this.parent().and_then(Path::parent).ok_or("the binary is in no folder")?;
-    Ok(target.join("release").join("fanfare"))
+    Ok(target_folder(this)?.join("release").join("fanfare"))
+}
+
+/// The build's `target` folder, two above the binary.
+fn target_folder(this: &Path) -> Result<&Path> {
+    Ok(this.parent().and_then(Path::parent).ok_or("the binary is in no folder")?)
 }

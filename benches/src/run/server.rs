@@ -27,37 +27,47 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn floor(bench: &Path) -> Result<Self> {
-        let mut process =
-            Command::new(bench).arg("floor-server").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let mut line = String::new();
-        let stdout = process.stdout.take().ok_or("the floor has no stdout")?;
-        BufReader::new(stdout).read_line(&mut line)?;
-        let address = line.trim().parse().map_err(|error| format!("the floor said {line:?}: {error}"))?;
-        Ok(Self { process, address, key_file: None, _data: None })
+        Self::announcing(Command::new(bench).arg("floor-server"))
     }
 
     /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes.
     pub(super) fn node(binary: &Path, data: &Path, store: &str) -> Result<Self> {
-        let data = tempfile::Builder::new().prefix("node-").tempdir_in(data)?;
-        let log = File::create(data.path().join("log"))?;
-        let process = Command::new(binary)
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--store", store])
-            .arg("--data-dir")
-            .arg(data.path())
-            .env("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0")
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .map_err(|error| format!("{}: {error}", binary.display()))?;
+        let folder = tempfile::Builder::new().prefix("node-").tempdir_in(data)?;
+        let key_file = folder.path().join("dev-key");
+        let mut command = Command::new(binary);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--store", store]);
+        command.arg("--data-dir").arg(folder.path()).env("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0");
+        let mut server = Self::writing(&mut command, folder, node_address)?;
+        server.key_file = Some(key_file);
+        Ok(server)
+    }
+
+    /// A server that says where it listens in its first line, and ends when its stdin does.
+    pub(super) fn announcing(command: &mut Command) -> Result<Self> {
+        let mut process = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let mut line = String::new();
+        let stdout = process.stdout.take().ok_or("the server has no stdout")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        let address = line.trim().parse().map_err(|error| format!("the server said {line:?}: {error}"))?;
+        Ok(Self { process, address, key_file: None, _data: None })
+    }
+
+    /// A server that logs into `folder`, and of which `address` finds there where it listens, in the end.
+    pub(super) fn writing(
+        command: &mut Command,
+        folder: TempDir,
+        address: impl Fn(&Path) -> Result<Option<SocketAddr>>,
+    ) -> Result<Self> {
+        let log = folder.path().join("log");
+        let file = File::create(&log)?;
+        let process = spawn(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file))?;
         let unbound = SocketAddr::from(([127, 0, 0, 1], 0));
-        let key_file = Some(data.path().join("dev-key"));
-        let mut server = Self { process, address: unbound, key_file, _data: None };
-        server.address = match server.bound_address(data.path()) {
+        let mut server = Self { process, address: unbound, key_file: None, _data: None };
+        server.address = match server.await_address(|| address(folder.path())) {
             Ok(address) => address,
-            Err(error) => return Err(format!("{error}{}", last_lines(&data.path().join("log"))).into()),
+            Err(error) => return Err(format!("{error}{}", last_lines(&log)).into()),
         };
-        server._data = Some(data);
+        server._data = Some(folder);
         Ok(server)
     }
 
@@ -65,23 +75,18 @@ impl Server {
         self.process.id()
     }
 
-    /// Waits until the node has written where it listens.
-    fn bound_address(&mut self, data: &Path) -> Result<SocketAddr> {
-        #[derive(Deserialize)]
-        struct Written {
-            listen: SocketAddr,
-        }
+    fn await_address(&mut self, address: impl Fn() -> Result<Option<SocketAddr>>) -> Result<SocketAddr> {
         let deadline = Instant::now() + START_WITHIN;
         while Instant::now() < deadline {
             if let Some(status) = self.process.try_wait()? {
-                return Err(format!("the node ended at once: {status}").into());
+                return Err(format!("the server ended at once: {status}").into());
             }
-            if let Ok(text) = fs::read_to_string(data.join("node.json")) {
-                return Ok(serde_json::from_str::<Written>(&text)?.listen);
+            if let Some(address) = address()? {
+                return Ok(address);
             }
             thread::sleep(GLANCE);
         }
-        Err(format!("the node did not start within {START_WITHIN:?}").into())
+        Err(format!("the server did not start within {START_WITHIN:?}").into())
     }
 }
 
@@ -106,6 +111,23 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// None while the node has not written it.
+fn node_address(folder: &Path) -> Result<Option<SocketAddr>> {
+    #[derive(Deserialize)]
+    struct Written {
+        listen: SocketAddr,
+    }
+    match fs::read_to_string(folder.join("node.json")) {
+        Ok(text) => Ok(Some(serde_json::from_str::<Written>(&text)?.listen)),
+        Err(_) => Ok(None),
+    }
+}
+
+fn spawn(command: &mut Command) -> Result<Child> {
+    let spawned = command.spawn();
+    Ok(spawned.map_err(|error| format!("{}: {error}", command.get_program().display()))?)
 }
 
 fn last_lines(log: &Path) -> String {

@@ -27,6 +27,16 @@ pub enum Said {
 }
 
 impl Dialect {
+    /// As it is called on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fanfare => "fanfare",
+            Self::CentrifugeJson => "centrifuge-json",
+            Self::CentrifugeProtobuf => "centrifuge-protobuf",
+            Self::Nats => "nats",
+        }
+    }
+
     pub fn upgrade(self, host: &str, authorization: Option<&str>) -> Vec<u8> {
         let subprotocol = match self {
             Self::CentrifugeJson => Some("centrifuge-json"),
@@ -111,6 +121,18 @@ impl Dialect {
             Self::CentrifugeJson => centrifuge::json::said(said),
             Self::CentrifugeProtobuf => centrifuge::protobuf::said(said),
             Self::Nats => nats::said(said),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_known_by_its_name() {
+        for dialect in Dialect::value_variants() {
+            assert_eq!(Dialect::from_str(dialect.name(), false).as_ref(), Ok(dialect));
         }
     }
 }

@@ -1,0 +1,122 @@
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::super::machine::first_line;
+use super::super::server::Server;
+use super::servers;
+use crate::Result;
+use crate::wire::dialect::Dialect;
+
+/// A server, with how it is set and what is spoken with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Contender {
+    Floor,
+    Fanfare,
+    CentrifugeJson,
+    CentrifugeJsonBatching,
+    CentrifugeProtobuf,
+    CentrifugeProtobufBatching,
+    Nats,
+}
+
+/// Where the binaries are, and a folder for what the servers write.
+pub(super) struct Places {
+    pub(super) bench: PathBuf,
+    pub(super) node: PathBuf,
+    pub(super) peers: PathBuf,
+    pub(super) data: PathBuf,
+}
+
+#[derive(Serialize)]
+pub(super) struct Described {
+    name: &'static str,
+    version: String,
+    settings: &'static str,
+}
+
+impl Contender {
+    /// Those that were named, or all.
+    pub(super) fn chosen(named: &[Self]) -> Vec<Self> {
+        let all = Self::value_variants().iter().copied();
+        all.filter(|contender| named.is_empty() || named.contains(contender)).collect()
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Fanfare => "Fanfare",
+            Self::CentrifugeJson => "centrifuge, JSON",
+            Self::CentrifugeJsonBatching => "centrifuge, JSON, 5 ms batching",
+            Self::CentrifugeProtobuf => "centrifuge, Protobuf",
+            Self::CentrifugeProtobufBatching => "centrifuge, Protobuf, 5 ms batching",
+            Self::Nats => "NATS",
+        }
+    }
+
+    /// Whether it belongs to this project, so that a fault of it is an error.
+    pub(super) fn is_ours(self) -> bool {
+        matches!(self, Self::Floor | Self::Fanfare)
+    }
+
+    pub(super) fn dialect(self) -> Dialect {
+        match self {
+            Self::Floor | Self::Fanfare => Dialect::Fanfare,
+            Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
+            Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
+            Self::Nats => Dialect::Nats,
+        }
+    }
+
+    pub(super) fn start(self, places: &Places) -> Result<Server> {
+        match self {
+            Self::Floor => Server::floor(&places.bench),
+            Self::Fanfare => Server::node(&places.node, &places.data, "none"),
+            Self::CentrifugeJson | Self::CentrifugeProtobuf => {
+                servers::centrifuge(&places.peers.join("centrifuge"), false)
+            }
+            Self::CentrifugeJsonBatching | Self::CentrifugeProtobufBatching => {
+                servers::centrifuge(&places.peers.join("centrifuge"), true)
+            }
+            Self::Nats => servers::nats(&places.peers.join("nats-server"), &places.data),
+        }
+    }
+
+    pub(super) fn describe(self, places: &Places) -> Described {
+        let ask = |binary: PathBuf, argument: &str| first_line(&binary.to_string_lossy(), &[argument]);
+        let (version, settings) = match self {
+            Self::Floor => (
+                concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
+                "one thread, each frame written at once",
+            ),
+            Self::Fanfare => (
+                ask(places.node.clone(), "--version"),
+                "default settings with authentication, store none, limits.publishes_per_second 0",
+            ),
+            Self::CentrifugeJson | Self::CentrifugeProtobuf => (
+                ask(places.peers.join("centrifuge"), "-version"),
+                "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024",
+            ),
+            Self::CentrifugeJsonBatching | Self::CentrifugeProtobufBatching => (
+                ask(places.peers.join("centrifuge"), "-version"),
+                "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024, WriteDelay 5ms, MaxMessagesInFrame -1, \
+                 ReplyWithoutQueue",
+            ),
+            Self::Nats => (
+                ask(places.peers.join("nats-server"), "--version"),
+                "WebSocket listener, no TLS, no compression, else defaults",
+            ),
+        };
+        Described { name: self.name(), version, settings }
+    }
+}
+
+impl fmt::Display for Described {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, version, settings } = self;
+        write!(f, "server   {name}: {version}; {settings}")
+    }
+}

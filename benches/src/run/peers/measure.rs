@@ -1,0 +1,207 @@
+//! What is measured, and in which order: within a repetition the servers take turns, so that a drift of the machine hits
+//! all alike. Each measurement has a fresh server and a fresh generator.
+
+use serde::Serialize;
+
+use super::super::generator::{load, result_of};
+use super::Options;
+use super::contender::{Contender, Places};
+use super::workload::{self, Part, Workload};
+use crate::Result;
+use crate::load::FanoutOutcome;
+
+/// What counts as carried: nothing lost, and this at the 99th percentile.
+pub(super) const P99_MS_MAX: f64 = 100.0;
+const FIRST_TRIAL_PER_S: f64 = 200_000.0;
+/// From one trial to the next, until one side of the limit is known; then the step is halved so often.
+const STEP: f64 = 1.4;
+const HALVINGS: u32 = 2;
+/// Where the search ends: nothing is that slow or that fast.
+const TRIALS_PER_S: std::ops::Range<f64> = 10_000.0..20_000_000.0;
+
+pub(super) struct Comparison<'a> {
+    pub(super) places: Places,
+    pub(super) contenders: Vec<Contender>,
+    pub(super) options: &'a Options,
+}
+
+#[derive(Serialize, Default)]
+pub(super) struct Measured {
+    pub(super) fixed: Vec<Fixed>,
+    pub(super) most: Vec<Most>,
+}
+
+/// A workload at a given rate.
+#[derive(Serialize)]
+pub(super) struct Fixed {
+    pub(super) workload: Workload,
+    pub(super) rows: Vec<Row<FanoutOutcome>>,
+}
+
+/// The highest rate that each server carried.
+#[derive(Serialize)]
+pub(super) struct Most {
+    pub(super) message_bytes: u32,
+    pub(super) rows: Vec<Row<Trial>>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Row<Run> {
+    pub(super) contender: Contender,
+    pub(super) runs: Vec<Run>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Trial {
+    pub(super) deliveries_per_s: u32,
+    pub(super) outcome: FanoutOutcome,
+}
+
+impl Comparison<'_> {
+    /// Measures all that can be; what failed is told in words beside it.
+    pub(super) fn measure(&self) -> (Measured, Vec<String>) {
+        let asked = |part| self.options.only.is_empty() || self.options.only.contains(&part);
+        let (mut measured, mut failures) = (Measured::default(), Vec::new());
+        for workload in workload::of_parts(asked) {
+            let title = workload.title();
+            let rows = self.rows(&title, &mut failures, |contender| {
+                self.fan_out(contender, workload, self.options.seconds)
+            });
+            failures.extend(faults_of_ours(&title, &rows));
+            measured.fixed.push(Fixed { workload, rows });
+        }
+        for message_bytes in workload::W2_BYTES.into_iter().filter(|_| asked(Part::Most)) {
+            let title = format!("the most, {message_bytes} B");
+            let rows = self.rows(&title, &mut failures, |contender| self.most(contender, message_bytes));
+            measured.most.push(Most { message_bytes, rows });
+        }
+        (measured, failures)
+    }
+
+    fn rows<Run>(
+        &self,
+        title: &str,
+        failures: &mut Vec<String>,
+        run: impl Fn(Contender) -> Result<Run>,
+    ) -> Vec<Row<Run>> {
+        let mut rows: Vec<Row<Run>> =
+            self.contenders.iter().map(|contender| Row { contender: *contender, runs: Vec::new() }).collect();
+        for repetition in 1..=self.options.repetitions {
+            for Row { contender, runs } in &mut rows {
+                let name = contender.name();
+                eprintln!("bench: {title}: {name}, {repetition} of {}", self.options.repetitions);
+                match run(*contender) {
+                    Ok(outcome) => runs.push(outcome),
+                    Err(error) => failures.push(format!("{title}: {name}: {error}")),
+                }
+            }
+        }
+        rows
+    }
+
+    fn fan_out(&self, contender: Contender, workload: Workload, seconds: u32) -> Result<FanoutOutcome> {
+        let server = contender.start(&self.places)?;
+        let mut command = load(&self.places.bench, "fanout", &server);
+        command.args(["--dialect", contender.dialect().name()]);
+        for (option, value) in [
+            ("--subscribers", workload.subscribers),
+            ("--channels", workload.channels),
+            ("--attached", workload.attached),
+            ("--publishers", workload.publishers),
+            ("--bytes", workload.message_bytes),
+            ("--seconds", seconds),
+        ] {
+            command.args([option, &value.to_string()]);
+        }
+        command.args(["--rate", &workload.messages_per_s().to_string()]);
+        result_of(command)
+    }
+
+    /// Tries rates until the limit is known within a tenth. A trial that failed counts as not carried.
+    fn most(&self, contender: Contender, message_bytes: u32) -> Result<Trial> {
+        let seconds = self.options.seconds.div_ceil(2);
+        let mut best = None;
+        search(|per_s| {
+            let deliveries_per_s = per_s.round() as u32;
+            let workload = workload::many_channels(deliveries_per_s, message_bytes);
+            match self.fan_out(contender, workload, seconds) {
+                Ok(outcome) => {
+                    let carried = outcome.p99_ms < P99_MS_MAX && !outcome.faults.any();
+                    eprintln!(
+                        "bench: {deliveries_per_s}/s: p99 {:.1} ms, {:?}",
+                        outcome.p99_ms, outcome.faults
+                    );
+                    if carried {
+                        best = Some(Trial { deliveries_per_s, outcome });
+                    }
+                    carried
+                }
+                Err(error) => {
+                    eprintln!("bench: {deliveries_per_s}/s: {error}");
+                    false
+                }
+            }
+        });
+        best.ok_or_else(|| "no rate was carried".into())
+    }
+}
+
+/// Asks `carried` up or down until the limit lies between two trials, then between them. The last yes is the highest.
+fn search(mut carried: impl FnMut(f64) -> bool) {
+    let mut per_s = FIRST_TRIAL_PER_S;
+    let first = carried(per_s);
+    let (mut yes, mut no) = loop {
+        let next = if first { per_s * STEP } else { per_s / STEP };
+        if !TRIALS_PER_S.contains(&next) {
+            return;
+        }
+        if carried(next) != first {
+            break if first { (per_s, next) } else { (next, per_s) };
+        }
+        per_s = next;
+    };
+    for _ in 0..HALVINGS {
+        let middle = (yes * no).sqrt();
+        if carried(middle) { yes = middle } else { no = middle }
+    }
+}
+
+fn faults_of_ours(title: &str, rows: &[Row<FanoutOutcome>]) -> Vec<String> {
+    let ours = rows.iter().filter(|row| row.contender.is_ours());
+    let runs = ours.flat_map(|row| row.runs.iter().map(|run| (row.contender.name(), &run.faults)));
+    let faulty = runs.filter(|(_, faults)| faults.any());
+    faulty.map(|(name, faults)| format!("{title}: {name} had {faults:?}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_found_from_both_sides() {
+        for limit in [30_000.0, 150_000.0, 199_999.0, 200_000.0, 777_777.0, 5_000_000.0] {
+            let mut last_yes = 0.0;
+            search(|per_s| {
+                let carried = per_s <= limit;
+                assert!(!carried || per_s > last_yes, "a lower yes after a higher one");
+                last_yes = if carried { per_s } else { last_yes };
+                carried
+            });
+            assert!(last_yes <= limit && last_yes * 1.1 > limit, "{last_yes} for {limit}");
+        }
+    }
+
+    #[test]
+    fn a_search_without_a_limit_ends() {
+        let (mut up, mut down) = (0, 0);
+        search(|_| {
+            up += 1;
+            true
+        });
+        search(|_| {
+            down += 1;
+            false
+        });
+        assert!((2..30).contains(&up) && (2..30).contains(&down), "{up} {down}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Fan-out side by side: Fanfare, the floor and the peers under the same load, one after another on the same machine.
+
+mod contender;
+mod measure;
+mod servers;
+mod table;
+mod workload;
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::machine::Machine;
+use super::{build_node, target_folder};
+use crate::Result;
+use contender::{Contender, Places};
+use measure::{Comparison, Measured};
+use workload::Part;
+
+#[derive(Args)]
+pub struct Options {
+    /// Also writes everything that was measured to this file, as JSON.
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
+    #[arg(long)]
+    pub node: Option<PathBuf>,
+    /// Where the peers' binaries are; without it where `make bench-peers` puts them.
+    #[arg(long)]
+    pub peers: Option<PathBuf>,
+    /// How often everything is measured; the tables have the medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repetitions: u32,
+    /// Length of each measured part; a trial of how much can be carried has half of it.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    /// Measures only these parts.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Measures only these servers.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    servers: Vec<Contender>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    contenders: Vec<contender::Described>,
+    measured: Measured,
+    failures: Vec<String>,
+}
+
+/// Measures everything and prints the tables. What a peer loses is told; an error is a measurement that failed, or a
+/// message that Fanfare or the floor lost, doubled or delivered out of order.
+pub fn run(options: &Options) -> Result<()> {
+    let this = env::current_exe()?;
+    let node = match &options.node {
+        Some(node) => node.clone(),
+        None => build_node(&this)?,
+    };
+    let target = target_folder(&this)?;
+    let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target)?;
+    let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
+    let machine = Machine::look(&node);
+    print!("{machine}");
+    let places = Places { bench: this, node, peers, data: data.path().to_owned() };
+    let contenders = Contender::chosen(&options.servers);
+    let described: Vec<_> = contenders.iter().map(|contender| contender.describe(&places)).collect();
+    described.iter().for_each(|contender| println!("{contender}"));
+    let (measured, failures) = Comparison { places, contenders, options }.measure();
+    print!("\n{}", table::of(&measured, &failures));
+    let report = Report { machine, contenders: described, measured, failures };
+    if let Some(out) = &options.out {
+        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
+    }
+    match report.failures.len() {
+        0 => Ok(()),
+        count => Err(format!("{count} measurements failed").into()),
+    }
+}

@@ -1,0 +1,98 @@
+use clap::ValueEnum;
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Part {
+    /// One channel with very many subscribers, seldom published to.
+    W1,
+    /// Many channels at a given rate.
+    W2,
+    /// The same channels at the highest rate that a server carries.
+    Most,
+}
+
+/// Who listens to how much, and how fast it comes.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Workload {
+    pub(super) subscribers: u32,
+    pub(super) channels: u32,
+    /// Channels per subscriber.
+    pub(super) attached: u32,
+    /// Connections that publish.
+    pub(super) publishers: u32,
+    pub(super) deliveries_per_s: u32,
+    pub(super) message_bytes: u32,
+}
+
+const W1_SUBSCRIBERS: [u32; 2] = [5_000, 10_000];
+const W1_MESSAGES_PER_S: u32 = 2;
+const W1_BYTES: u32 = 128;
+const W2_DELIVERIES_PER_S: [u32; 2] = [100_000, 400_000];
+pub(super) const W2_BYTES: [u32; 2] = [128, 1024];
+
+/// The workloads of a given rate, of the parts that were asked for.
+pub(super) fn of_parts(asked: impl Fn(Part) -> bool) -> Vec<Workload> {
+    let mut all = Vec::new();
+    if asked(Part::W1) {
+        all.extend(W1_SUBSCRIBERS.map(one_channel));
+    }
+    if asked(Part::W2) {
+        let rates = || W2_DELIVERIES_PER_S.into_iter();
+        all.extend(
+            W2_BYTES.into_iter().flat_map(|bytes| rates().map(move |rate| many_channels(rate, bytes))),
+        );
+    }
+    all
+}
+
+fn one_channel(subscribers: u32) -> Workload {
+    Workload {
+        subscribers,
+        channels: 1,
+        attached: 1,
+        publishers: 1,
+        deliveries_per_s: subscribers * W1_MESSAGES_PER_S,
+        message_bytes: W1_BYTES,
+    }
+}
+
+/// 80 subscribers for each channel, and publishers enough that no server is bound to one thread for reading them.
+pub(super) fn many_channels(deliveries_per_s: u32, message_bytes: u32) -> Workload {
+    let (subscribers, channels, attached, publishers) = (500, 125, 20, 10);
+    Workload { subscribers, channels, attached, publishers, deliveries_per_s, message_bytes }
+}
+
+impl Workload {
+    /// Messages per second over all channels.
+    pub(super) fn messages_per_s(&self) -> f64 {
+        let fan_out = f64::from(self.subscribers) * f64::from(self.attached) / f64::from(self.channels);
+        f64::from(self.deliveries_per_s) / fan_out
+    }
+
+    pub(super) fn title(&self) -> String {
+        let Self { subscribers, channels, attached, deliveries_per_s, message_bytes, .. } = self;
+        let listening = match channels {
+            1 => format!("1 channel × {subscribers}"),
+            _ => format!("{subscribers} × {attached} of {channels} channels"),
+        };
+        format!("{listening}, {deliveries_per_s} deliveries/s, {message_bytes} B")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_deliveries() {
+        assert_eq!(one_channel(5_000).messages_per_s(), 2.0);
+        assert_eq!(many_channels(400_000, 128).messages_per_s(), 5_000.0);
+    }
+
+    #[test]
+    fn only_the_parts_asked_for_are_measured() {
+        assert_eq!(of_parts(|_| true).len(), 6);
+        assert_eq!(of_parts(|part| part == Part::W1).len(), 2);
+        assert!(of_parts(|part| part == Part::Most).is_empty());
+    }
+}
