@@ -1,6 +1,7 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
 mod files;
+mod runs;
 mod tokens;
 
 use std::error::Error;
@@ -115,11 +116,10 @@ impl App {
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
-        let former = former_run(&*store, &hub).await;
+        let former = runs::former_run(&*store, &hub, &accounts).await;
         let identities = Arc::new(identities(&config, &hub, former.as_ref(), &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
-        let (backlog, backlog_reader) =
-            socket::Backlog::new(publisher.clone(), Arc::clone(&auth), stamps.clone(), former, &limits);
+        let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, former, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
             hub: Arc::clone(&hub),
@@ -134,6 +134,7 @@ impl App {
             http: http_sender,
         };
         start_shards(&shards, polls, services, &tasks)?;
+        runs::note_policies(&tasks, &store, &hub, &accounts);
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
         tasks.spawn("presence", OnStop::Cancel, publisher.clone().run_departures());
 
@@ -142,6 +143,7 @@ impl App {
             auth: Arc::clone(&auth),
             publisher: Arc::new(publisher),
             hub: Arc::clone(&hub),
+            former_run: former.map(|run| run.incarnation),
             store: Arc::clone(&store),
             connections: Arc::clone(&connections),
             shards: Arc::clone(&shards),
@@ -277,14 +279,6 @@ async fn open_auth(
     let revoked = revoked.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
     auth.restore_revocations(&revoked);
     Ok(Arc::new(auth))
-}
-
-/// A disk that takes no write leaves what can still be served.
-async fn former_run(store: &dyn HistoryStore, hub: &Hub) -> Option<FormerRun> {
-    store.begin(hub.incarnation()).await.unwrap_or_else(|error| {
-        tracing::error!(%error, "nobody can be resumed from the run before");
-        None
-    })
 }
 
 fn identities(

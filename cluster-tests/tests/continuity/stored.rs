@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::{Directory, NodeOptions, directory, history, wait_until};
+use fanfare_cluster_tests::{Directory, NodeOptions, directory, history, http, wait_until};
 use tokio::time::sleep;
 
 use super::*;
@@ -180,9 +180,98 @@ async fn a_change_of_the_directory_since_the_restart_is_told() {
     assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
 }
 
+/// What the run before delivered while the channel kept nothing is not in the store, whenever that ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_the_directory_in_the_run_before_is_told() {
+    let directory =
+        |rule: &str| Directory::default().account("acme").channels(rule).key("k", "s", directory::ALL);
+    let (on, off) = ("pattern = \"a\"\nhistory = true", "pattern = \"a\"\nhistory = false");
+    for ends_while_running in [false, true] {
+        let mut node = Node::start(unlimited().directory(directory(on), "s.k")).await;
+        let follower = begin(&node, "a").await;
+        node.replace_directory(&directory(off));
+        wait_until(SOON, "history is off", async || !has_history(&node).await).await;
+        let mut publisher = Socket::open(&node, "").await;
+        publish(&mut publisher, "a", 10..20).await;
+        // What has changed is looked for every tenth of a second.
+        sleep(Duration::from_secs(1)).await;
+        if ends_while_running {
+            node.replace_directory(&directory(on));
+            wait_until(SOON, "history is on again", async || has_history(&node).await).await;
+        } else {
+            node.kill();
+            node.replace_directory(&directory(on));
+        }
+        node.restart().await;
+        let mut socket = Socket::open(&node, "").await;
+        assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
+    }
+}
+
 /// Whether what was published before is there to be read.
 async fn has_history(node: &Node) -> bool {
     !history::read_all(node.addr(), &node.key(), "a", "").await.is_empty()
+}
+
+/// What is listed up to where an attach began, and what it then delivers, are everything, also over a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn list_and_live_join_over_a_restart() {
+    let mut node = node().await;
+    let mut follower = begin(&node, "a").await;
+    let mut publisher = Socket::open(&node, "").await;
+    publish(&mut publisher, "a", 10..15).await;
+    node.restart().await;
+    let mut publisher = Socket::open(&node, "").await;
+    publish(&mut publisher, "a", 15..20).await;
+    let mut socket = Socket::open(&node, "").await;
+    let attached = attach_after(&mut socket, "a", &follower.serial).await;
+    follower.read_to(&mut socket, 19).await;
+    assert_eq!(listed_until(&node, &attached["serial"]).await, (0..10).collect::<Vec<_>>());
+    let mut socket = Socket::open(&node, "").await;
+    let attached = socket.ask(json!({"op": 8, "channel": "a", "rewind": "8"})).await;
+    follower.next = Some(12);
+    follower.read_to(&mut socket, 19).await;
+    assert_eq!(listed_until(&node, &attached["serial"]).await, (0..12).collect::<Vec<_>>());
+}
+
+async fn listed_until(node: &Node, serial: &Value) -> Vec<u64> {
+    let serial = serial.as_str().expect("a serial");
+    let query = format!("direction=forwards&until={}", fanfare_proto::path::encode_channel(serial));
+    let listed = history::read_all(node.addr(), &node.key(), "a", &query).await;
+    listed.iter().map(|message| message["data"].as_u64().expect("a number")).collect()
+}
+
+/// One account cannot hold up another's clients with what it asks of the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_waits_for_its_own_questions_alone() {
+    let directory = Directory::default().account("one").key("one", "s", directory::ALL);
+    let directory = directory.account("two").key("two", "s", directory::ALL);
+    let mut node = Node::start(unlimited().directory(directory, "s.one")).await;
+    let mut publisher = Socket::open(&node, "").await;
+    let serial = publisher.attach("a").await["serial"].clone();
+    for number in 0..200 {
+        publish(&mut publisher, &format!("c{number}"), 0..1).await;
+    }
+    node.restart().await;
+    let mut flood = Vec::new();
+    for _ in 0..40 {
+        let mut socket = Socket::open(&node, "").await;
+        for number in 0..200 {
+            let attach = json!({"op": 8, "channel": format!("c{number}"), "serial": serial});
+            socket.start(attach).await;
+        }
+        flood.push(socket);
+    }
+    let mut other = Socket::open_as(&node, "", &http::basic("s.two")).await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(attach_after(&mut other, "b", &serial).await["resumed"], true);
+    let alone = begun.elapsed();
+    let last = flood.last_mut().expect("sockets");
+    for _ in 0..200 {
+        last.find("an answer", |frame| frame["op"] == 9).await;
+    }
+    let all = begun.elapsed();
+    assert!(alone < all / 4, "{alone:?} of {all:?}");
 }
 
 /// A slow reader holds no more of a long replay than what its socket and its outbox take.

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
+
 use super::secret::Secret;
 use crate::model::{AccountId, Capability, KeyName, Usage, pattern_matches};
 
@@ -35,6 +37,20 @@ impl Directory {
 
     pub fn accounts(&self) -> impl Iterator<Item = &Arc<Account>> {
         self.accounts.values()
+    }
+
+    /// Says which channels keep history: another number where that is not the same for some channel.
+    pub fn history_policies(&self) -> u64 {
+        let mut accounts: Vec<&Arc<Account>> = self.accounts().collect();
+        accounts.sort_by(|one, other| one.id.cmp(&other.id));
+        let mut hash = Sha256::new();
+        for account in accounts {
+            let rules = account.channels.iter().map(|rule| (&rule.pattern, rule.history));
+            // Quoted, so that no name runs into the next.
+            hash.update(format!("{:?}{:?}", account.id.as_str(), rules.collect::<Vec<_>>()));
+        }
+        let hash = hash.finalize();
+        u64::from_be_bytes(std::array::from_fn(|place| hash[place]))
     }
 
     pub fn keys(&self) -> impl Iterator<Item = &Arc<Key>> {

@@ -80,7 +80,7 @@ async fn rows(
         cursor: page.cursor,
         direction: page.direction.unwrap_or_default(),
         // A serial is a position of messages.
-        until: page.until.clone().filter(|_| kind == RowKind::Messages),
+        until: page.until.clone().filter(|_| kind == RowKind::Messages).map(|serial| until(api, serial)),
     };
     let record_bytes_max = api.services.limits.message_bytes + RECORD_BYTES_MAX;
     let page_bytes_max =
@@ -94,6 +94,19 @@ async fn rows(
     let bytes = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
     response.extensions_mut().insert(room.at_most(bytes));
     Ok(response)
+}
+
+/// A position of an earlier run of the node comes before all that this one has numbered, and one of a run that is not
+/// known any more before the former run too.
+fn until(api: &Api, mut serial: Serial) -> Serial {
+    let own = api.services.hub.incarnation();
+    if serial.sequence_of(own).is_none() {
+        if let Some(former) = api.services.former_run.filter(|former| serial.sequence_of(*former).is_none()) {
+            serial.advance(former, 0);
+        }
+        serial.advance(own, 0);
+    }
+    serial
 }
 
 /// A store may stop early, where what follows is far away or filtered out; a page goes on a few times then,

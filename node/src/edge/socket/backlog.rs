@@ -9,6 +9,7 @@ mod page;
 #[cfg(test)]
 mod tests;
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,16 +20,17 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::{Input, ShardHandle};
-use crate::accounts::ChannelPolicy;
-use crate::auth::Authenticator;
+use crate::accounts::{Accounts, ChannelPolicy};
 use crate::hub::{Channel, Hub};
-use crate::model::{Amount, Clock, ConnectionId, Limits, Stamp};
+use crate::model::{AccountId, Amount, Clock, ConnectionId, Limits, Stamp};
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
 use crate::session::Rewind;
 
 /// Questions that wait for their turn; beyond it nothing is found.
 const ASKED_MAX: usize = 262_144;
+/// Those of them that are on their way to where they wait.
+const QUEUE_MAX: usize = 65_536;
 /// Questions that the store has at a time.
 const UNDER_WAY_MAX: usize = 64;
 /// A question that the store has not answered by then is answered without it.
@@ -46,7 +48,7 @@ struct Shared {
     hub: Arc<Hub>,
     store: Arc<dyn HistoryStore>,
     publisher: Publisher,
-    auth: Arc<Authenticator>,
+    accounts: Arc<Accounts>,
     /// Of what the store stamps.
     clock: Clock,
     former: Option<FormerRun>,
@@ -135,20 +137,26 @@ enum Order {
 impl Backlog {
     /// To be made when the node is ready, with the one that answers.
     pub fn new(
-        publisher: Publisher,
-        auth: Arc<Authenticator>,
-        clock: Clock,
+        publisher: &Publisher,
+        accounts: &Arc<Accounts>,
+        clock: &Clock,
         former: Option<FormerRun>,
         limits: &Limits,
     ) -> (Self, BacklogReader) {
-        let generation = auth.generation();
+        let generation = accounts.generation();
+        let policies = accounts.current().history_policies();
+        let former = former.filter(|run| run.policies == policies);
         let keep_ms = 2 * limits.resume_window_ms;
         let ready = Instant::now();
         let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
-        let shared = Shared { hub, store, publisher, auth, clock, former, ready, generation, keep_ms };
+        let (publisher, accounts, clock) = (publisher.clone(), Arc::clone(accounts), clock.clone());
+        let shared = Shared { hub, store, publisher, accounts, clock, former, ready, generation, keep_ms };
         let shared = Arc::new(shared);
-        let (asked, asks) = mpsc::channel(ASKED_MAX);
-        (Self { shared: Arc::clone(&shared), asked }, BacklogReader { shared, asks })
+        let (asked, asks) = mpsc::channel(QUEUE_MAX);
+        (
+            Self { shared: Arc::clone(&shared), asked },
+            BacklogReader { shared, asks, waiting: Turns::default() },
+        )
     }
 
     /// From where the store may tell what follows the position.
@@ -167,10 +175,11 @@ impl Backlog {
 }
 
 impl Shared {
-    /// Clients of the former run may come back now, and this one has kept all that they may have missed of it.
+    /// Clients of the former run may come back now, and this one has kept all that they may have missed of it. Of the former
+    /// one only what was published on the same channels is known to be all, so it had the same policies to its end.
     fn follows_former(&self) -> bool {
         let is_soon = self.ready.elapsed() <= Duration::from_millis(self.keep_ms);
-        is_soon && self.publisher.stores_all() && self.auth.generation() == self.generation
+        is_soon && self.publisher.stores_all() && self.accounts.generation() == self.generation
     }
 
     fn own(&self, sequence: u64) -> Stamp {
@@ -204,6 +213,7 @@ struct Rows<'a> {
 pub struct BacklogReader {
     shared: Arc<Shared>,
     asks: mpsc::Receiver<Ask>,
+    waiting: Turns,
 }
 
 impl BacklogReader {
@@ -211,11 +221,16 @@ impl BacklogReader {
     pub async fn run(mut self) {
         let mut under_way = JoinSet::new();
         loop {
+            while under_way.len() < UNDER_WAY_MAX
+                && let Some(ask) = self.waiting.next()
+            {
+                under_way.spawn(Arc::clone(&self.shared).answer(ask));
+            }
             tokio::select! {
-                ask = self.asks.recv(), if under_way.len() < UNDER_WAY_MAX => {
-                    let Some(ask) = ask else { return };
-                    under_way.spawn(Arc::clone(&self.shared).answer(ask));
-                }
+                ask = self.asks.recv() => match ask {
+                    Some(ask) => self.waiting.push(ask),
+                    None => return,
+                },
                 Some(ended) = under_way.join_next() => {
                     if let Err(error) = ended {
                         tracing::error!(%error, "a question to the store ended without an answer");
@@ -223,6 +238,43 @@ impl BacklogReader {
                 }
             }
         }
+    }
+}
+
+/// Questions that wait, of each account in its turn. What does not fit is dropped, which answers it.
+#[derive(Default)]
+struct Turns {
+    accounts: HashMap<AccountId, VecDeque<Ask>>,
+    /// Each account that has one waiting, once.
+    order: VecDeque<AccountId>,
+    count: usize,
+}
+
+impl Turns {
+    fn push(&mut self, ask: Ask) {
+        let account = ask.channel.key().account();
+        let asks = self.accounts.entry(account.clone()).or_default();
+        if self.count >= ASKED_MAX || asks.len() >= ASKED_MAX / 2 {
+            return;
+        }
+        if asks.is_empty() {
+            self.order.push_back(account.clone());
+        }
+        asks.push_back(ask);
+        self.count += 1;
+    }
+
+    fn next(&mut self) -> Option<Ask> {
+        let account = self.order.pop_front()?;
+        let asks = self.accounts.get_mut(&account)?;
+        let ask = asks.pop_front();
+        if asks.is_empty() {
+            self.accounts.remove(&account);
+        } else {
+            self.order.push_back(account);
+        }
+        self.count -= usize::from(ask.is_some());
+        ask
     }
 }
 

@@ -58,10 +58,11 @@ impl Node {
         let directory =
             DirectoryText::default().account("acme").key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
         let accounts = Accounts::from_text(directory.text()).unwrap();
-        let auth = Arc::new(Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true));
+        let auth =
+            Arc::new(Authenticator::new(Arc::clone(&accounts), NoTokens, clock.clone(), &limits, true));
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone());
         // Nobody reads what is asked of it.
-        let (backlog, _) = Backlog::new(publisher.clone(), Arc::clone(&auth), clock.clone(), None, &limits);
+        let (backlog, _) = Backlog::new(&publisher, &accounts, &clock, None, &limits);
         let services = Services {
             publisher,
             backlog,

@@ -64,9 +64,14 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// says as much. Blocks on the disk; to be called at start.
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError>;
 
-    /// Says that the rows of this node are of `incarnation` from now on, and gives the one that they were of before; `None`
-    /// where the store knows of none. To be called once, before anything is appended.
-    fn begin(&self, _incarnation: u64) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
+    /// Says that the rows of this node are of `incarnation` from now on, and gives the run that they were of before; `None`
+    /// where the store knows of none. `policies` says which channels keep history: it is only compared. To be called
+    /// before anything is appended, and again when that changes.
+    fn begin(
+        &self,
+        _incarnation: u64,
+        _policies: u64,
+    ) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
         Box::pin(std::future::ready(Ok(None)))
     }
 
@@ -104,6 +109,8 @@ pub trait HistoryStore: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FormerRun {
     pub incarnation: u64,
+    /// As it said last.
+    pub policies: u64,
     /// The timestamp of its last row, of any channel, in epoch milliseconds.
     pub last_ms: u64,
 }

@@ -111,6 +111,7 @@ impl Fixture {
             )),
             publisher: Arc::new(Publisher::new(Arc::clone(&hub), Arc::clone(&store), Limits::clone(&limits))),
             hub,
+            former_run: None,
             accounts,
             store,
             connections: Arc::default(),

@@ -7,7 +7,7 @@ use super::*;
 use crate::accounts::Accounts;
 use crate::model::{AccountId, ChannelKey, ChannelName, Message, Published};
 use crate::origin::history::{Embedded, Options};
-use crate::testing::{DirectoryText, NoTokens};
+use crate::testing::DirectoryText;
 
 const FORMER: u64 = 7;
 
@@ -29,17 +29,16 @@ impl Bench {
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
         let directory = DirectoryText::default().account("acme");
         let accounts = Accounts::from_text(directory.text()).expect("a directory");
-        let auth = Arc::new(Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true));
         let (channel, _) = hub.attach(&key(), 0);
-        let former = Some(FormerRun { incarnation: FORMER, last_ms: clock.now_ms() });
+        let former = Some(FormerRun { incarnation: FORMER, policies: 0, last_ms: clock.now_ms() });
         let shared = Shared {
             publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store), limits.clone()),
-            generation: auth.generation(),
+            generation: accounts.generation(),
             keep_ms: 2 * limits.resume_window_ms,
             ready: Instant::now(),
             hub,
             store,
-            auth,
+            accounts,
             clock,
             former,
         };

@@ -29,11 +29,12 @@ pub(in crate::origin::history) fn pages_in_bytes(place: &dyn Place) {
 
 pub(in crate::origin::history) fn the_run_before_is_known(place: &dyn Place) {
     let bench = Bench::new(place);
-    assert_eq!(wait(bench.store.begin(1)), Ok(None));
+    assert_eq!(wait(bench.store.begin(1, 7)), Ok(None));
     bench.append(messages(&channel("acme", "a"), bench.base_ms, 1..=2), Some(72)).expect("stored");
     let bench = bench.reopen();
-    let first = FormerRun { incarnation: 1, last_ms: bench.base_ms };
-    assert_eq!(wait(bench.store.begin(2)), Ok(Some(first)));
+    let first = FormerRun { incarnation: 1, policies: 7, last_ms: bench.base_ms };
+    assert_eq!(wait(bench.store.begin(2, 8)), Ok(Some(first)));
+    assert!(wait(bench.store.begin(2, 9)).is_ok(), "it may change its policies");
     let bench = bench.reopen();
-    assert_eq!(wait(bench.store.begin(3)), Ok(Some(FormerRun { incarnation: 2, ..first })));
+    assert_eq!(wait(bench.store.begin(3, 8)), Ok(Some(FormerRun { incarnation: 2, policies: 9, ..first })));
 }

@@ -51,8 +51,8 @@ const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 /// The row of the keyspace `state` that holds the highest timestamp stored.
 const HIGHEST: &str = "highest_timestamp_ms";
-/// The row of the same keyspace that holds the incarnation of the last run.
-const INCARNATION: &str = "incarnation";
+/// The row of the same keyspace that holds the incarnation of the last run, and its policies.
+const RUN: &str = "run";
 /// fjall takes keys of 65 535 bytes.
 const KEY_BYTES_MAX: usize = 60_000;
 
@@ -166,9 +166,13 @@ impl HistoryStore for Embedded {
         self.written(bytes, |answer| Job::Revoke { revocation, answer })
     }
 
-    fn begin(&self, incarnation: u64) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
+    fn begin(
+        &self,
+        incarnation: u64,
+        policies: u64,
+    ) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
         let (answer, answered) = oneshot::channel();
-        let begin = Job::Begin { incarnation, answer };
+        let begin = Job::Begin { incarnation, policies, answer };
         if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes: 0 }, begin) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }

@@ -19,7 +19,7 @@ use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
 use super::tables::{self, Table};
-use super::{DAY_MS, HIGHEST, HOUR_MS, INCARNATION, engine, metrics};
+use super::{DAY_MS, HIGHEST, HOUR_MS, RUN, engine, metrics};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
@@ -52,6 +52,7 @@ pub(super) enum Job {
     /// Answered with the run before.
     Begin {
         incarnation: u64,
+        policies: u64,
         answer: Answer<Option<FormerRun>>,
     },
     /// Answered when all before it is written.
@@ -186,9 +187,9 @@ impl Writer {
                     answers.written.push(answer);
                     metric_rows.extend(rows);
                 }
-                Job::Begin { incarnation, answer } => {
+                Job::Begin { incarnation, policies, answer } => {
                     answers.begun = Some((answer, None));
-                    begins = Some(incarnation);
+                    begins = Some((incarnation, policies));
                 }
                 Job::Settle { answer } => answers.written.push(answer),
             }
@@ -203,8 +204,8 @@ impl Writer {
         let not_taken = |error: fjall::Error| status.not_taken(&engine::reason(&error));
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
         let mut batch = batch.durability(Some(PersistMode::SyncData));
-        if let (Some(incarnation), Some((_, former))) = (begins, &mut answers.begun) {
-            *former = self.add_incarnation(&mut batch, incarnation).map_err(not_taken)?;
+        if let (Some(run), Some((_, former))) = (begins, &mut answers.begun) {
+            *former = self.add_run(&mut batch, run).map_err(not_taken)?;
         }
         self.add_rows(&mut batch, rows).map_err(not_taken)?;
         self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(not_taken)?;
@@ -239,15 +240,21 @@ impl Writer {
     }
 
     /// Gives the run before; before any row of this one.
-    fn add_incarnation(
+    fn add_run(
         &self,
         batch: &mut OwnedWriteBatch,
-        incarnation: u64,
+        (incarnation, policies): (u64, u64),
     ) -> fjall::Result<Option<FormerRun>> {
-        let found = self.state.keyspace().get(INCARNATION)?;
-        batch.insert(self.state.keyspace(), INCARNATION, incarnation.to_be_bytes());
-        let former = found.and_then(|value| value.first_chunk().copied()).map(u64::from_be_bytes);
-        Ok(former.map(|incarnation| FormerRun { incarnation, last_ms: self.highest_ms }))
+        let found = self.state.keyspace().get(RUN)?;
+        let row = [incarnation.to_be_bytes(), policies.to_be_bytes()].concat();
+        batch.insert(self.state.keyspace(), RUN, row);
+        let former = found.and_then(|value| {
+            let (incarnation, rest) = value.split_first_chunk()?;
+            let (incarnation, policies) =
+                (u64::from_be_bytes(*incarnation), u64::from_be_bytes(*rest.first_chunk()?));
+            Some(FormerRun { incarnation, policies, last_ms: self.highest_ms })
+        });
+        Ok(former)
     }
 
     fn add_claims(
