@@ -21,7 +21,7 @@ enum Command {
     #[command(subcommand)]
     Load(load::Workload),
     /// The transport floor: one thread that writes a pre-encoded frame into every subscriber's socket.
-    FloorServer,
+    FloorServer(floor::Options),
     /// The bare store loop: batches with one fsync each, its result as one JSON line on stdout.
     StoreLoop(store_loop::Options),
 }
@@ -42,7 +42,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Run(options) => run::run(&options),
         Command::Peers(options) => run::peers::run(&options),
         Command::Load(workload) => load::print(&workload),
-        Command::FloorServer => floor::serve(),
+        Command::FloorServer(options) => floor::serve(&options),
         Command::StoreLoop(options) => store_loop::print(&options),
     }
 }

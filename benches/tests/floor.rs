@@ -15,9 +15,13 @@ struct Floor {
 
 impl Floor {
     fn start() -> Self {
+        Self::with_window("0")
+    }
+
+    fn with_window(window_ms: &str) -> Self {
         let mut floor = Command::new(BENCH);
-        let mut process =
-            floor.arg("floor-server").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        floor.args(["floor-server", "--window-ms", window_ms]);
+        let mut process = floor.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut address = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut address).unwrap();
         Self { process, address: address.trim().to_owned() }
@@ -59,6 +63,15 @@ fn messages_of_many_channels_are_counted_with_those_who_asked_for_them() {
     assert_eq!(outcome.deliveries, 50 * 4 * 100 / 25);
     assert!(!outcome.faults.any(), "{:?}", outcome.faults);
     assert!(outcome.memory.resident_bytes > 0);
+}
+
+#[test]
+fn with_a_window_messages_wait_and_none_is_missed() {
+    let fanout = ["fanout", "--subscribers", "50", "--rate", "500", "--seconds", "1"];
+    let outcome: FanoutOutcome = Floor::with_window("40").load(&fanout);
+    assert_eq!(outcome.deliveries, 50 * 500);
+    assert!(!outcome.faults.any(), "{:?}", outcome.faults);
+    assert!(outcome.p50_ms >= 10.0, "half of a window that opens with a message is at least so long");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! One thread, one epoll loop. A published message is encoded once and written straight into the socket of each
 //! subscriber. It speaks as much of the protocol as the generator hears: connected, attached, message, ack.
+//! With a window, what is published within it goes out together: one write for each subscriber, all of them in one loop.
 //! There are no credentials, no queues and no names checked; a subscriber whose socket is full is closed.
 
 mod channel;
@@ -9,9 +10,13 @@ mod peer;
 
 use std::collections::HashMap;
 use std::io::{self, Read as _};
+use std::mem;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
 use std::thread;
+use std::time::{Duration, Instant};
 
+use clap::Args;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token};
 
@@ -23,15 +28,23 @@ use peer::Peer;
 
 const LISTENER: Token = Token(usize::MAX);
 
+#[derive(Args)]
+pub struct Options {
+    /// How long a message may wait for others, so that they go out in one write; 0 writes each at once.
+    #[arg(long, default_value_t = 0)]
+    pub window_ms: u64,
+}
+
 /// Serves on a free port, which is the one line on stdout, until stdin ends.
-pub fn serve() -> Result<()> {
-    let mut floor = Floor::bind()?;
+pub fn serve(options: &Options) -> Result<()> {
+    let mut floor = Floor::bind(Duration::from_millis(options.window_ms))?;
     println!("{}", floor.listener.local_addr()?);
     thread::spawn(exit_with_stdin);
     let mut events = Events::with_capacity(1024);
     let mut shared = vec![0; SHARED_BYTES];
     loop {
-        match floor.poll.poll(&mut events, None) {
+        let left = floor.due.map(|due| due.saturating_duration_since(Instant::now()));
+        match floor.poll.poll(&mut events, left) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             polled => polled?,
         }
@@ -41,6 +54,7 @@ pub fn serve() -> Result<()> {
                 Token(peer) => floor.serve_peer(peer, &mut shared),
             }
         }
+        floor.flush_when_due();
     }
 }
 
@@ -56,14 +70,20 @@ struct Floor {
     /// By token; a token is not used again.
     peers: Vec<Option<Peer>>,
     channels: HashMap<String, Channel>,
+    window: Duration,
+    /// When the window that is open ends.
+    due: Option<Instant>,
+    /// Peers with frames that wait for it.
+    dirty: Vec<usize>,
 }
 
 impl Floor {
-    fn bind() -> io::Result<Self> {
+    fn bind(window: Duration) -> io::Result<Self> {
         let poll = Poll::new()?;
         let mut listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        Ok(Self { poll, listener, peers: Vec::new(), channels: HashMap::new() })
+        let (peers, channels, dirty) = (Vec::new(), HashMap::new(), Vec::new());
+        Ok(Self { poll, listener, peers, channels, window, due: None, dirty })
     }
 
     fn accept(&mut self) -> io::Result<()> {
@@ -113,16 +133,39 @@ impl Floor {
         let channel = self.channels.entry(name.to_owned()).or_default();
         let encoded = channel.message(name, text).ok_or(io::ErrorKind::InvalidData)?;
         let ack = channel.ack(text);
-        let mut full = Vec::new();
-        for &subscriber in &channel.subscribers {
-            if let Some(peer) = &mut self.peers[subscriber]
-                && peer.write(&encoded).is_err()
-            {
-                full.push(subscriber);
+        if self.window.is_zero() {
+            let mut full = Vec::new();
+            for &subscriber in &channel.subscribers {
+                if let Some(peer) = &mut self.peers[subscriber]
+                    && peer.write(&encoded).is_err()
+                {
+                    full.push(subscriber);
+                }
+            }
+            full.into_iter().for_each(|subscriber| self.close(subscriber));
+        } else {
+            let encoded: Rc<[u8]> = encoded.into();
+            for &subscriber in &channel.subscribers {
+                if let Some(peer) = &mut self.peers[subscriber]
+                    && peer.push(Rc::clone(&encoded))
+                {
+                    self.dirty.push(subscriber);
+                }
+            }
+            self.due.get_or_insert_with(|| Instant::now() + self.window);
+        }
+        self.send(at, &ack)
+    }
+
+    fn flush_when_due(&mut self) {
+        if self.due.is_some_and(|due| Instant::now() >= due) {
+            self.due = None;
+            for at in mem::take(&mut self.dirty) {
+                if self.peers[at].as_mut().is_some_and(|peer| peer.flush().is_err()) {
+                    self.close(at);
+                }
             }
         }
-        full.into_iter().for_each(|subscriber| self.close(subscriber));
-        self.send(at, &ack)
     }
 
     fn send(&mut self, at: usize, frame: &[u8]) -> io::Result<()> {

@@ -1,4 +1,5 @@
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::rc::Rc;
 
 use mio::net::TcpStream;
 
@@ -10,7 +11,12 @@ use crate::wire::{handshake, websocket};
 pub(super) struct Peer {
     stream: TcpStream,
     stage: Stage,
+    /// Frames for the next flush.
+    waiting: Vec<Rc<[u8]>>,
 }
+
+/// More than the system takes in one call is written in several.
+const VECTORED_MAX: usize = 1024;
 
 enum Stage {
     Head(Vec<u8>),
@@ -19,7 +25,7 @@ enum Stage {
 
 impl Peer {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, stage: Stage::Head(Vec::new()) }
+        Self { stream, stage: Stage::Head(Vec::new()), waiting: Vec::new() }
     }
 
     /// Reads what is there; the text frames are appended to `texts`. An error means that the peer is gone.
@@ -44,6 +50,25 @@ impl Peer {
             written if written == frame.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }
+    }
+
+    /// Keeps a frame for the next flush; returns whether it is the first.
+    pub(super) fn push(&mut self, frame: Rc<[u8]>) -> bool {
+        self.waiting.push(frame);
+        self.waiting.len() == 1
+    }
+
+    /// Writes all that waits or fails: a full socket is not waited for.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        for frames in self.waiting.chunks(VECTORED_MAX) {
+            let slices: Vec<IoSlice<'_>> = frames.iter().map(|frame| IoSlice::new(frame)).collect();
+            let bytes: usize = frames.iter().map(|frame| frame.len()).sum();
+            if self.stream.write_vectored(&slices)? != bytes {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        self.waiting.clear();
+        Ok(())
     }
 
     fn upgrade(&mut self, shared: &mut [u8]) -> io::Result<()> {

@@ -63,7 +63,7 @@ impl Bench<'_> {
         let mut fanout = Fanout::new(subscribers, rate, MESSAGE_BYTES);
         for repetition in 1..=self.options.repetitions {
             self.say(&format!("fan-out × {subscribers}"), repetition);
-            fanout.floor.push(self.fan_out_over(&Server::floor(&self.this)?, subscribers, rate)?);
+            fanout.floor.push(self.fan_out_over(&Server::floor(&self.this, 0)?, subscribers, rate)?);
             let node = Server::node(&self.node, &self.data, "none")?;
             fanout.node.push(self.fan_out_over(&node, subscribers, rate)?);
         }

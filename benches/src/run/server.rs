@@ -26,8 +26,8 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn floor(bench: &Path) -> Result<Self> {
-        Self::announcing(Command::new(bench).arg("floor-server"))
+    pub(super) fn floor(bench: &Path, window_ms: u32) -> Result<Self> {
+        Self::announcing(Command::new(bench).args(["floor-server", "--window-ms", &window_ms.to_string()]))
     }
 
     /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes.

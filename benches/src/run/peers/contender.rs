@@ -15,6 +15,7 @@ use crate::wire::dialect::Dialect;
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Contender {
     Floor,
+    FloorWindow,
     Fanfare,
     CentrifugeJson,
     CentrifugeJsonBatching,
@@ -48,6 +49,7 @@ impl Contender {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Floor => "floor",
+            Self::FloorWindow => "floor, 1 ms window",
             Self::Fanfare => "Fanfare",
             Self::CentrifugeJson => "centrifuge, JSON",
             Self::CentrifugeJsonBatching => "centrifuge, JSON, 5 ms batching",
@@ -59,12 +61,12 @@ impl Contender {
 
     /// Whether it belongs to this project, so that a fault of it is an error.
     pub(super) fn is_ours(self) -> bool {
-        matches!(self, Self::Floor | Self::Fanfare)
+        matches!(self, Self::Floor | Self::FloorWindow | Self::Fanfare)
     }
 
     pub(super) fn dialect(self) -> Dialect {
         match self {
-            Self::Floor | Self::Fanfare => Dialect::Fanfare,
+            Self::Floor | Self::FloorWindow | Self::Fanfare => Dialect::Fanfare,
             Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
             Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
             Self::Nats => Dialect::Nats,
@@ -73,7 +75,8 @@ impl Contender {
 
     pub(super) fn start(self, places: &Places) -> Result<Server> {
         match self {
-            Self::Floor => Server::floor(&places.bench),
+            Self::Floor => Server::floor(&places.bench, 0),
+            Self::FloorWindow => Server::floor(&places.bench, 1),
             Self::Fanfare => Server::node(&places.node, &places.data, "none"),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => {
                 servers::centrifuge(&places.peers.join("centrifuge"), false)
@@ -87,11 +90,10 @@ impl Contender {
 
     pub(super) fn describe(self, places: &Places) -> Described {
         let ask = |binary: PathBuf, argument: &str| first_line(&binary.to_string_lossy(), &[argument]);
+        let bench = concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned();
         let (version, settings) = match self {
-            Self::Floor => (
-                concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
-                "one thread, each frame written at once",
-            ),
+            Self::Floor => (bench, "one thread, each frame written at once"),
+            Self::FloorWindow => (bench, "one thread, what is published within 1 ms written together"),
             Self::Fanfare => (
                 ask(places.node.clone(), "--version"),
                 "default settings with authentication, store none, limits.publishes_per_second 0",
