@@ -78,3 +78,36 @@ async fn watch(node: Arc<Node>, peak: Arc<AtomicU64>) {
         peak.fetch_max(node.resident_bytes(), Ordering::Relaxed);
     }
 }
+
+/// What counts against the bound is what they take: names, ids and publishers too, and a frame in each format.
+#[tokio::test(flavor = "multi_thread")]
+async fn recent_messages_stay_within_their_bound() {
+    const RINGS_BYTES: u64 = 32 * MIB;
+    let options = NodeOptions::default().limit("publishes_per_second", 0).limit("rings_bytes", RINGS_BYTES);
+    let node = Node::start(options.environment("FANFARE_STORE", "none")).await;
+    let (mut json, mut msgpack) =
+        (Socket::open(&node, "").await, Socket::open(&node, "?format=msgpack").await);
+    let client = "c".repeat(256);
+    let mut publisher = Socket::open(&node, &format!("?clientId={client}")).await;
+    for channel in 0..20 {
+        json.attach(&channel.to_string()).await;
+        msgpack.attach(&channel.to_string()).await;
+    }
+    let mut reading = JoinSet::new();
+    for mut socket in [json, msgpack] {
+        reading.spawn(async move { while socket.next_within(FLOOD_MAX).await.is_ok() {} });
+    }
+    let before = node.resident_bytes();
+    for round in 0..400 {
+        let message =
+            |number| json!({"name": "n".repeat(250), "id": format!("{}-{round}-{number}", "i".repeat(100))});
+        let messages: Vec<_> = (0..250).map(message).collect();
+        let request = json!({"op": 13, "channel": (round % 20).to_string(), "messages": messages});
+        assert_eq!(publisher.ask(request).await["op"], 1);
+    }
+    let grown = node.resident_bytes().saturating_sub(before);
+    // The ids are remembered in tables of the store besides, and what is under way has its buffers.
+    assert!(grown < 6 * RINGS_BYTES, "the recent messages take {} MiB", grown / MIB);
+    reading.abort_all();
+    node.assert_well().await;
+}

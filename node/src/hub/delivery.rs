@@ -9,7 +9,7 @@ use fanfare_proto::serial::Serial;
 use fastwebsockets::OpCode;
 
 use super::wire;
-use crate::model::{Published, Stamp};
+use crate::model::{Message, Published, Stamp};
 
 /// A publish with the channel number that shards know it by. The frames are whole: head and payload.
 #[derive(Debug)]
@@ -33,13 +33,21 @@ impl Delivery {
         self.published.last()
     }
 
-    /// Memory that an undelivered frame holds, roughly.
+    /// Memory that it may come to hold, roughly: the messages, and their frame in both formats.
     pub fn bytes(&self) -> usize {
-        let data = |message: &crate::model::Message| {
-            let texts = [&message.data, &message.extras];
-            texts.into_iter().flatten().map(|text| text.get().len()).sum::<usize>()
-        };
-        256 + self.published.messages.iter().map(|message| 128 + data(message)).sum::<usize>()
+        let Published { messages, bytes, .. } = &*self.published;
+        let ids: usize = messages.iter().map(|message| message.id.len()).sum();
+        let own =
+            size_of::<Published>() + messages.len() * (size_of::<Message>() + 32) + *bytes as usize + ids;
+        own + 2 * self.frame_bytes()
+    }
+
+    /// The length of its frame, roughly: every message has its publisher in it.
+    fn frame_bytes(&self) -> usize {
+        let Published { messages, bytes, .. } = &*self.published;
+        // An id may hold what is escaped.
+        let ids: usize = messages.iter().map(|message| 2 * message.id.len()).sum();
+        256 + messages.len() * 128 + *bytes as usize + ids
     }
 
     pub fn frame(&self, format: Format) -> Bytes {
@@ -61,12 +69,12 @@ impl Delivery {
     fn encode(&self, format: Format, skip: usize) -> Bytes {
         match format {
             Format::Json => {
-                let mut buffer = wire::payload_buffer(self.bytes());
+                let mut buffer = wire::payload_buffer(self.frame_bytes());
                 self.write(skip, &mut buffer);
                 wire::seal(OpCode::Text, buffer)
             }
             Format::MsgPack => {
-                let mut json = Vec::with_capacity(self.bytes());
+                let mut json = Vec::with_capacity(self.frame_bytes());
                 self.write(skip, &mut json);
                 let json = std::str::from_utf8(&json).expect("an encoded frame is JSON text");
                 wire::frame(OpCode::Binary, &msgpack::from_json(json))

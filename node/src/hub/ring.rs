@@ -91,8 +91,7 @@ impl Ring {
     }
 
     pub(super) fn push(&mut self, delivery: Arc<Delivery>, now_ms: u64) {
-        // The message, and its frame once it is made.
-        let bytes = 2 * delivery.bytes();
+        let bytes = delivery.bytes();
         self.entries.push_back(Entry { at_ms: now_ms, bytes, delivery });
         self.bytes += bytes;
         self.budget.held.fetch_add(bytes, Ordering::Relaxed);
@@ -165,7 +164,7 @@ impl Ring {
         let mut bytes = 0;
         let within = self.entries.range(first..).take_while(|entry| {
             let fits = bytes < bytes_max;
-            bytes += entry.bytes / 2;
+            bytes += entry.bytes / 3;
             fits
         });
         within.map(|entry| Arc::clone(&entry.delivery)).collect()
@@ -221,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_ring_at_its_bound_and_one_past() {
-        let one = 2 * delivery_of(1..=1).bytes();
+        let one = delivery_of(1..=1).bytes();
         let mut ring = Ring::begin(0, 0, &budget(3 * one, 1 << 20)).unwrap();
         for sequence in 1..=3 {
             ring.push(delivery_of(sequence..=sequence), 0);
@@ -235,7 +234,7 @@ mod tests {
 
     #[test]
     fn all_rings_together_stay_within_their_bound() {
-        let one = 2 * delivery_of(1..=1).bytes();
+        let one = delivery_of(1..=1).bytes();
         let budget = budget(1 << 20, 2 * RING_BYTES + 3 * one);
         let mut first = Ring::begin(0, 0, &budget).unwrap();
         let mut second = Ring::begin(0, 0, &budget).unwrap();

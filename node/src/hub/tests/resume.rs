@@ -82,7 +82,9 @@ fn after_twice_the_window_the_channel_is_forgotten() {
 
 #[test]
 fn where_memory_is_scarce_those_attached_to_least_recently_go_first() {
-    let limits = Limits { rings_bytes: 29_000, ..Limits::default() };
+    // Scarce with four publishes in three rings, and not with three.
+    let held = 4 * delivery_of(1..=20).bytes() + 3 * 1024;
+    let limits = Limits { rings_bytes: held * 8 / 7 - 200, ..Limits::default() };
     let (hub, _targets) = hub_within(1, Clock::manual(NOW_MS), limits);
     let mut marks = Vec::new();
     for name in ["first", "second", "third"] {
