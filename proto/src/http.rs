@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use serde::de::{Deserializer as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -282,12 +283,13 @@ impl From<json::Error> for BodyError {
     }
 }
 
-/// One message, or an array of at least one. Names and sizes are not checked.
-pub fn parse_publish(body: &[u8], nesting_max: usize) -> Result<Vec<Draft>, BodyError> {
+/// One message, or an array of at least one. Names and sizes are not checked. Of more than `messages_max` one too many is
+/// given, so that many small ones do not take a multiple of their text.
+pub fn parse_publish(body: &[u8], nesting_max: usize, messages_max: usize) -> Result<Vec<Draft>, BodyError> {
     let text = json::tidy(body, nesting_max)?;
     let drafts = match text.bytes().next() {
         None => return Err(BodyError("body is empty".into())),
-        Some(b'[') => serde_json::from_str(&text)?,
+        Some(b'[') => drafts(&text, messages_max)?,
         Some(_) => vec![serde_json::from_str(&text)?],
     };
     if drafts.is_empty() {
@@ -296,7 +298,8 @@ pub fn parse_publish(body: &[u8], nesting_max: usize) -> Result<Vec<Draft>, Body
     Ok(drafts)
 }
 
-pub fn parse_batch(body: &[u8], nesting_max: usize) -> Result<BatchRequest, BodyError> {
+/// As [`parse_publish`] of the messages.
+pub fn parse_batch(body: &[u8], nesting_max: usize, messages_max: usize) -> Result<BatchRequest, BodyError> {
     let text = json::tidy(body, nesting_max)?;
     if !text.starts_with('{') {
         return Err(BodyError("body must be an object".into()));
@@ -304,11 +307,39 @@ pub fn parse_batch(body: &[u8], nesting_max: usize) -> Result<BatchRequest, Body
     let Fields { channels, messages } = serde_json::from_str(&text)?;
     let channels = serde_json::from_str(array("channels", channels)?)
         .map_err(|_| BodyError("channels must be an array of strings".into()))?;
-    let batch = BatchRequest { channels, messages: serde_json::from_str(array("messages", messages)?)? };
+    let batch = BatchRequest { channels, messages: drafts(array("messages", messages)?, messages_max)? };
     if batch.channels.is_empty() || batch.messages.is_empty() {
         return Err(BodyError("channels and messages must not be empty".into()));
     }
     Ok(batch)
+}
+
+fn drafts(text: &str, messages_max: usize) -> Result<Vec<Draft>, BodyError> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let drafts = deserializer.deserialize_seq(AtMost(messages_max))?;
+    deserializer.end()?;
+    Ok(drafts)
+}
+
+/// Keeps one more than so many, and passes over the rest.
+struct AtMost(usize);
+
+impl<'de> Visitor<'de> for AtMost {
+    type Value = Vec<Draft>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of messages")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut messages: A) -> Result<Vec<Draft>, A::Error> {
+        let mut drafts = Vec::new();
+        while drafts.len() <= self.0 {
+            let Some(draft) = messages.next_element()? else { return Ok(drafts) };
+            drafts.push(draft);
+        }
+        while messages.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(drafts)
+    }
 }
 
 fn array<'a>(name: &str, value: Option<&'a RawValue>) -> Result<&'a str, BodyError> {

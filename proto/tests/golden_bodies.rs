@@ -160,11 +160,17 @@ fn who_is_present() {
 
 #[test]
 fn publish_bodies() {
-    let sizes = |body: &str| parse_publish(body.as_bytes(), 64).map(|drafts| drafts.len());
+    let many = format!("[{}{{}}]", "{},".repeat(2_000));
+    assert_eq!(
+        parse_publish(many.as_bytes(), 64, 1_000).map(|drafts| drafts.len()),
+        Ok(1_001),
+        "one too many tells"
+    );
+    let sizes = |body: &str| parse_publish(body.as_bytes(), 64, 1_000).map(|drafts| drafts.len());
     assert_eq!(sizes("{}"), Ok(1));
     assert_eq!(sizes(r#" [ { "name" : "a" } , { } ] "#), Ok(2));
     let body = r#"{"name":"a","data":[ 1.0, 1e400 ],"id":"m","extras":{ "h" : 1 },"other":null}"#;
-    let [draft] = parse_publish(body.as_bytes(), 64).unwrap().try_into().unwrap();
+    let [draft] = parse_publish(body.as_bytes(), 64, 1_000).unwrap().try_into().unwrap();
     assert_eq!((draft.name.as_deref(), draft.id.as_deref()), (Some("a"), Some("m")));
     assert_eq!(draft.data.unwrap().get(), "[1.0,1e400]");
     assert_eq!(draft.extras.unwrap().get(), r#"{"h":1}"#);
@@ -172,7 +178,7 @@ fn publish_bodies() {
 
 #[test]
 fn batch_requests() {
-    let batch = parse_batch(br#"{"channels":["a","b"],"messages":[{"data":null}]}"#, 64).unwrap();
+    let batch = parse_batch(br#"{"channels":["a","b"],"messages":[{"data":null}]}"#, 64, 1_000).unwrap();
     assert_eq!(batch.channels, ["a", "b"]);
     assert_eq!(batch.messages[0].data.as_ref().unwrap().get(), "null");
     for refused in [
@@ -182,7 +188,7 @@ fn batch_requests() {
         r#"[["a"],[{}]]"#,
         "",
     ] {
-        assert!(parse_batch(refused.as_bytes(), 64).is_err(), "{refused}");
+        assert!(parse_batch(refused.as_bytes(), 64, 1_000).is_err(), "{refused}");
     }
 }
 

@@ -35,7 +35,7 @@ fn nesting_is_bounded() {
     assert!(parse_json(publish(63)).is_ok());
     assert!(is_fatal(parse_json(publish(64))));
     assert!(is_fatal(parse_json("[".repeat(500_000))));
-    assert!(parse_publish(format!(r#"{{"data":{}}}"#, nested(64)).as_bytes(), 64).is_err());
+    assert!(parse_publish(format!(r#"{{"data":{}}}"#, nested(64)).as_bytes(), 64, 1_000).is_err());
 
     assert_eq!(msgpack::to_json(&[vec![0x91; 63], vec![0x90]].concat(), 64, 1000).unwrap(), nested(64));
     let deep = [vec![0x91; 64], vec![0x90]].concat();
@@ -62,7 +62,7 @@ fn lone_surrogates_are_refused() {
     }
     let (id, error) = refusal(r#"{"op":13,"id":"7","channel":"c","data":"\ud800"}"#);
     assert_eq!((id.as_deref(), error.as_str()), (Some("7"), "text holds a lone surrogate"));
-    assert!(parse_publish(br#"{"data":{"\udfff":1}}"#, 64).is_err());
+    assert!(parse_publish(br#"{"data":{"\udfff":1}}"#, 64, 1_000).is_err());
 }
 
 #[test]
@@ -78,8 +78,10 @@ fn data_keeps_its_text() {
         "0",
         r#""\u0041\/""#,
     ] {
-        let [draft] =
-            parse_publish(format!("{{ \"data\" : {data} }}").as_bytes(), 64).unwrap().try_into().unwrap();
+        let [draft] = parse_publish(format!("{{ \"data\" : {data} }}").as_bytes(), 64, 1_000)
+            .unwrap()
+            .try_into()
+            .unwrap();
         assert_eq!(draft.data.unwrap().get(), data);
         let request =
             parse_json(format!(r#"{{"op":13,"channel":"c","messages":[{{"data":{data}}}]}}"#)).unwrap();
@@ -99,14 +101,14 @@ fn white_space_goes_and_tokens_stay_apart() {
     for broken in ["1 2", "[1 2]", "tru e", "\"a\" \"b\"", "[- 1]"] {
         assert!(serde_json::from_str::<serde_json::Value>(&tidy(broken)).is_err(), "{broken}");
     }
-    assert!(parse_publish(b"{\"data\":1 2}", 64).is_err());
+    assert!(parse_publish(b"{\"data\":1 2}", 64, 1_000).is_err());
 }
 
 #[test]
 fn bad_text() {
     assert_eq!(parse_json(b"{\"op\":0,\"id\":\"\xff\"}").unwrap_err(), FrameError::BadUtf8);
     assert!(is_fatal(parse_json("\u{feff}{\"op\":0}")));
-    assert!(parse_publish("\u{feff}{}".as_bytes(), 64).is_err());
+    assert!(parse_publish("\u{feff}{}".as_bytes(), 64, 1_000).is_err());
     for text in
         ["", " ", "[]", "1", "null", "\"x\"", "{", "{\"op\":0", "{\"op\":0}}", "{\"op\":0}{}", "{\"op\":0,}"]
     {
@@ -126,7 +128,7 @@ fn duplicate_keys_are_refused_with_the_id() {
     let (id, error) = refusal(r#"{"op":13,"id":"1","channel":"a","messages":[{"data":1,"data":2}]}"#);
     assert_eq!((id.as_deref(), error.as_str()), (Some("1"), "duplicate field `data`"));
     assert!(is_fatal(parse_json(r#"{"op":13,"op":5,"id":"1""#)));
-    assert!(parse_publish(br#"{"name":"a","name":"b"}"#, 64).is_err());
+    assert!(parse_publish(br#"{"name":"a","name":"b"}"#, 64, 1_000).is_err());
     assert!(parse_json(r#"{"op":0,"x":1,"x":2}"#).is_ok());
 }
 
@@ -182,10 +184,10 @@ fn publish_bodies_that_are_refused() {
         (r#""text""#, "a message must be an object"),
         (r#"{"extras":[]}"#, "extras must be an object"),
     ] {
-        assert_eq!(parse_publish(body.as_bytes(), 64).unwrap_err().to_string(), expected, "{body}");
+        assert_eq!(parse_publish(body.as_bytes(), 64, 1_000).unwrap_err().to_string(), expected, "{body}");
     }
-    assert!(parse_publish(b"{\"data\":\"\xc3\"}", 64).is_err());
-    let quoted = parse_publish(format!("\"{}\"", "é".repeat(1000)).as_bytes(), 64).unwrap_err();
+    assert!(parse_publish(b"{\"data\":\"\xc3\"}", 64, 1_000).is_err());
+    let quoted = parse_publish(format!("\"{}\"", "é".repeat(1000)).as_bytes(), 64, 1_000).unwrap_err();
     assert!(quoted.to_string().len() <= 200);
 }
 
@@ -198,7 +200,7 @@ fn secrets_do_not_reach_debug_output() {
 #[test]
 fn a_refused_publish_does_not_quote_what_stood_in_place_of_a_message() {
     for body in [r#""hush""#, r#"["hush"]"#, r#"[{}, "hush"]"#, r#" "hu\u0073h" "#] {
-        let error = parse_publish(body.as_bytes(), 64).expect_err(body).to_string();
+        let error = parse_publish(body.as_bytes(), 64, 1_000).expect_err(body).to_string();
         assert!(!error.contains("hush") && error.contains("object"), "{body}: {error}");
     }
     for (batch, field) in [
@@ -213,7 +215,7 @@ fn a_refused_publish_does_not_quote_what_stood_in_place_of_a_message() {
         (r#"{"channels":["a",7531],"messages":[{}]}"#, "channels"),
         (r#"{"messages":[{}]}"#, "channels"),
     ] {
-        let error = parse_batch(batch.as_bytes(), 64).expect_err(batch).to_string();
+        let error = parse_batch(batch.as_bytes(), 64, 1_000).expect_err(batch).to_string();
         assert!(error.contains(field), "{batch}: {error}");
         assert!(!error.contains("hush") && !error.contains("7531"), "{batch}: {error}");
     }

@@ -60,8 +60,11 @@ fn read_json(payload: &[u8]) {
         assert_eq!(serde_json::from_str::<serde_json::Value>(&tidied).ok(), before);
         msgpack::from_json(&tidied);
     }
-    let _ =
-        (parse_server(Format::Json, payload), parse_publish(payload, 64), TokenRequest::parse(payload, 64));
+    let _ = (
+        parse_server(Format::Json, payload),
+        parse_publish(payload, 64, 1_000),
+        TokenRequest::parse(payload, 64),
+    );
 }
 
 fn read_msgpack(payload: &[u8]) {

@@ -29,7 +29,8 @@ const TOGETHER_BYTES_MAX: usize = 1024 * 1024;
 /// 200 with one result per channel in the order of the request, refused ones included.
 pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> Result<Response, Refusal> {
     let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
-    let BatchRequest { channels, messages } = parse_batch(&text, api.services.limits.nesting)
+    let limits = &api.services.limits;
+    let BatchRequest { channels, messages } = parse_batch(&text, limits.nesting, limits.publish_messages)
         .map_err(|error| Refusal::malformed(error.to_string()))?;
     let results_bytes = text.len() + channels.len() * RESULT_BYTES_MAX;
     let _share = text.into_share();

@@ -19,7 +19,8 @@ pub(super) async fn publish(
 ) -> Result<Response, Refusal> {
     let key = api.allowed_channel(principal, channel, Operation::Publish)?;
     let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
-    let messages = parse_publish(&text, api.services.limits.nesting)
+    let limits = &api.services.limits;
+    let messages = parse_publish(&text, limits.nesting, limits.publish_messages)
         .map_err(|error| Refusal::malformed(error.to_string()))?;
     let _share = text.into_share();
     api.take_rate(principal, messages.len())?;
