@@ -70,6 +70,26 @@ fn what_cannot_be_done_is_1_and_says_why() {
     }
 }
 
+/// A folder may hold the key of a development node; whoever else is called is not to get it.
+#[test]
+fn the_key_of_this_machine_is_sent_to_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    std::fs::write(folder.path().join("data/dev-key"), "secret.dev").unwrap();
+    for url in
+        ["http://192.0.2.1:1", "wss://node.example", "http://localhost.example:1", "http://[2001:db8::1]:1"]
+    {
+        let (code, _, stderr) = run(folder.path(), &["sub", "demo", "--url", url]);
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("another machine: give its key by --key"), "{stderr}");
+    }
+    for url in ["http://127.0.0.1:1", "ws://localhost:1", "http://[::1]:1"] {
+        let (code, _, stderr) = run(folder.path(), &["sub", "demo", "--url", url]);
+        assert_eq!(code, 1, "{stderr}");
+        assert!(stderr.contains("cannot connect to "), "{stderr}");
+    }
+}
+
 #[test]
 fn a_configuration_is_checked_with_all_its_mistakes() {
     let folder = tempfile::tempdir().unwrap();

@@ -41,8 +41,12 @@ pub(super) struct NodeArguments {
 }
 
 impl KeyArguments {
+    fn given(&self) -> Option<String> {
+        self.key.clone().or_else(|| variable("FANFARE_KEY"))
+    }
+
     pub(super) fn key(&self) -> Result<String, Failure> {
-        if let Some(key) = self.key.clone().or_else(|| variable("FANFARE_KEY")) {
+        if let Some(key) = self.given() {
             return Ok(key);
         }
         let file = development_key_file(&self.data_dir());
@@ -62,7 +66,7 @@ impl KeyArguments {
 impl NodeArguments {
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let url = self.url()?;
-        let credential = if self.no_key { Credential::None } else { Credential::Key(self.key.key()?) };
+        let credential = if self.no_key { Credential::None } else { Credential::Key(self.key_for(&url)?) };
         let mut options = Options::new(url, credential);
         if let Some(file) = &self.ca_cert {
             if !options.url.starts_with("https://") && !options.url.starts_with("wss://") {
@@ -75,12 +79,33 @@ impl NodeArguments {
         Ok(options)
     }
 
+    /// The key of the development node on this machine goes to nobody else.
+    fn key_for(&self, url: &str) -> Result<String, Failure> {
+        if self.key.given().is_none() && !is_local(url) {
+            return Err(Failure::usage(format!(
+                "{url} is another machine: give its key by --key or FANFARE_KEY, or --no-key"
+            )));
+        }
+        self.key.key()
+    }
+
     fn url(&self) -> Result<String, Failure> {
         match self.url.clone().or_else(|| variable("FANFARE_URL")) {
             Some(url) => Ok(url),
             None => running_node(&node_file(&self.key.data_dir())),
         }
     }
+}
+
+fn is_local(url: &str) -> bool {
+    let authority =
+        url.split_once("://").map_or(url, |(_, rest)| rest).split(['/', '?']).next().unwrap_or_default();
+    if let Ok(address) = authority.parse::<SocketAddr>() {
+        return address.ip().is_loopback();
+    }
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    host == "localhost"
+        || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// The address in the file that a running node keeps.
