@@ -32,7 +32,7 @@ pub(super) fn check(config: &Config, mistakes: &mut Vec<Mistake>) {
             mistakes.push(Mistake::new(*later, format!("{address} is taken by {earlier}, {other}")));
         }
     }
-    if !config.development() && !config.directory_file().exists() {
+    if config.auth && !config.development() && !config.directory_file().exists() {
         mistakes.push(Mistake::new("--directory", missing_directory(config)));
     }
 }

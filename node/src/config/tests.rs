@@ -169,6 +169,8 @@ fn auth_off_stays_on_loopback_unless_insecure() {
     assert_eq!(mistakes.len(), 1);
     assert!(mistakes[0].starts_with("--auth: auth = off would open 0.0.0.0:0"), "{mistakes:?}");
     assert!(load("", &[], &[&open[..], &["--insecure"]].concat()).is_ok());
+    let without_directory = ["--auth=off", "--insecure", "--listen=0.0.0.0:0"];
+    assert!(load("", &[], &without_directory).is_ok(), "nobody is asked for a key");
     for loopback in ["127.9.9.9:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
         assert!(load("", &[], &["--auth=off", "--listen", loopback]).is_ok(), "{loopback}");
     }
