@@ -140,9 +140,14 @@ impl Node {
         let _ = self.process.wait();
     }
 
+    /// Asks the node to stop with SIGTERM.
+    pub fn terminate(&self) {
+        system::terminate(self.pid());
+    }
+
     /// Asks the node to stop with SIGTERM, and waits until it has.
     pub async fn stop(&mut self) -> ExitStatus {
-        system::terminate(self.pid());
+        self.terminate();
         wait_for(STOP_MAX, "the node to stop", async || self.process.try_wait().expect("a child process"))
             .await
     }

@@ -177,6 +177,20 @@ async fn clients_that_stay_are_closed_within_a_short_drain_timeout() {
     node.assert_no_panic();
 }
 
+/// A load balancer learns it from the node, not from a refused connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopping_node_says_that_it_is_draining() {
+    let node = Node::start(NodeOptions::default()).await;
+    let admin = node.admin();
+    let _stays = Socket::open(&node, "").await;
+    node.terminate();
+    let draining = async || {
+        let ready = http::request(admin, "GET", "/ready", &[], "").await;
+        ready.status == 503 && ready.json()["status"] == "draining"
+    };
+    wait_until(SOON, "the node to say that it drains", draining).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_half_sent_body_does_not_hold_a_stopping_node() {
     let mut node = Node::start(NodeOptions::default()).await;

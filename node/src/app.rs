@@ -78,6 +78,8 @@ pub struct Addresses {
 /// A running node.
 pub struct App {
     tasks: Arc<Tasks>,
+    /// Of the operators, who want to see a node stop.
+    last_tasks: Tasks,
     shards: Arc<Shards>,
     acceptor: Acceptor,
     store: Arc<dyn HistoryStore>,
@@ -94,7 +96,7 @@ impl App {
     /// Builds and starts every part; when it returns, the node serves. Must run within a tokio runtime.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = telemetry::metrics();
-        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let (tasks, last_tasks) = (Arc::new(Tasks::new(Handle::current())), Tasks::new(Handle::current()));
         // What is stored gets timestamps that never go back; credentials are held against the plain clock.
         let (clock, stamps) = (Clock::system(), Clock::system());
         let limits = Arc::new(listener::within_open_files(config.limits.clone()));
@@ -166,7 +168,7 @@ impl App {
         let draining = Arc::new(AtomicBool::new(false));
         let admin_state =
             admin_state(outside.admin_token, metrics.clone(), Arc::clone(&store), Arc::clone(&draining));
-        let admin = serve_admin(&config, outside.admin, admin_state, &tasks)?;
+        let admin = serve_admin(&config, outside.admin, admin_state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
         tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), Arc::clone(&auth), stamps));
@@ -177,9 +179,9 @@ impl App {
         let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
         let addresses = Addresses { listen, admin };
         let node_file = announce(&config, &node_id, addresses)?;
-        tracing::info!(%listen, %admin, node = %node_id, "node is up");
         Ok(Self {
             tasks,
+            last_tasks,
             shards,
             acceptor,
             store,
@@ -227,6 +229,7 @@ impl App {
         if !matches!(tokio::time::timeout(left, shutdown).await, Ok(Ok(()))) {
             tracing::error!("the store did not shut down");
         }
+        self.last_tasks.stop(Duration::ZERO).await;
         std::fs::remove_file(&self.node_file).ok();
         tracing::info!("stopped");
     }
@@ -326,6 +329,8 @@ fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<Path
     let node_file = crate::config::node_file(&config.data_dir);
     files::write_node_file(&node_file, node_id, addresses, config.tls_files().is_some())
         .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
+    let Addresses { listen, admin } = addresses;
+    tracing::info!(%listen, %admin, node = %node_id, "node is up");
     Ok(node_file)
 }
 
