@@ -71,6 +71,9 @@ impl Follower {
             if let Some(warning) = attached.warning {
                 tell(&format!("{}: {}", printable(channel), printable(&warning)));
             }
+            if arguments.presence && !attached.modes.iter().any(|mode| mode == "presence") {
+                tell(&format!("{}: the capability has no presence here", printable(channel)));
+            }
             self.following.insert(channel.clone());
         }
         self.check_following()
