@@ -120,7 +120,7 @@ async fn none_is_missed_or_given_twice_while_others_publish() {
         let first = socket.message("a").await;
         follower.take(&first);
         let begun = first["messages"][0]["data"].as_u64().expect("a number");
-        follower.read_to(&mut socket, (begun / 100) * 100 + 299).await;
+        follower.read_to(&mut socket, ((begun / 100) * 100 + 299).min(19_999)).await;
         if publishing.try_join_next().is_some() {
             break;
         }
