@@ -68,7 +68,7 @@ mod tests {
             assert!(parse_duration(text).is_err(), "{text}");
         }
         for text in ["500ms", "25s", "5m", "1h", "0ms", "90s"] {
-            assert_eq!(show_duration(parse_duration(text).unwrap()), text);
+            assert_eq!(show_duration(parse_duration(text).expect("a duration")), text);
         }
     }
 

@@ -78,13 +78,13 @@ mod tests {
 
     #[test]
     fn a_sleeping_owner_is_woken_and_a_busy_one_is_not_disturbed() {
-        let mut poll = mio::Poll::new().unwrap();
-        let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).unwrap());
+        let mut poll = mio::Poll::new().expect("a poll");
+        let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).expect("a waker"));
         let inbox = Inbox::new(waker, 10);
         let mut events = mio::Events::with_capacity(4);
 
         inbox.push(1, 4);
-        poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+        poll.poll(&mut events, Some(Duration::ZERO)).expect("polled");
         assert!(events.is_empty(), "an awake owner gets no event");
         assert!(!inbox.may_sleep(), "something waits");
 
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(items, [1]);
         assert!(inbox.may_sleep());
         inbox.push(2, 11);
-        poll.poll(&mut events, Some(Duration::from_secs(5))).unwrap();
+        poll.poll(&mut events, Some(Duration::from_secs(5))).expect("polled");
         assert!(!events.is_empty());
         assert!(inbox.congested());
     }

@@ -164,7 +164,7 @@ mod tests {
             url = "https://e.com/?a=hush"
             "#,
         )
-        .unwrap();
+        .expect("fields of TOML");
         let shown: Map<_, _> =
             fields.iter().map(|(name, value)| (name.clone(), shown(name, value))).collect();
         let expected = json!({

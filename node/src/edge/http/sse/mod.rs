@@ -153,13 +153,13 @@ mod tests {
     fn up_to_twenty_channels_each_once() {
         let query =
             |count: usize| -> String { (0..count).map(|number| format!("&channel=c{number}")).collect() };
-        assert_eq!(channels(&query(20)).unwrap().len(), 20);
+        assert_eq!(channels(&query(20)).expect("the limit itself").len(), 20);
         for query in
             [query(21), String::new(), "channel=a&channel=a".into(), "channel=".into(), "channel=[x".into()]
         {
             assert!(channels(&query).is_err(), "{query}");
         }
-        let names = channels("channel=b%3A1&key=x&channel=a").unwrap();
+        let names = channels("channel=b%3A1&key=x&channel=a").expect("two good names");
         assert_eq!(names.iter().map(ChannelName::as_str).collect::<Vec<_>>(), ["b:1", "a"]);
     }
 

@@ -199,14 +199,14 @@ mod tests {
     use crate::hub::wire;
 
     fn events() -> Events {
-        let channels = ["a", "b"].map(|name| ChannelName::new(name).unwrap()).to_vec();
+        let channels = ["a", "b"].map(|name| ChannelName::new(name).expect("a good name")).to_vec();
         Events { channels, serials: vec![String::new(), "old".into()], ended: false }
     }
 
     fn told(events: &mut Events, payload: &str) -> String {
         let mut out = Vec::new();
         events.frame(OpCode::Text, payload.as_bytes(), &mut out);
-        String::from_utf8(out).unwrap()
+        String::from_utf8(out).expect("events are text")
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
         for length in [0, 125, 126, 65_535, 65_536] {
             let payload = vec![b'x'; length];
             let frame = wire::frame(OpCode::Text, &payload);
-            let (opcode, place) = server_frame(&frame).unwrap();
+            let (opcode, place) = server_frame(&frame).expect("a whole frame");
             assert_eq!((opcode, &frame[place]), (OpCode::Text, &payload[..]));
             assert!(server_frame(&frame[..frame.len() - 1]).is_none(), "{length}");
         }
