@@ -13,7 +13,7 @@
 //! | publishes over HTTP | here; `edge::http::rate` |
 //! | messages of a publish, event streams of a node | here |
 //! | attach, detach, presence, auth | here; `session::tests::limits` |
-//! | presence: data, clientId, members of a channel, of a connection | here; `presence` with the default |
+//! | presence: data, clientId, members of a channel, of a connection, of the node | here; `presence` with the default |
 //! | presence: from a loss to the leave | `presence` |
 //! | resume window, of a channel | here; `hub::tests::resume` |
 //! | resume window, of a connection; lost connections | `continuity::identity`; `edge::socket::identities` |

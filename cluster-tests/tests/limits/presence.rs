@@ -59,6 +59,49 @@ async fn members_of_a_channel_and_of_a_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn members_of_the_node_and_of_an_account_in_bytes() {
+    let accounts = Directory::default().account("acme").key("k1", "secret", ALL);
+    let accounts = accounts.account("other").key("k2", "secret", ALL);
+    let room = 40 * (1024 + "c0".len() as u64 + "m".len() as u64 + 1000);
+    let node =
+        Node::start(NodeOptions::default().directory(accounts, KEY).limit("presence_bytes", room)).await;
+    let data = |bytes: usize| json!("x".repeat(bytes - 2));
+    let enter = |n: usize, bytes| enter(&format!("c{}", n % 10), "m", data(bytes));
+
+    let (mut of_account, mut of_other) = (Vec::new(), Vec::new());
+    for n in 0..30 {
+        let mut socket = Socket::open(&node, "").await;
+        assert_eq!(brief(&socket.ask(enter(n, 1000)).await), (1, None), "{n}");
+        of_account.push(socket);
+    }
+    let mut beyond = Socket::open(&node, "").await;
+    assert_eq!(brief(&beyond.ask(enter(0, 1000)).await), (2, Some(42900)), "an account leaves a quarter");
+    assert_eq!(
+        brief(&of_account[0].ask(enter(0, 1001)).await),
+        (2, Some(42900)),
+        "who is there no byte more"
+    );
+    for n in 0..10 {
+        let mut socket = Socket::open_as(&node, "", &http::basic("secret.k2")).await;
+        assert_eq!(brief(&socket.ask(enter(n, 1000)).await), (1, None), "{n}");
+        of_other.push(socket);
+    }
+    assert_eq!(brief(&of_other[0].ask(enter(0, 1001)).await), (2, Some(42900)), "the node has no byte more");
+
+    assert_eq!(brief(&of_account[0].ask(enter(0, 999)).await), (1, None), "less is always taken");
+    assert_eq!(brief(&of_account[0].ask(enter(0, 1000)).await), (1, None), "and is room again");
+    let leave = json!({"op": 12, "channel": "c1", "action": "leave", "clientId": "m"});
+    assert_eq!(brief(&of_account[1].ask(leave).await), (1, None));
+    assert_eq!(brief(&beyond.ask(enter(0, 1000)).await), (1, None), "a member that left gave its room back");
+    of_account[2].send(&json!({"op": 5})).await;
+    let mut after = Socket::open(&node, "").await;
+    wait_until(SOON, "the members of a closed connection gave their room back", async || {
+        brief(&after.ask(enter(0, 1000)).await) == (1, None)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn four_hundred_controls_of_all_kinds_pass_at_once_and_hardly_one_more() {
     let node = node().await;
     for format in FORMATS {

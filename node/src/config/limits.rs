@@ -45,6 +45,7 @@ limits! {
     attached_channels 1..=1_000_000: "Channels attached per connection";
     presence_members 1..=1_000_000: "Presence members per channel";
     presence_connection_members 1..=1_000_000: "Presence members per connection, over all channels";
+    presence_bytes 65_536..=1_099_511_627_776: "Presence members of all channels of the node together, each with 1 KiB beside its data and names; one account has at most three quarters";
     presence_grace_ms 0..=3_600_000: "From the loss of a connection until its presence members leave";
     publish_messages 1..=1_000_000: "Messages in one publish; those to all channels of a batch together";
     publishes_per_second 0..=4_294_967_295: "Messages published per socket; 0: no limit";

@@ -9,6 +9,7 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 
 use super::delivery::Delivery;
+use super::member_bytes::MemberBytes;
 use super::members::Members;
 use super::presence::{Crowds, PresenceDelivery};
 use super::ring::{Budget, Ring};
@@ -91,6 +92,7 @@ pub struct Hub {
     pub(super) presence_sequence: AtomicU64,
     pub(super) roster: Roster,
     pub(super) crowds: Crowds,
+    pub(super) member_bytes: MemberBytes,
     pub(super) clock: Clock,
 }
 
@@ -109,6 +111,7 @@ impl Hub {
             presence_sequence: AtomicU64::new(0),
             roster: Roster::default(),
             crowds: Crowds::default(),
+            member_bytes: MemberBytes::default(),
             clock,
         }
     }

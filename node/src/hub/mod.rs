@@ -3,6 +3,7 @@
 mod channels;
 mod delivery;
 mod inbox;
+mod member_bytes;
 mod members;
 mod outbox;
 mod presence;

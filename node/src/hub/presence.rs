@@ -11,6 +11,7 @@ use fanfare_proto::frame::{self, Format, PresenceOut};
 use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
+use super::member_bytes::of_member;
 use super::members::{Member, Members, Outcome, Page};
 use super::wire;
 use crate::model::{
@@ -80,11 +81,12 @@ pub struct Change {
     pub data: MemberData,
 }
 
-/// A bound was reached; nothing was changed.
+/// A bound was reached; nothing was changed. That of the node may be the part of it that an account may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresenceRefused {
     Channel { members_max: usize },
     Connection { members_max: usize },
+    Node { bytes_max: usize },
 }
 
 impl fmt::Display for PresenceRefused {
@@ -95,6 +97,9 @@ impl fmt::Display for PresenceRefused {
             }
             Self::Connection { members_max } => {
                 write!(f, "more than {members_max} presence members of one connection")
+            }
+            Self::Node { bytes_max } => {
+                write!(f, "the node has no room for more presence members, of {bytes_max} bytes in all")
             }
         }
     }
@@ -135,6 +140,14 @@ impl Hub {
             let members_max = limits.presence_connection_members;
             if action == PresenceAction::Enter && self.roster.count(connection_id) >= members_max {
                 return Err(PresenceRefused::Connection { members_max });
+            }
+            let bytes_max = limits.presence_bytes;
+            if action != PresenceAction::Leave {
+                let former = members.get(&member).map_or(0, |former| of_member(key, &member, &former.data));
+                let bytes = of_member(key, &member, &data);
+                if !self.member_bytes.exchange(key.account(), former, bytes, bytes_max) {
+                    return Err(PresenceRefused::Node { bytes_max });
+                }
             }
             let event = build(action, data, self.presence_stamp(state));
             match action {
@@ -186,6 +199,12 @@ impl Hub {
 
     fn happened(&self, channel: &Channel, state: &mut State, event: Arc<PresenceEvent>) {
         let members = state.members.get_or_insert_default();
+        if event.action == PresenceAction::Leave
+            && let Some(former) = members.get(&event.member)
+        {
+            let bytes = of_member(channel.key(), &event.member, &former.data);
+            self.member_bytes.give_back(channel.key().account(), bytes);
+        }
         members.apply(&event);
         let count = members.len();
         if members.is_empty() {

@@ -33,6 +33,8 @@ pub struct Limits {
     pub presence_members: usize,
     /// Of one connection, over all channels.
     pub presence_connection_members: usize,
+    /// Members of all channels of the node together, with what they take beside their data.
+    pub presence_bytes: usize,
     /// From the loss of a connection until its members leave.
     pub presence_grace_ms: u64,
     /// Messages in one publish; over HTTP those to all channels of a batch together.
@@ -98,6 +100,7 @@ impl Default for Limits {
             attached_channels: 200,
             presence_members: 5_000,
             presence_connection_members: 10_000,
+            presence_bytes: 256 * 1024 * 1024,
             presence_grace_ms: 15_000,
             publish_messages: 10_000,
             publishes_per_second: 200,
