@@ -175,6 +175,32 @@ async fn a_stream_is_refused_as_a_socket_is() {
     assert_eq!(http::request(node.addr(), "POST", &path, &[], "").await.status, 405);
 }
 
+/// What its capability does not cover any more ends it, also where something is left that a socket would go on with.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_ends_when_its_key_may_not_subscribe_any_more() {
+    let node = Node::start(NodeOptions::default().directory(directory(ALL, None), KEY)).await;
+    for left in
+        [r#"{ "*" = ["publish"] }"#, r#"{ "*" = ["publish", "presence"] }"#, r#"{ "b" = ["subscribe"] }"#]
+    {
+        node.replace_directory(&directory(ALL, None));
+        let mut open = None;
+        wait_until(SOON, "the wide directory", async || {
+            let (status, _, events) = Events::ask(&node, "?channel=a&key=secret.k2", None).await;
+            open = Some(events).filter(|_| status == 200);
+            open.is_some()
+        })
+        .await;
+        let mut events = open.expect("it was just opened");
+        events.find("attached").await;
+        let narrowed = std::time::Instant::now();
+        node.replace_directory(&directory(left, None));
+        assert_eq!(events.next().await, None, "{left}");
+        assert!(narrowed.elapsed().as_secs() < 5, "{left}");
+        let (status, head, _) = Events::ask(&node, "?channel=a&key=secret.k2", None).await;
+        assert_eq!(status, 403, "{head}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_is_a_connection_of_its_tenant() {
     let node = Node::start(NodeOptions::default().directory(directory(ALL, Some(1)), KEY)).await;

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use crate::edge::ClientSocket;
-use crate::model::ChannelName;
+use crate::model::{ChannelName, Operation};
 
 const READ_BYTES: usize = 16 * 1024;
 /// Events given on together, unless one is larger.
@@ -124,6 +124,7 @@ struct Seen {
     op: i64,
     channel: Option<String>,
     serial: Option<String>,
+    modes: Option<Vec<String>>,
     reconnect_after_ms: Option<u64>,
 }
 
@@ -135,7 +136,10 @@ impl Events {
             _ => return,
         }
         let Ok(seen) = serde_json::from_slice::<Seen>(payload) else { return };
+        let listens = |modes: &[String]| modes.iter().any(|mode| mode == Operation::Subscribe.as_str());
         let event = match seen.op {
+            // What is left of a narrowed capability is nothing that a stream is for.
+            op::ATTACHED if !seen.modes.as_deref().is_none_or(listens) => return self.ended = true,
             op::ATTACHED => "attached",
             op::MESSAGE => "message",
             // Who listens to presence is told of the members by the same name; the frame says which of the two it is.
@@ -213,7 +217,8 @@ mod tests {
     fn an_id_holds_what_the_client_has_of_every_channel() {
         let mut events = events();
         assert_eq!(told(&mut events, r#"{"op":3,"connectionId":"c"}"#), "");
-        let attached = r#"{"op":9,"channel":"a","serial":"1","resumed":false}"#;
+        let attached =
+            r#"{"op":9,"channel":"a","serial":"1","resumed":false,"modes":["subscribe","publish"]}"#;
         let expected = format!("event: attached\nid: 1,old\ndata: {attached}\n\n");
         assert_eq!(told(&mut events, attached), expected);
         let message = r#"{"op":13,"channel":"b","serial":"2","messages":[{"data":"x\ny"}]}"#;
@@ -235,6 +240,7 @@ mod tests {
             (r#"{"op":4,"code":40142,"reconnectAfterMs":0}"#, ""),
             (r#"{"op":7,"error":"x","code":40100}"#, ""),
             (r#"{"op":11,"channel":"a","error":"x","code":40160}"#, ""),
+            (r#"{"op":9,"channel":"a","serial":"1","resumed":true,"modes":["publish","presence"]}"#, ""),
         ] {
             let mut events = events();
             assert_eq!(told(&mut events, payload), expected);
