@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -11,7 +11,7 @@ use crate::dial::Dialler;
 use crate::driver::Driver;
 use crate::event::{Connected, Event};
 use crate::shared::Shared;
-use crate::{Error, Handle, Options};
+use crate::{Error, Handle, Options, queue};
 
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
@@ -26,7 +26,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 pub struct Client {
     handle: Handle,
     connected: Connected,
-    events: mpsc::Receiver<Event>,
+    events: queue::Receiver,
     closed: oneshot::Receiver<()>,
     _driver: JoinSet<()>,
 }
@@ -35,7 +35,7 @@ impl Client {
     /// Connects and waits for the node's `connected`. An HTTP refusal is [`Error::Http`], a refusal after the upgrade
     /// [`Error::Refused`]. This first time is not tried again, whatever the options say.
     pub async fn connect(options: Options) -> Result<Self, Error> {
-        let (event_sender, events) = mpsc::channel(options.events_max.max(1));
+        let (event_sender, events) = queue::bounded(&options);
         let (closed_sender, closed) = oneshot::channel();
         let shared = Arc::new(Shared::new(&options)?);
         let mut dialler = Dialler::new(options);
@@ -61,7 +61,7 @@ impl Client {
 
     /// The next event; none after [`Event::Ended`]. Cancelling it loses nothing.
     ///
-    /// Whoever is attached must keep calling it: see [`Options::events_max`].
+    /// Whoever is attached must keep calling it: see [`Options::events_max`] and [`Options::events_bytes_max`].
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         if let Some(Event::Connected(connected)) = &event {

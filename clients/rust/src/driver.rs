@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::Error;
 use crate::backoff::Backoff;
 use crate::dial::{Dialled, Dialler};
 use crate::event::{Ending, Event};
@@ -16,6 +15,7 @@ use crate::reader::Reader;
 use crate::seen::Seen;
 use crate::shared::Shared;
 use crate::writer::{self, LastSent, Outgoing};
+use crate::{Error, queue};
 
 /// After a failed write, for what the node may have said before it closed.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct Driver {
     pub(crate) dialler: Dialler,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: queue::Sender,
     pub(crate) closed: Option<oneshot::Sender<()>>,
     pub(crate) seen: Seen,
 }
@@ -39,7 +39,7 @@ impl Driver {
     pub(crate) fn new(
         dialler: Dialler,
         shared: Arc<Shared>,
-        events: mpsc::Sender<Event>,
+        events: queue::Sender,
         closed: oneshot::Sender<()>,
     ) -> Self {
         Self { dialler, shared, events, closed: Some(closed), seen: Seen::default() }

@@ -11,6 +11,7 @@ mod handle;
 mod handshake;
 mod key;
 mod options;
+mod queue;
 mod reader;
 mod seen;
 mod shared;

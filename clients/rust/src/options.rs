@@ -30,6 +30,8 @@ pub struct Options {
     /// Events waiting for [`crate::Client::next`]. When it is full nothing more is read from the socket, answers
     /// neither, and the node ends the connection as a slow consumer once its own buffer is full too.
     pub events_max: usize,
+    /// Bytes of such events, of which one may be larger; 8 MiB by default. What holds when it is full is the same.
+    pub events_bytes_max: usize,
 }
 
 /// The delays between a lost connection and the attempts to come back. They double from the first to the greatest, and each
@@ -61,6 +63,7 @@ impl Options {
             reconnect: None,
             unanswered_bytes_max: 8 * 1024 * 1024,
             events_max: 1024,
+            events_bytes_max: 8 * 1024 * 1024,
         }
     }
 

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::{Client, Credential, Draft, Ending, Error, Event, Options, PresenceRequest};
+use crate::{Client, Credential, Draft, Ending, Error, Event, Options, PresenceRequest, queue};
 
 const ACCEPTED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
 
@@ -201,4 +201,49 @@ async fn a_close_that_was_answered_is_clean_however_soon_the_link_ends() {
         Client::connect(options(addr)).await.expect("connected").close().await.expect("closed");
     }
     tasks.join_all().await;
+}
+
+#[tokio::test]
+async fn events_that_wait_are_bounded_in_number_and_in_bytes() {
+    const TEXT_BYTES: usize = 4_000;
+
+    let message = |number: usize| {
+        let data = format!("\"{}{number}\"", "x".repeat(TEXT_BYTES));
+        let data = serde_json::value::RawValue::from_string(data).expect("JSON");
+        let messages = vec![crate::MessageIn {
+            id: "m".into(),
+            name: None,
+            data: Some(data),
+            extras: None,
+            client_id: None,
+            connection_id: "c".into(),
+            timestamp: 1,
+        }];
+        Event::Messages(crate::Delivery { channel: "c".into(), serial: number.to_string(), messages })
+    };
+    for (events_max, events_bytes_max, fits) in
+        [(3, usize::MAX, 3), (64, 3 * TEXT_BYTES, 2), (64, 1, 1), (0, 0, 1)]
+    {
+        let options = Options { events_max, events_bytes_max, ..options(([127, 0, 0, 1], 1).into()) };
+        let (sender, mut receiver) = queue::bounded(&options);
+        for number in 0..fits {
+            let sent = at_once(sender.send(message(number))).await;
+            assert!(sent.is_some_and(|sent| sent.is_ok()), "{number} of {fits} finds room");
+        }
+        assert!(at_once(sender.send(message(fits))).await.is_none(), "there is no room for more than {fits}");
+        let Some(Event::Messages(first)) = receiver.recv().await else { unreachable!("the first one") };
+        assert_eq!(first.serial, "0");
+        assert!(at_once(sender.send(message(fits))).await.is_some(), "room is given back");
+        let waiting = sender.send(message(fits + 1));
+        drop(receiver);
+        assert!(waiting.await.is_err(), "nobody is left to make room");
+    }
+}
+
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        output = future => Some(output),
+        () = std::future::ready(()) => None,
+    }
 }

@@ -1,0 +1,82 @@
+//! The events that wait for the application, bounded in number and in bytes.
+
+use std::sync::Arc;
+
+use fanfare_proto::frame::{MemberIn, MessageIn, PresenceIn};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::{Event, Options};
+
+/// What an event, or one message or member of it, costs beside its texts.
+const ENTRY_BYTES: usize = 256;
+
+/// Where events are put. When there is no room the sender waits.
+#[derive(Clone)]
+pub(crate) struct Sender {
+    events: mpsc::Sender<Waiting>,
+    room: Arc<Semaphore>,
+    room_bytes: usize,
+}
+
+pub(crate) struct Receiver(mpsc::Receiver<Waiting>);
+
+/// Nobody takes events any more.
+pub(crate) struct Gone;
+
+struct Waiting {
+    event: Event,
+    _room: OwnedSemaphorePermit,
+}
+
+pub(crate) fn bounded(options: &Options) -> (Sender, Receiver) {
+    let (events, receiver) = mpsc::channel(options.events_max.max(1));
+    let room_bytes = options.events_bytes_max.clamp(1, u32::MAX as usize >> 1);
+    (Sender { events, room: Arc::new(Semaphore::new(room_bytes)), room_bytes }, Receiver(receiver))
+}
+
+impl Sender {
+    pub(crate) async fn send(&self, event: Event) -> Result<(), Gone> {
+        // One that is larger than all the room has it to itself.
+        let bytes = u32::try_from(bytes(&event).min(self.room_bytes)).expect("the room is no larger");
+        let room = tokio::select! {
+            room = Arc::clone(&self.room).acquire_many_owned(bytes) => room.map_err(|_| Gone)?,
+            () = self.events.closed() => return Err(Gone),
+        };
+        self.events.send(Waiting { event, _room: room }).await.map_err(|_| Gone)
+    }
+}
+
+impl Receiver {
+    /// The next event, whose room is free from then on.
+    pub(crate) async fn recv(&mut self) -> Option<Event> {
+        self.0.recv().await.map(|waiting| waiting.event)
+    }
+}
+
+/// Memory that the event holds, about.
+fn bytes(event: &Event) -> usize {
+    let texts = match event {
+        Event::Messages(delivery) => delivery.messages.iter().map(of_message).sum(),
+        Event::Members(list) => list.members.iter().map(of_member).sum(),
+        Event::Presence(presence) => presence.events.iter().map(of_presence).sum(),
+        _ => 0,
+    };
+    ENTRY_BYTES + texts
+}
+
+fn of_message(message: &MessageIn) -> usize {
+    let MessageIn { id, name, data, extras, client_id, connection_id, timestamp: _ } = message;
+    let named = [name, client_id].map(|text| text.as_ref().map_or(0, String::len));
+    let json = [data, extras].map(|json| json.as_ref().map_or(0, |json| json.get().len()));
+    ENTRY_BYTES + id.len() + connection_id.len() + named.iter().sum::<usize>() + json.iter().sum::<usize>()
+}
+
+fn of_member(member: &MemberIn) -> usize {
+    let MemberIn { client_id, connection_id, data, timestamp: _ } = member;
+    ENTRY_BYTES + client_id.len() + connection_id.len() + data.as_ref().map_or(0, |data| data.get().len())
+}
+
+fn of_presence(event: &PresenceIn) -> usize {
+    let PresenceIn { action: _, client_id, connection_id, data, timestamp: _ } = event;
+    ENTRY_BYTES + client_id.len() + connection_id.len() + data.as_ref().map_or(0, |data| data.get().len())
+}
