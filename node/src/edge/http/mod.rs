@@ -112,6 +112,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         // It belongs to the socket: its credential may stand in the query.
         Action::EventStream => return sse::open(api, &route, &head),
         Action::ExchangeToken { key_name } => {
+            let key_name = key_name.as_ref().map_err(|error| Refusal::malformed(error.clone()))?;
             route.takes(head.method.as_str())?;
             return token::exchange(api, key_name, &head, body).await;
         }

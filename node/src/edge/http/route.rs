@@ -19,7 +19,8 @@ pub(super) struct Route {
 #[derive(Debug)]
 pub(super) enum Action {
     ExchangeToken {
-        key_name: String,
+        /// Or why there is none; whoever asks needs no credential to be told.
+        key_name: Result<String, String>,
     },
     RevokeTokens {
         key_name: String,
@@ -126,10 +127,15 @@ impl Route {
         if raw_name.is_empty() {
             return None;
         }
-        let key_name = path::decode(raw_name).ok();
-        let (template, action) = match operation {
-            "requestToken" => ("/keys/{keyName}/requestToken", Action::ExchangeToken { key_name: key_name? }),
-            "revokeTokens" => ("/keys/{keyName}/revokeTokens", Action::RevokeTokens { key_name: key_name? }),
+        let key_name = decoded("keyName", raw_name);
+        let (template, action) = match (operation, key_name) {
+            ("requestToken", key_name) => {
+                ("/keys/{keyName}/requestToken", Action::ExchangeToken { key_name })
+            }
+            ("revokeTokens", Ok(key_name)) => {
+                ("/keys/{keyName}/revokeTokens", Action::RevokeTokens { key_name })
+            }
+            ("revokeTokens", Err(error)) => return Some(Self::malformed(error)),
             _ => return None,
         };
         Some(Self { template, allow: WRITE, action })
@@ -140,12 +146,9 @@ impl Route {
         if raw_id.is_empty() || raw_id.contains('/') {
             return None;
         }
-        let client_id = match path::decode(raw_id) {
+        let client_id = match decoded("clientId", raw_id) {
             Ok(client_id) => client_id,
-            Err(PathError::Escape) => return Some(Self::malformed(PathError::Escape.to_string())),
-            Err(PathError::Utf8) => {
-                return Some(Self::malformed("clientId in the path is not valid UTF-8".into()));
-            }
+            Err(error) => return Some(Self::malformed(error)),
         };
         let template = "/api/clients/{clientId}/connections/close";
         Some(Self { template, allow: WRITE, action: Action::CloseClient { client_id } })
@@ -161,6 +164,14 @@ impl Route {
         }
         Err(Refusal::method_not_allowed(self.allow))
     }
+}
+
+/// A name in a path, or the sentence that says what is wrong with it.
+fn decoded(what: &str, raw: &str) -> Result<String, String> {
+    path::decode(raw).map_err(|error| match error {
+        PathError::Escape => error.to_string(),
+        PathError::Utf8 => format!("{what} in the path is not valid UTF-8"),
+    })
 }
 
 #[cfg(test)]
@@ -213,9 +224,15 @@ mod tests {
 
     #[test]
     fn malformed_escapes_are_no_path_at_all() {
-        for path in
-            ["/api/channels/a%2/publish", "/x%zz", "/keys/%f/requestToken", "/api/channels/%FF/history"]
-        {
+        for path in [
+            "/api/channels/a%2/publish",
+            "/api/channels/%FF/history",
+            "/keys/%f/revokeTokens",
+            "/keys/%FF/revokeTokens",
+            "/api/clients/%zz/connections/close",
+            "/api/clients/%FF/connections/close",
+            "/x%zz",
+        ] {
             assert!(matches!(Route::of(path).action, Action::Malformed(_)), "{path}");
         }
     }
