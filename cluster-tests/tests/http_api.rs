@@ -3,7 +3,7 @@
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::socket::Socket;
-use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, clock, history, http};
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, Response, SOON, clock, history, http};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
@@ -286,6 +286,9 @@ async fn accounts_do_not_see_each_other() {
 async fn every_answer_carries_cors_and_errors_are_json() {
     let node = node().await;
     let cases = [
+        ("POST", "/keys/%zz/requestToken", false, 400),
+        ("POST", "/keys/%FF/revokeTokens", true, 400),
+        ("POST", "/keys/%zz/revokeTokens", false, 401),
         ("GET", "/health", false, 200),
         ("GET", "/time", true, 200),
         ("GET", "/time", false, 401),
@@ -322,6 +325,19 @@ async fn every_answer_carries_cors_and_errors_are_json() {
         }
     }
     check_cors(&publish(&node, "x", vec![b' '; 3 * 1024 * 1024]).await, "413");
+    for first in ["", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+        let mut raw = Raw::connect(node.addr()).await;
+        if !first.is_empty() {
+            raw.write(first.as_bytes()).await;
+            assert_eq!(raw.response(SOON).await.expect("an answer").0, 200);
+        }
+        let (status, head) = raw.upgrade("/realtime", &[("authorization", &authorization)]).await;
+        assert_eq!(status, 101, "{head}");
+        let exposed = "access-control-expose-headers: link, retry-after, x-service-node-id\r\n";
+        for line in ["access-control-allow-origin: *\r\n", exposed] {
+            assert_eq!(head.matches(line).count(), 1, "after {first:?}: {head}");
+        }
+    }
 
     let options = http::request(node.addr(), "OPTIONS", "/api/channels/x/publish", &[], "").await;
     assert!(options.body.is_empty());

@@ -245,10 +245,14 @@ impl Parameters {
 
 /// The bytes of the answer that opens a socket.
 pub(super) fn switching_protocols(accept: &str) -> Vec<u8> {
-    format!(
-        "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-accept: {accept}\r\naccess-control-allow-origin: *\r\n\r\n"
-    )
-    .into_bytes()
+    let mut head = format!(
+        "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-accept: {accept}\r\n"
+    );
+    for (name, value) in cors::EVERY {
+        head.extend([name, ": ", value, "\r\n"]);
+    }
+    head += "\r\n";
+    head.into_bytes()
 }
 
 /// The bytes of an answer that refuses, after which the connection is closed.
