@@ -1,7 +1,9 @@
 //! A node whose disk hangs or is full says so, keeps delivering, and is well again when the disk is.
 
 use fanfare_cluster_tests::{Disk, Node, NodeOptions, SOON, Socket, history, http, wait_until};
+use fanfare_proto::path::encode_channel;
 use serde_json::json;
+use tokio::task::JoinSet;
 
 async fn publish(node: &Node, data: &str) -> u16 {
     let authorization = http::basic(&node.key());
@@ -43,6 +45,49 @@ async fn a_disk_that_hangs_degrades_the_node_until_it_goes_on() {
     wait_for_status(&node, "ready").await;
     assert_eq!(publish(&node, "after").await, 200);
     assert_eq!(stored(&node).await, ["before", "meanwhile", "after"]);
+    node.assert_well().await;
+}
+
+/// One publish for each channel, of which few fit into what may wait for the disk.
+const ARRAYS: usize = 8;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_delivered_while_the_disk_hung_is_stored_and_what_was_refused_is_not() {
+    let disk = Disk::default();
+    let node = Node::start(disk.under(NodeOptions::default())).await;
+    wait_for_status(&node, "ready").await;
+    disk.hang(true);
+    // Its rows are as large as those of an array can be: each holds the name, twice, and every quote of it escaped.
+    let channels: Vec<_> = (0..ARRAYS).map(|number| format!("{number}{}", "\"".repeat(511))).collect();
+    let array = json!(vec![json!({}); 10_000]).to_string();
+    let mut publishes = JoinSet::new();
+    for (number, channel) in channels.iter().enumerate() {
+        let path = format!("/api/channels/{}/publish", encode_channel(channel));
+        let (addr, array, authorization) = (node.addr(), array.clone(), http::basic(&node.key()));
+        publishes.spawn(async move {
+            let answer =
+                http::request(addr, "POST", &path, &[("authorization", &authorization)], array).await;
+            assert_eq!(answer.status, 503, "{:?}", answer.body);
+            (number, answer.header("retry-after").is_none())
+        });
+    }
+    let answers = publishes.join_all().await;
+    let unknown = answers.iter().filter(|(_, unknown)| *unknown).count();
+    assert!((1..ARRAYS).contains(&unknown), "some are taken, and some refused: {answers:?}");
+
+    disk.hang(false);
+    let authorization = http::basic(&node.key());
+    let is_stored = async |number: usize| {
+        let path = history::path(&channels[number], "limit=1");
+        let page = http::request(node.addr(), "GET", &path, &[("authorization", &authorization)], "").await;
+        page.json()["messages"].as_array().is_some_and(|messages| messages.len() == 1)
+    };
+    for (number, _) in answers.iter().filter(|(_, unknown)| *unknown) {
+        wait_until(SOON, "what was delivered to be stored", async || is_stored(*number).await).await;
+    }
+    for (number, _) in answers.iter().filter(|(_, unknown)| !unknown) {
+        assert!(!is_stored(*number).await, "{number} was refused");
+    }
     node.assert_well().await;
 }
 

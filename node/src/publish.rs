@@ -153,12 +153,7 @@ impl Publisher {
                 return done(Err(PublishError::Draft(error)));
             }
         }
-        let no_ids = request.messages.iter().all(|draft| draft.id.is_none());
-        let stores = !no_ids || request.account.policy(request.key.channel()).history;
-        if stores && self.inner.store.is_full() {
-            return done(Err(PublishError::Busy));
-        }
-        if !queued && no_ids {
+        if !queued && request.messages.iter().all(|draft| draft.id.is_none()) {
             let answer = Answer { stamps: vec![None; request.messages.len()], repeats: Vec::new(), done };
             return self.inner.commit(request, answer);
         }
@@ -191,7 +186,10 @@ impl Publisher {
             client_id: request.client_id.clone(),
         };
         let repeats = drop_repeats(&mut request.messages);
-        let ids = request.messages.iter().filter_map(|draft| draft.id.clone()).collect();
+        let ids: Vec<_> = request.messages.iter().filter_map(|draft| draft.id.clone()).collect();
+        if !ids.is_empty() && self.inner.store.is_full() {
+            return done(Err(PublishError::Busy));
+        }
         let inner = Arc::clone(&self.inner);
         let begun = Instant::now();
         let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
@@ -208,6 +206,7 @@ impl Publisher {
                 drop(first_time);
                 inner.commit(request, answer);
             }
+            Err(StoreError::Busy) => done(Err(PublishError::Busy)),
             Err(error) => {
                 tracing::warn!(%error, "ids could not be looked up");
                 done(Err(PublishError::Unavailable));
@@ -265,12 +264,16 @@ impl Answer {
 }
 
 impl Inner {
-    /// Numbers, delivers and stores what is left of the request.
+    /// Numbers, delivers and stores what is left of the request: all of it, or nothing.
     fn commit(self: &Arc<Self>, request: PublishRequest, answer: Answer) {
         if request.messages.is_empty() {
             return answer.give(None);
         }
         let retention_hours = self.retention_hours(&request.account, &request.key);
+        let stores = retention_hours.is_some() || request.messages.iter().any(|draft| draft.id.is_some());
+        if stores && self.store.is_full() {
+            return (answer.done)(Err(PublishError::Busy));
+        }
         let count = request.messages.len() as u64;
         let key = request.key.clone();
         let usage = Arc::clone(&request.account.usage);

@@ -31,16 +31,18 @@ pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Sen
 /// No call blocks but `revoked_tokens`, `sweep` and `shutdown`. Queues are bounded; what does not fit is answered `Busy` at once,
 /// in which case the callback runs before the call returns.
 pub trait HistoryStore: Send + Sync + 'static {
-    /// Stores the messages under `retention_hours`, or only their client-given ids when that is `None`.
+    /// Stores the messages under `retention_hours`, or only their client-given ids when that is `None`. It is never `Busy`: whoever
+    /// appends asks [`HistoryStore::is_full`] right before, so that nothing is delivered that there is no room for.
     ///
     /// `done(Ok)` means that all of it survives a loss of power. Callbacks run in the order of the calls, except
-    /// `Busy` and the answer to a publish that leaves nothing to store, which come before the call returns.
+    /// the answer to a publish that leaves nothing to store, which comes before the call returns.
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done);
 
-    /// Stores a presence event, as `append` does a message; both share one order of callbacks and one queue.
+    /// Stores a presence event, as `append` does a message; both share one order of callbacks and one queue. `Busy` comes before
+    /// the call returns.
     fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done);
 
-    /// True when `append` is about to answer `Busy`, so that what would be refused is not begun.
+    /// True when more waits than is good; what would be appended is not begun then.
     fn is_full(&self) -> bool {
         false
     }

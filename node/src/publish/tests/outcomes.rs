@@ -14,16 +14,44 @@ fn a_store_that_fails_leaves_the_outcome_unknown() {
 
 #[test]
 fn a_look_up_that_fails_publishes_nothing() {
-    for error in [StoreError::Busy, StoreError::Failed("no disk".into())] {
+    for (error, expected) in [
+        (StoreError::Busy, PublishError::Busy),
+        (StoreError::Failed("no disk".into()), PublishError::Unavailable),
+    ] {
         let node = Node::new();
-        *node.store.find_error.lock() = Some(error.clone());
+        *node.store.find_error.lock() = Some(error);
         let outcome = node.outcome(node.request("a", vec![plain("1"), given("x")]));
-        assert_eq!(outcome, Err(PublishError::Unavailable), "{error}");
+        assert_eq!(outcome, Err(expected));
         assert!(node.delivered().is_empty());
         assert_eq!(node.store.take_asked(), [find(&["x"])]);
         *node.store.find_error.lock() = None;
         assert_eq!(node.acked("a", vec![given("x")]), [1], "nothing was numbered");
     }
+}
+
+#[test]
+fn what_a_full_store_has_no_room_for_is_not_begun() {
+    let node = Node::new();
+    *node.store.full.lock() = true;
+    for messages in [vec![plain("1")], vec![given("x")]] {
+        assert_eq!(node.outcome(node.request("a", messages)), Err(PublishError::Busy));
+    }
+    assert_eq!(node.store.take_asked(), [], "not even looked up");
+    assert_eq!(node.acked("off:a", vec![plain("1")]), [1], "nothing of it is to be stored");
+    node.store.take_asked();
+    node.delivered();
+    node.target.deliveries.lock().clear();
+
+    *node.store.full.lock() = false;
+    *node.store.holds.lock() = true;
+    let answered = node.begin(node.request("a", vec![plain("1"), given("x")]), false);
+    *node.store.full.lock() = true;
+    node.store.release();
+    assert_eq!(one(&answered), Err(PublishError::Busy), "full by the time that the ids are known");
+    assert_eq!(node.store.take_asked(), [find(&["x"])]);
+    assert!(node.delivered().is_empty());
+    *node.store.full.lock() = false;
+    assert_eq!(node.acked("a", vec![given("x")]), [1], "nothing was numbered");
 }
 
 #[test]

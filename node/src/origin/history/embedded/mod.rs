@@ -62,7 +62,8 @@ pub struct Options {
     /// False: only client-given ids and nonces are kept, and `read` answers `Off`.
     pub history: bool,
     pub idempotency_window_ms: u64,
-    /// Messages, ids and nonces waiting for the disk or for their callback; beyond it `Busy`.
+    /// Messages, ids and nonces waiting for the disk or for their callback; beyond it `Busy`, but for messages: of them no more are begun
+    /// from seven eighths on.
     pub write_queue_rows: usize,
     pub write_queue_bytes: usize,
     pub find_queue: usize,
@@ -123,7 +124,8 @@ impl HistoryStore for Embedded {
         let timestamp_ms = published.timestamp_ms;
         let retention_hours = retention_hours.unwrap_or(0);
         let rows = Rows { kind: Kind::Messages, timestamp_ms, retention_hours, rows: messages, ids };
-        self.push(weight, Append { rows, done });
+        let pushed = self.writes.push_begun(weight, Job::Append(Append { rows, done }));
+        self.refuse(pushed);
     }
 
     fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done) {
@@ -137,7 +139,8 @@ impl HistoryStore for Embedded {
         let weight = Weight { items: 1, bytes: key.len() + value.len() };
         let (timestamp_ms, rows) = (event.timestamp_ms, vec![(key, value)]);
         let rows = Rows { kind: Kind::Presence, timestamp_ms, retention_hours, rows, ids: Vec::new() };
-        self.push(weight, Append { rows, done });
+        let pushed = self.writes.push(weight, Job::Append(Append { rows, done }));
+        self.refuse(pushed);
     }
 
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
@@ -268,8 +271,8 @@ impl Embedded {
         Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
 
-    fn push(&self, weight: Weight, append: Append) {
-        if let Err((refused, Job::Append(append))) = self.writes.push(weight, Job::Append(append)) {
+    fn refuse(&self, pushed: Result<(), (Refused, Job)>) {
+        if let Err((refused, Job::Append(append))) = pushed {
             self.pending.settle(&append.rows.ids);
             (append.done)(Err(refused.into()));
         }

@@ -36,6 +36,14 @@ struct State<T> {
     closed: bool,
 }
 
+impl<T> State<T> {
+    fn push(&mut self, weight: Weight, entry: T) {
+        self.held.items += weight.items;
+        self.held.bytes += weight.bytes;
+        self.waiting.push_back((weight, entry));
+    }
+}
+
 impl<T> Queue<T> {
     pub(super) fn new(bounds: Bounds) -> Self {
         let state = State { waiting: VecDeque::new(), held: Weight::default(), closed: false };
@@ -53,8 +61,20 @@ impl<T> Queue<T> {
         if is_over && state.held != Weight::default() {
             return Err((Refused::Full, entry));
         }
-        state.held = held;
-        state.waiting.push_back((weight, entry));
+        state.push(weight, entry);
+        drop(state);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// For what was begun because there was room: refused only when the queue is closed. What goes over the bounds is what is
+    /// begun at one moment, and one entry of each thread at most.
+    pub(super) fn push_begun(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err((Refused::Closed, entry));
+        }
+        state.push(weight, entry);
         drop(state);
         self.filled.notify_one();
         Ok(())

@@ -128,6 +128,39 @@ fn full_queues_are_busy_and_every_callback_runs_once() {
     append(&store, messages(&key, now_ms, 3_000..=3_099)).expect("one that is larger than the queue");
 }
 
+#[test]
+fn what_was_begun_while_there_was_room_is_taken_whole() {
+    let folder = folder();
+    let store = Embedded::open(folder.path(), &Options { write_queue_rows: 8, ..options() }, Clock::system())
+        .expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    let (go_on, held) = mpsc::channel::<()>();
+    let (began, begun) = mpsc::channel();
+    let hold = Box::new(move |_| {
+        began.send(()).expect("test waits");
+        let _ = held.recv_timeout(PATIENCE);
+    });
+    store.append(messages(&key, now_ms, 1..=1), Some(72), hold);
+    begun.recv_timeout(PATIENCE).expect("from here on nothing is released, since answers wait for this one");
+    let (send, receive) = mpsc::channel();
+    let append = |sequences: std::ops::RangeInclusive<u64>| {
+        let send = send.clone();
+        let done = Box::new(move |result| send.send(result).expect("test waits"));
+        store.append(messages(&key, now_ms, sequences), Some(72), done);
+    };
+    append(2..=6);
+    assert!(!store.is_full(), "there is room for three");
+    append(7..=106);
+    assert!(store.is_full());
+    let claimed = wait(store.claim_nonce(nonce("k1", now_ms, "0123456789abcdef")));
+    assert_eq!(claimed, Err(StoreError::Busy), "the bound holds for all else");
+    drop(go_on);
+    for _ in 0..2 {
+        assert_eq!(receive.recv_timeout(PATIENCE), Ok(Ok(())));
+    }
+    assert_eq!(wait(store.read(query(&key))).expect("read").rows.len(), 106);
+}
+
 /// An id that the writer does not come to before this is dropped.
 struct Unwritten<'a>(&'a Embedded, [Remembered; 1]);
 
