@@ -67,6 +67,7 @@ limits! {
     header_ms 1..=3_600_000: "From the start of a connection or request to the end of its headers";
     outbox_bytes 1..=1_073_741_824: "Live frames that wait for one connection; beyond it the connection is closed as slow";
     outbox_stall_ms 1..=3_600_000: "A connection that takes no waiting frame for this long is closed as slow";
+    delivery_window_ms 0..=50: "A busy shard collects for so long before it writes again; at rest nothing waits. 0: it never waits";
     idempotency_window_ms 1..=86_400_000: "How long a message id given by a client is remembered";
     metric_minutes 1..=1_000_000_000: "Minutes of accounts whose metric rows are kept in memory, where the store does not have them; the oldest go first";
     sse_streams 0..=4_294_967_295: "Event streams that the node keeps open; 0: none";

@@ -70,6 +70,8 @@ pub struct Limits {
     pub outbox_bytes: usize,
     /// A connection with waiting frames that takes none for this long is closed as a slow consumer.
     pub outbox_stall_ms: u64,
+    /// What a busy shard collects at most before it reads and writes again; 0: it never waits.
+    pub delivery_window_ms: u64,
     pub idempotency_window_ms: u64,
     /// Minutes of accounts whose metric rows are kept in memory: those that the store does not have.
     pub metric_minutes: usize,
@@ -122,6 +124,7 @@ impl Default for Limits {
             header_ms: 10_000,
             outbox_bytes: 1024 * 1024,
             outbox_stall_ms: 10_000,
+            delivery_window_ms: 1,
             idempotency_window_ms: 120_000,
             metric_minutes: 200_000,
             connections: 0,

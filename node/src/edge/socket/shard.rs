@@ -2,6 +2,7 @@
 
 mod attach;
 mod lifecycle;
+mod pace;
 mod presence;
 mod reading;
 mod replay;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fanfare_proto::frame::{self, Format, ServerFrame};
 use mio::{Events, Poll, Token};
+use pace::Pace;
 use rounds::Round;
 
 use super::connection::{Connection, Stage};
@@ -69,6 +71,7 @@ pub struct Shard {
     directory_look_ms: u64,
     heartbeat_json: Bytes,
     heartbeat_msgpack: Bytes,
+    pace: Pace,
     metrics: Metrics,
 }
 
@@ -119,6 +122,7 @@ impl Shard {
             directory_look_ms: DIRECTORY_LOOK_MS,
             heartbeat_json: heartbeat(Format::Json),
             heartbeat_msgpack: heartbeat(Format::MsgPack),
+            pace: Pace::new(Duration::from_millis(services.limits.delivery_window_ms)),
             metrics: Metrics {
                 connections: metrics::gauge!("fanfare_socket_connections"),
                 deliveries: metrics::counter!("fanfare_deliveries_total"),
@@ -144,15 +148,18 @@ impl Shard {
                     return;
                 }
             }
-            self.now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let turn = self.started.elapsed();
+            self.now_ms = u64::try_from(turn.as_millis()).unwrap_or(u64::MAX);
             self.epoch_ms = self.services.clock.now_ms();
+            self.pace.begin_turn(turn);
             for event in &events {
                 if event.token() != WAKE {
                     self.note(event);
                 }
             }
-            self.input_turn();
             self.read_turn();
+            // After reading, so that what was published here goes out in the same turn.
+            self.input_turn();
             self.replay_turn();
             self.flush_turn();
             self.timer_turn();
@@ -160,6 +167,9 @@ impl Shard {
             if self.now_ms >= self.directory_look_ms {
                 self.directory_look_ms = self.now_ms + DIRECTORY_LOOK_MS;
                 self.look_at_directory();
+            }
+            if !self.has_work() {
+                std::thread::sleep(self.pace.rest(self.started.elapsed()));
             }
         }
         // What time has put out in the last turn.
@@ -170,10 +180,15 @@ impl Shard {
         self.stop_ms.is_some_and(|stop_ms| self.now_ms >= stop_ms || self.slots.len() == self.free.len())
     }
 
+    /// Something was begun that this thread can go on with, apart from reading.
+    fn has_work(&self) -> bool {
+        let unfinished = [&self.dirty, &self.replaying].into_iter().any(|slots| !slots.is_empty());
+        unfinished || !self.inputs.is_empty() || !self.rounds.is_empty()
+    }
+
     /// How long nothing needs this thread.
     fn timeout(&self) -> Option<Duration> {
-        let unfinished = [&self.dirty, &self.replaying].into_iter().any(|slots| !slots.is_empty());
-        if unfinished || !self.inputs.is_empty() || !self.rounds.is_empty() {
+        if self.has_work() {
             return Some(Duration::ZERO);
         }
         if !self.ready.is_empty() {

@@ -81,7 +81,7 @@ impl Shard {
 
     /// Puts the event into the outbox of every subscriber here that wants it now.
     pub(super) fn deliver_presence(&mut self, delivery: &Arc<PresenceDelivery>) {
-        let mut over = Vec::new();
+        let (mut over, mut handed) = (Vec::new(), 0);
         let incarnation = self.services.hub.incarnation();
         let (subscribers, delivered) = self.subscribers.all_mut(delivery.channel);
         for subscriber in subscribers {
@@ -109,6 +109,7 @@ impl Shard {
                 let live = Stamp { incarnation, sequence: subscriber.after_sequence.max(delivered) };
                 let position = open.replay_position(delivery.channel).unwrap_or(live);
                 connection.outbox.push(delivery.frame(format, position));
+                handed += 1;
                 if !connection.in_dirty && connection.blocked_ms.is_none() {
                     connection.in_dirty = true;
                     self.dirty.push_back(subscriber.slot);
@@ -118,6 +119,7 @@ impl Shard {
                 over.push((subscriber.slot, held_bytes));
             }
         }
+        self.pace.handed(handed);
         for (slot, held_bytes) in over {
             self.flush(slot);
             self.check_outbox(slot, held_bytes);

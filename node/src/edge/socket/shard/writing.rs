@@ -46,6 +46,7 @@ impl Shard {
                 self.dirty.push_back(subscriber.slot);
             }
         }
+        self.pace.handed(count);
         if let Some(slot) = last {
             self.count_deliveries(slot, count, &delivery.published);
         }
