@@ -247,7 +247,8 @@ fn open_accounts(config: &Config) -> Result<(Arc<Accounts>, Option<String>), Sta
         key = Some(text.trim().to_owned());
     }
     let file = config.directory_file();
-    let accounts = Accounts::open(&file).map_err(StartError::at("cannot use the directory (--directory)"))?;
+    let accounts = Accounts::open(&file, config.limits.history_retention_hours)
+        .map_err(StartError::at("cannot use the directory (--directory)"))?;
     Ok((accounts, key))
 }
 
@@ -274,7 +275,10 @@ async fn open_auth(
     store: &Arc<dyn HistoryStore>,
     clock: &Clock,
 ) -> Result<Arc<Authenticator>, StartError> {
-    let tokens = tokens::StoredTokens(Arc::clone(store));
+    let tokens = tokens::StoredTokens {
+        store: Arc::clone(store),
+        wait: Duration::from_millis(config.limits.store_wait_ms),
+    };
     let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth);
     let store = Arc::clone(store);
     let revoked = tokio::task::spawn_blocking(move || store.revoked_tokens()).await;

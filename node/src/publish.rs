@@ -28,9 +28,6 @@ pub use departures::Departure;
 use departures::Departures;
 pub use presence::{PresenceDone, PresenceError, PresenceRequest};
 
-/// A store that has not answered by then leaves the outcome unknown to the publisher.
-pub const ANSWER_WAIT: Duration = Duration::from_secs(2);
-
 /// Messages of one publisher for one channel, from a principal whose capability was checked.
 #[derive(Debug)]
 pub struct PublishRequest {
@@ -94,7 +91,8 @@ struct Inner {
     hub: Arc<Hub>,
     store: Arc<dyn HistoryStore>,
     limits: Limits,
-    claim_wait: Duration,
+    /// A store that has not answered by then leaves the outcome unknown to the publisher.
+    store_wait: Duration,
     /// Numbers the ids that the node gives, over all channels.
     next_id: AtomicU64,
     published: metrics::Counter,
@@ -111,8 +109,8 @@ impl Publisher {
             inner: Arc::new(Inner {
                 hub,
                 store,
+                store_wait: Duration::from_millis(limits.store_wait_ms),
                 limits,
-                claim_wait: ANSWER_WAIT,
                 next_id: AtomicU64::new(1),
                 published,
                 presence: metrics::counter!("fanfare_presence_events_total"),
@@ -160,19 +158,20 @@ impl Publisher {
         self.claim(request, done);
     }
 
-    /// The same, awaited for at most [`ANSWER_WAIT`].
+    /// The same, awaited for as long as a store may take.
     pub async fn publish_and_wait(&self, request: PublishRequest) -> Result<PublishAck, PublishError> {
+        let wait = self.inner.store_wait;
         let congested = async {
             while self.inner.hub.congested() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        if tokio::time::timeout(ANSWER_WAIT, congested).await.is_err() {
+        if tokio::time::timeout(wait, congested).await.is_err() {
             return Err(PublishError::Unavailable);
         }
         let (answer, answered) = tokio::sync::oneshot::channel();
         self.publish(request, false, Box::new(move |result| drop(answer.send(result))));
-        match tokio::time::timeout(ANSWER_WAIT, answered).await {
+        match tokio::time::timeout(wait, answered).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => Err(PublishError::Unavailable),
         }
@@ -194,7 +193,7 @@ impl Publisher {
         let begun = Instant::now();
         let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
             // The publisher was told so by now, and what it sent since may have gone ahead.
-            Ok(_) if begun.elapsed() >= inner.claim_wait => done(Err(PublishError::Unavailable)),
+            Ok(_) if begun.elapsed() >= inner.store_wait => done(Err(PublishError::Unavailable)),
             Ok(found) => {
                 let mut found = found.into_iter();
                 let drafts = request.messages.iter();

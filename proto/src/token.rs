@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,9 +18,13 @@ use crate::writer::Object;
 pub const CLAIM_CAPABILITY: &str = "x-service-capability";
 pub const CLAIM_CLIENT_ID: &str = "x-service-client-id";
 
-pub const TTL_DEFAULT_MS: u64 = 3_600_000;
-pub const TTL_MAX_MS: u64 = 172_800_000;
-const NONCE_CHARACTERS: std::ops::RangeInclusive<usize> = 16..=128;
+/// What the form of a TokenRequest is held against.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenRequestBounds {
+    pub nesting_max: usize,
+    pub ttl_ms_max: u64,
+    pub nonce_characters: RangeInclusive<usize>,
+}
 
 /// The signed request for a token; without `mac` it is the body of an unsigned exchange.
 ///
@@ -74,16 +79,16 @@ impl std::error::Error for TokenRequestError {}
 impl TokenRequest {
     /// Reads a body. Checked here: types, duplicate keys, control characters, the ranges of `ttl` and `nonce`.
     /// The key, the time, the clientId and what the capability says are the caller's to check.
-    pub fn parse(body: &[u8], nesting_max: usize) -> Result<Self, TokenRequestError> {
+    pub fn parse(body: &[u8], bounds: &TokenRequestBounds) -> Result<Self, TokenRequestError> {
         let malformed = TokenRequestError::Malformed;
-        let text = json::tidy(body, nesting_max).map_err(|error| malformed(error.to_string()))?;
+        let text = json::tidy(body, bounds.nesting_max).map_err(|error| malformed(error.to_string()))?;
         // Serde would quote a lone string in its error, and that may be a key or a token.
         if !text.starts_with('{') {
             return Err(malformed("body must be an object".into()));
         }
         let fields: Fields<'_> =
             serde_json::from_str(&text).map_err(|error| malformed(json::error_text(&error)))?;
-        fields.check()
+        fields.check(bounds)
     }
 
     /// keyName, ttl, capability, clientId, timestamp and nonce, each followed by a newline.
@@ -234,15 +239,18 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    fn check(self) -> Result<TokenRequest, TokenRequestError> {
+    fn check(self, bounds: &TokenRequestBounds) -> Result<TokenRequest, TokenRequestError> {
         let timestamp = integer("timestamp", self.timestamp)?.ok_or_else(|| missing("timestamp"))?;
         let ttl = integer("ttl", self.ttl)?;
-        if ttl.as_ref().is_some_and(|ttl| !(1..=TTL_MAX_MS).contains(&ttl.value)) {
-            return Err(TokenRequestError::Malformed(format!("ttl must be from 1 to {TTL_MAX_MS}")));
+        let ttl_ms_max = bounds.ttl_ms_max;
+        if ttl.as_ref().is_some_and(|ttl| !(1..=ttl_ms_max).contains(&ttl.value)) {
+            return Err(TokenRequestError::Malformed(format!("ttl must be from 1 to {ttl_ms_max}")));
         }
         let nonce = text("nonce", self.nonce)?.ok_or_else(|| missing("nonce"))?;
-        if !NONCE_CHARACTERS.contains(&nonce.chars().count()) {
-            return Err(TokenRequestError::Malformed("nonce must be 16 to 128 characters long".into()));
+        if !bounds.nonce_characters.contains(&nonce.chars().count()) {
+            let (least, most) = bounds.nonce_characters.clone().into_inner();
+            let text = format!("nonce must be {least} to {most} characters long");
+            return Err(TokenRequestError::Malformed(text));
         }
         let key_name = text("keyName", self.key_name)?.ok_or_else(|| missing("keyName"))?;
         let client_id = text("clientId", self.client_id)?;
@@ -333,6 +341,8 @@ mod tests {
 
     #[test]
     fn an_error_repeats_nothing_of_the_body() {
+        let bounds =
+            TokenRequestBounds { nesting_max: 64, ttl_ms_max: 172_800_000, nonce_characters: 16..=128 };
         for body in [
             r#""k:hush""#,
             r#"["hush"]"#,
@@ -341,7 +351,7 @@ mod tests {
             r#"{"hush":1,"hush":2}"#,
             r#"{"mac":hush}"#,
         ] {
-            let error = TokenRequest::parse(body.as_bytes(), 64).expect_err(body);
+            let error = TokenRequest::parse(body.as_bytes(), &bounds).expect_err(body);
             assert!(!error.to_string().contains("hush"), "{body}: {error}");
         }
     }

@@ -7,7 +7,7 @@ use fanfare_proto::http::{
     PresenceRecord, Published, Record, Time, history_body, parse_batch, parse_publish, presence_history_body,
     write_presence_member, write_presence_record, write_record,
 };
-use fanfare_proto::token::{ServiceClaims, TokenDetails, TokenRequest, mac};
+use fanfare_proto::token::{ServiceClaims, TokenDetails, TokenRequest, TokenRequestBounds, mac};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -211,7 +211,7 @@ fn a_full_token_request() {
     let request = request.sign(b"s.e.cret");
     let body = include_str!("samples/token-request.json").trim_end();
     assert_eq!(request.to_json(), body);
-    assert_eq!(TokenRequest::parse(body.as_bytes(), 64), Ok(request));
+    assert_eq!(TokenRequest::parse(body.as_bytes(), &bounds()), Ok(request));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn what_is_absent_or_empty_signs_an_empty_line() {
     let absent = r#"{"nonce":"nonce-nonce-0001","timestamp":1764000000000,"keyName":"k1"}"#;
     let empty = r#"{"nonce":"nonce-nonce-0001","timestamp":1764000000000,"keyName":"k1","clientId":"","capability":""}"#;
     for body in [absent, empty] {
-        let request = TokenRequest::parse(body.as_bytes(), 64).unwrap();
+        let request = TokenRequest::parse(body.as_bytes(), &bounds()).unwrap();
         assert_eq!(request.signing_text(), "k1\n\n\n\n1764000000000\nnonce-nonce-0001\n");
         let request = request.sign("sécret".as_bytes());
         assert_eq!(request.mac.as_deref(), Some("ILiwUAm99Ly1RBu7a06gcOEfpnrDr9SZ+/JxaHGkUEo="));
@@ -252,4 +252,8 @@ fn token_details_and_claims() {
     });
     let null = r#"{"iat":1,"exp":2,"x-service-capability":"{}","x-service-client-id":null}"#;
     assert!(serde_json::from_str::<ServiceClaims>(null).is_err());
+}
+
+fn bounds() -> TokenRequestBounds {
+    TokenRequestBounds { nesting_max: 64, ttl_ms_max: 172_800_000, nonce_characters: 16..=128 }
 }

@@ -1,10 +1,10 @@
 //! TokenRequests that must not be signed for.
 
-use fanfare_proto::token::{TokenRequest, TokenRequestError};
+use fanfare_proto::token::{TokenRequest, TokenRequestBounds, TokenRequestError};
 
 #[test]
 fn token_requests_that_are_malformed() {
-    let parse = |body: &str| TokenRequest::parse(body.as_bytes(), 64);
+    let parse = |body: &str| TokenRequest::parse(body.as_bytes(), &bounds());
     let body =
         |fields: &str| format!(r#"{{"keyName":"k","nonce":"0123456789abcdef","timestamp":1{fields}}}"#);
     assert!(parse(&body("")).is_ok());
@@ -54,7 +54,11 @@ fn token_requests_that_are_malformed() {
 #[test]
 fn a_nonce_is_counted_in_characters() {
     let body = |nonce: String| format!(r#"{{"keyName":"k","nonce":"{nonce}","timestamp":1}}"#);
-    assert!(TokenRequest::parse(body("é".repeat(128)).as_bytes(), 64).is_ok());
-    assert!(TokenRequest::parse(body("é".repeat(129)).as_bytes(), 64).is_err());
-    assert!(TokenRequest::parse(body("é".repeat(15)).as_bytes(), 64).is_err());
+    assert!(TokenRequest::parse(body("é".repeat(128)).as_bytes(), &bounds()).is_ok());
+    assert!(TokenRequest::parse(body("é".repeat(129)).as_bytes(), &bounds()).is_err());
+    assert!(TokenRequest::parse(body("é".repeat(15)).as_bytes(), &bounds()).is_err());
+}
+
+fn bounds() -> TokenRequestBounds {
+    TokenRequestBounds { nesting_max: 64, ttl_ms_max: 172_800_000, nonce_characters: 16..=128 }
 }

@@ -3,7 +3,7 @@
 
 use fanfare_proto::frame::{Format, encode_request, parse, parse_server};
 use fanfare_proto::http::parse_publish;
-use fanfare_proto::token::TokenRequest;
+use fanfare_proto::token::{TokenRequest, TokenRequestBounds};
 use fanfare_proto::{json, msgpack};
 
 const ROUNDS: usize = 2000;
@@ -63,7 +63,7 @@ fn read_json(payload: &[u8]) {
     let _ = (
         parse_server(Format::Json, payload),
         parse_publish(payload, 64, 1_000),
-        TokenRequest::parse(payload, 64),
+        TokenRequest::parse(payload, &bounds()),
     );
 }
 
@@ -72,4 +72,8 @@ fn read_msgpack(payload: &[u8]) {
     if let Ok(text) = msgpack::to_json(payload, 64, 100_000) {
         assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{text}");
     }
+}
+
+fn bounds() -> TokenRequestBounds {
+    TokenRequestBounds { nesting_max: 64, ttl_ms_max: 172_800_000, nonce_characters: 16..=128 }
 }

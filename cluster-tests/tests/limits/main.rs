@@ -31,10 +31,13 @@
 //! | outbox: bytes, time without progress | `socket_session::limits`, `whole_node` |
 //! | idempotency window | here; the store's contract |
 //! | history retention | the store's contract, `edge::http::tests::history` |
+//! | names, tokens, pages, batches, streams, silence and the store, set otherwise | `settings` |
+//! | nonces, revocations and history, kept as is set | `embedded::tests`, `accounts::tests` |
 //! | connections of a tenant, of a node | `connections::ceiling`; `whole_node` |
 
 mod presence;
 mod resume;
+mod settings;
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::secret::Secret;
-use crate::model::{AccountId, Capability, KeyName, Usage, pattern_matches};
+use crate::model::{AccountId, Capability, KeyName, Limits, Usage, pattern_matches};
 
 /// Everything the file says. A reload makes a new one; whoever holds an old one keeps it whole.
 #[derive(Debug, Default)]
@@ -84,15 +84,13 @@ pub struct Account {
 }
 
 impl Account {
-    pub const RETENTION_HOURS: u32 = 72;
-
     /// An account with every default, alone in a tenant of the same name and counted by nobody.
     pub fn plain(id: &str) -> Self {
         Self {
             id: AccountId::new(id),
             tenant: id.into(),
             tenant_connection_limit: None,
-            retention_hours: Self::RETENTION_HOURS,
+            retention_hours: Limits::default().history_retention_hours,
             queue_limit: None,
             channels: Vec::new(),
             integrations: Vec::new(),

@@ -18,12 +18,14 @@ const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
 /// Gives the content of a `secret_file`; the path is already resolved.
 pub(super) type ReadSecret<'a> = &'a mut dyn FnMut(PathBuf) -> std::io::Result<String>;
 
-/// `folder` is where a relative `secret_file` begins; `usages` gives each account its counters.
+/// `folder` is where a relative `secret_file` begins; `usages` gives each account its counters,
+/// and `retention_hours` holds where the text does not say.
 pub(super) fn parse(
     text: &str,
     folder: &Path,
     read_secret: ReadSecret<'_>,
     usages: &Usages,
+    retention_hours: u32,
 ) -> Result<Directory, Vec<Mistake>> {
     let mut mistakes = Mistakes::of(text);
     let (document, errors) = DeTable::parse_recoverable(text);
@@ -35,7 +37,7 @@ pub(super) fn parse(
     }
     let directory = Directory::default();
     let key_names = HashSet::new();
-    let mut parser = Parser { mistakes, directory, key_names, folder, read_secret, usages };
+    let mut parser = Parser { mistakes, directory, key_names, folder, read_secret, usages, retention_hours };
     parser.document(TableReader::root(document.get_ref()));
     match parser.mistakes.list {
         list if list.is_empty() => Ok(parser.directory),
@@ -54,6 +56,7 @@ struct Parser<'a, 'i> {
     folder: &'a Path,
     read_secret: ReadSecret<'a>,
     usages: &'a Usages,
+    retention_hours: u32,
 }
 
 impl Parser<'_, '_> {
@@ -82,7 +85,7 @@ impl Parser<'_, '_> {
 
     fn account(&mut self, mut table: TableReader<'_, '_>, tenant: &Tenant) {
         let id = self.id(&mut table);
-        let retention_hours = self.retention(&mut table).unwrap_or(Account::RETENTION_HOURS);
+        let retention_hours = self.retention(&mut table).unwrap_or(self.retention_hours);
         let queue_limit = table.integer("queue_limit", 0..=u64::MAX, &mut self.mistakes);
         let rules = table.tables("channels", &mut self.mistakes);
         let channels = rules.into_iter().filter_map(|rule| self.channel_rule(rule)).collect();

@@ -194,7 +194,7 @@ fn secrets_come_from_files_and_the_environment() {
                 [[tenants.accounts.keys]]\nname = \"e\"\nsecret_env = \"CARGO_PKG_NAME\"\ncapability = { a = [\"publish\"] }\n";
     let path = folder.path().join("directory.toml");
     fs::write(&path, text).unwrap();
-    let accounts = Accounts::open(&path).unwrap();
+    let accounts = Accounts::open(&path, 72).unwrap();
     assert!(accounts.current().key("f").unwrap().secret.matches(b"from.file"));
     assert!(accounts.current().key("e").unwrap().secret.matches(b"fanfare"));
 
@@ -204,12 +204,28 @@ fn secrets_come_from_files_and_the_environment() {
 }
 
 #[test]
+fn retention_that_the_file_does_not_tell_is_that_of_the_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.toml");
+    let text = "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n\
+                [[tenants.accounts]]\nid = \"b\"\nretention_hours = 7\n";
+    fs::write(&path, text).unwrap();
+    let accounts = Accounts::open(&path, 5).unwrap();
+    let hours =
+        |id: &str| accounts.current().account(&AccountId::new(id)).unwrap().policy("c").retention_hours;
+    assert_eq!((hours("a"), hours("b")), (5, 7));
+    fs::write(&path, text.replace('7', "8")).unwrap();
+    accounts.reload_if_changed().unwrap();
+    assert_eq!((hours("a"), hours("b")), (5, 8), "after another reading too");
+}
+
+#[test]
 fn a_reload_applies_what_is_good_and_keeps_the_rest_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.toml");
-    assert!(matches!(Accounts::open(&path), Err(DirectoryError::Unreadable { .. })));
+    assert!(matches!(Accounts::open(&path, 72), Err(DirectoryError::Unreadable { .. })));
     fs::write(&path, FULL).unwrap();
-    let accounts = Accounts::open(&path).unwrap();
+    let accounts = Accounts::open(&path, 72).unwrap();
     accounts.reload_if_changed().unwrap();
     assert_eq!(accounts.generation(), 1, "an unchanged file is not applied again");
 
@@ -231,7 +247,7 @@ fn what_is_counted_for_an_account_outlives_a_reading() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.toml");
     fs::write(&path, FULL).unwrap();
-    let accounts = Accounts::open(&path).unwrap();
+    let accounts = Accounts::open(&path, 72).unwrap();
     let counted = || {
         let mut counted = Vec::new();
         accounts.usages().visit(|account, usage| {
@@ -262,7 +278,7 @@ async fn the_watch_sees_a_change_within_two_seconds() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.toml");
     fs::write(&path, FULL).unwrap();
-    let accounts = Accounts::open(&path).unwrap();
+    let accounts = Accounts::open(&path, 72).unwrap();
     fs::write(&path, FULL.replace("\"active\"", "\"revoked\"")).unwrap();
     let applied = async {
         while accounts.generation() == 1 {
@@ -287,7 +303,7 @@ fn a_development_directory_is_made_once_and_works() {
     }
     let key = fs::read_to_string(&files.key_file).unwrap();
     let (secret, name) = key.trim_end().rsplit_once('.').unwrap();
-    let accounts = Accounts::open(&files.directory).unwrap();
+    let accounts = Accounts::open(&files.directory, 72).unwrap();
     let found = accounts.current().key(name).unwrap().clone();
     assert!(found.secret.matches(secret.as_bytes()) && found.account.id.as_str() == "dev");
     assert!(Operation::ALL.into_iter().all(|operation| found.capability.allows("x", operation)));

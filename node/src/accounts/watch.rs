@@ -13,6 +13,7 @@ use super::directory::Directory;
 use super::parse::parse;
 use super::reader::DirectoryError;
 use super::usages::Usages;
+use crate::model::Limits;
 
 /// Contents are compared, not times or inodes: a mounted config map is swapped by renaming a link far above the file.
 const POLL: Duration = Duration::from_millis(500);
@@ -25,38 +26,47 @@ pub struct Accounts {
     /// What the last attempt read, good or bad; held for the length of an attempt.
     seen: Mutex<Seen>,
     usages: Usages,
+    retention_hours: u32,
 }
 
 impl Accounts {
-    /// Reads the file for the first time.
-    pub fn open(path: &Path) -> Result<Arc<Self>, DirectoryError> {
+    /// Reads the file for the first time; `retention_hours` holds where it does not say.
+    pub fn open(path: &Path, retention_hours: u32) -> Result<Arc<Self>, DirectoryError> {
         let usages = Usages::default();
-        let (directory, seen) = read(path, &usages);
-        let accounts = Self::with(directory?, Some(path.to_owned()), seen, usages);
+        let (directory, seen) = read(path, &usages, retention_hours);
+        let accounts = Self::with(directory?, Some(path.to_owned()), seen, usages, retention_hours);
         publish_generation(1);
         Ok(Arc::new(accounts))
     }
 
     /// A directory that stays as it is: for tests, and for a node without credentials.
     pub fn fixed(directory: Directory) -> Arc<Self> {
-        Arc::new(Self::with(directory, None, Seen::default(), Usages::default()))
+        Arc::new(Self::with(directory, None, Seen::default(), Usages::default(), default_retention_hours()))
     }
 
     /// `fixed` from the text of a directory file; a relative `secret_file` begins in the working directory.
     pub fn from_text(text: &str) -> Result<Arc<Self>, DirectoryError> {
-        let usages = Usages::default();
-        let directory = parse(text, Path::new(""), &mut |path| std::fs::read_to_string(path), &usages);
+        let (usages, retention_hours) = (Usages::default(), default_retention_hours());
+        let read_secret = &mut |path| std::fs::read_to_string(path);
+        let directory = parse(text, Path::new(""), read_secret, &usages, retention_hours);
         let mistakes = |mistakes| DirectoryError::Mistakes { path: "<text>".into(), mistakes };
-        Ok(Arc::new(Self::with(directory.map_err(mistakes)?, None, Seen::default(), usages)))
+        Ok(Arc::new(Self::with(directory.map_err(mistakes)?, None, Seen::default(), usages, retention_hours)))
     }
 
-    fn with(directory: Directory, path: Option<PathBuf>, seen: Seen, usages: Usages) -> Self {
+    fn with(
+        directory: Directory,
+        path: Option<PathBuf>,
+        seen: Seen,
+        usages: Usages,
+        retention_hours: u32,
+    ) -> Self {
         Self {
             path,
             current: RwLock::new(Arc::new(directory)),
             generation: AtomicU64::new(1),
             seen: Mutex::new(seen),
             usages,
+            retention_hours,
         }
     }
 
@@ -109,7 +119,7 @@ impl Accounts {
     }
 
     fn apply(&self, path: &Path, seen: &mut Seen) -> Result<(), DirectoryError> {
-        let (directory, now_seen) = read(path, &self.usages);
+        let (directory, now_seen) = read(path, &self.usages, self.retention_hours);
         *seen = now_seen;
         match directory {
             Ok(directory) => {
@@ -156,14 +166,19 @@ fn log_refusal(error: &DirectoryError) {
     }
 }
 
-fn read(path: &Path, usages: &Usages) -> (Result<Directory, DirectoryError>, Seen) {
+fn default_retention_hours() -> u32 {
+    Limits::default().history_retention_hours
+}
+
+fn read(path: &Path, usages: &Usages, retention_hours: u32) -> (Result<Directory, DirectoryError>, Seen) {
     let mut seen = Seen::default();
     let text = match seen.read(path.to_owned()) {
         Ok(text) => text,
         Err(source) => return (Err(DirectoryError::Unreadable { path: path.to_owned(), source }), seen),
     };
     let folder = path.parent().unwrap_or(Path::new(""));
-    let directory = parse(&text, folder, &mut |secret_file| seen.read(secret_file), usages)
+    let read_secret = &mut |secret_file| seen.read(secret_file);
+    let directory = parse(&text, folder, read_secret, usages, retention_hours)
         .map_err(|mistakes| DirectoryError::Mistakes { path: path.to_owned(), mistakes });
     (directory, seen)
 }

@@ -137,7 +137,7 @@ mod tests {
     fn a_key_opens_for_its_owner_alone() {
         let keys = ConnectionKeys::new(&[1; 32]);
         let (all, chat) = (owner("acme", "all"), owner("acme", "chat"));
-        let [ann, bob] = ["ann", "bob"].map(|id| ClientId::new(id).expect("a good client id"));
+        let [ann, bob] = ["ann", "bob"].map(ClientId::of);
         let text = keys.seal(&tenure(), &all, Some(&ann));
         assert_eq!(keys.open(&text, &all, Some(&ann)), Some(tenure()));
         let other = owner("other", "all");

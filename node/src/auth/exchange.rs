@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fanfare_proto::token::{
-    ServiceClaims, TTL_DEFAULT_MS, TokenDetails, TokenRequest, TokenRequestError, mac,
+    ServiceClaims, TokenDetails, TokenRequest, TokenRequestBounds, TokenRequestError, mac,
 };
 use subtle::ConstantTimeEq as _;
 
@@ -14,9 +14,7 @@ use super::principal::PrincipalKind;
 use super::store::Nonce;
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
-use crate::model::{Capability, ClientId, UsageKind};
-
-const TIMESTAMP_TOLERANCE_MS: u64 = 120_000;
+use crate::model::{Capability, ClientId, Limits, UsageKind};
 
 /// Why no token was issued, in the order of the checks; the text is what the client is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +24,9 @@ pub enum ExchangeError {
     Malformed(String),
     /// Unknown or revoked key, wrong MAC, or a credential beside it that is not the key's.
     Mac,
-    Timestamp,
+    Timestamp {
+        window_ms: u64,
+    },
     /// The capability goes beyond that of the key.
     Capability {
         key_name: String,
@@ -42,8 +42,9 @@ impl fmt::Display for ExchangeError {
             Self::TooMany => f.write_str("too many failed token requests"),
             Self::Malformed(text) => f.write_str(text),
             Self::Mac => f.write_str("invalid token request mac"),
-            Self::Timestamp => {
-                f.write_str("token request timestamp is not within 2 minutes of the server's clock")
+            Self::Timestamp { window_ms } => {
+                let window = Span(*window_ms);
+                write!(f, "token request timestamp is not within {window} of the server's clock")
             }
             Self::Capability { key_name } => {
                 write!(f, "token request asks for more than the capability of key {key_name}")
@@ -86,8 +87,9 @@ impl Authenticator {
     ) -> Result<TokenDetails, ExchangeError> {
         let asked = self.read(path_key, body)?;
         let key = self.check_signer(&asked.request, authorization)?;
-        if asked.request.timestamp.value.abs_diff(now_ms) > TIMESTAMP_TOLERANCE_MS {
-            return Err(ExchangeError::Timestamp);
+        let window_ms = self.limits.token_request_window_ms;
+        if asked.request.timestamp.value.abs_diff(now_ms) > window_ms {
+            return Err(ExchangeError::Timestamp { window_ms });
         }
         // Made before the nonce is claimed, so that a refusal leaves it unused.
         let details = self.issue(&key, &asked, now_ms)?;
@@ -108,7 +110,14 @@ impl Authenticator {
 
     fn read(&self, path_key: &str, body: &[u8]) -> Result<Asked, ExchangeError> {
         let for_another = || ExchangeError::Malformed("keyName differs from the path".into());
-        let request = match TokenRequest::parse(body, self.nesting) {
+        let Limits { nesting, token_ttl_max_ms, nonce_characters_min, nonce_characters_max, .. } =
+            self.limits;
+        let bounds = TokenRequestBounds {
+            nesting_max: nesting,
+            ttl_ms_max: token_ttl_max_ms,
+            nonce_characters: nonce_characters_min..=nonce_characters_max,
+        };
+        let request = match TokenRequest::parse(body, &bounds) {
             Ok(request) => request,
             Err(TokenRequestError::Malformed(text)) => return Err(ExchangeError::Malformed(text)),
             Err(TokenRequestError::CapabilityNotText { key_name }) if key_name != path_key => {
@@ -122,7 +131,8 @@ impl Authenticator {
         if request.key_name != path_key {
             return Err(for_another());
         }
-        let client_id = given(request.client_id.as_deref()).map(ClientId::new).transpose();
+        let client_id =
+            given(request.client_id.as_deref()).map(|id| ClientId::new(id, &self.limits)).transpose();
         let client_id = client_id.map_err(|error| ExchangeError::Malformed(format!("clientId {error}")))?;
         let capability = given(request.capability.as_deref()).map(Capability::parse_json).transpose();
         let capability = capability.map_err(|error| ExchangeError::Malformed(error.to_string()))?;
@@ -166,7 +176,7 @@ impl Authenticator {
             Some(capability) if capability.is_subset_of(&key.capability) => capability.clone(),
             Some(_) => return Err(ExchangeError::Capability { key_name: key.name.to_string() }),
         };
-        let ttl_ms = asked.request.ttl.as_ref().map_or(TTL_DEFAULT_MS, |ttl| ttl.value);
+        let ttl_ms = asked.request.ttl.as_ref().map_or(self.limits.token_ttl_default_ms, |ttl| ttl.value);
         // In the second of a revocation the token says the next one, or it would be refused with those before it.
         let revoked_ms = self.revocations.before_ms(&key.name, asked.client_id.as_ref());
         let iat = (now_ms / 1000).max(revoked_ms.div_ceil(1000));
@@ -177,8 +187,8 @@ impl Authenticator {
             client_id: asked.client_id.as_ref().map(|id| id.as_str().to_owned()),
         };
         let token = jwt::issue(key, &claims);
-        if token.len() > self.token_bytes {
-            let text = format!("the token would be longer than {} bytes", self.token_bytes);
+        if token.len() > self.limits.token_bytes {
+            let text = format!("the token would be longer than {} bytes", self.limits.token_bytes);
             return Err(ExchangeError::Malformed(text));
         }
         Ok(TokenDetails {
@@ -189,6 +199,19 @@ impl Authenticator {
             capability: claims.capability,
             client_id: claims.client_id,
         })
+    }
+}
+
+/// A time as a sentence says it.
+pub(super) struct Span(pub(super) u64);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ms if ms % 60_000 == 0 => write!(f, "{} minutes", ms / 60_000),
+            ms if ms % 1_000 == 0 => write!(f, "{} seconds", ms / 1_000),
+            ms => write!(f, "{ms} milliseconds"),
+        }
     }
 }
 

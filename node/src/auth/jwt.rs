@@ -6,12 +6,7 @@ use fanfare_proto::token::ServiceClaims;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
 
 use crate::accounts::{Key, Secret};
-use crate::model::{Capability, ClientId};
-
-/// How far ahead of this clock a signer's may be.
-pub(super) const FUTURE_IAT_MS: u64 = 120_000;
-/// Also what catches an `exp` in milliseconds.
-const LIFETIME_S_MAX: u64 = 48 * 3600;
+use crate::model::{Capability, ClientId, Limits};
 
 /// What the claims of a verified token grant.
 pub(super) struct Granted {
@@ -42,19 +37,19 @@ pub(super) fn verify(token: &str, secret: &Secret, validation: &Validation) -> O
     Some(decode::<ServiceClaims>(token, &key, validation).ok()?.claims)
 }
 
-/// Everything about the claims that needs no key.
-pub(super) fn check_claims(claims: &ServiceClaims, now_ms: u64) -> Option<Granted> {
+/// Everything about the claims that needs no key. The lifetime is also what catches an `exp` in milliseconds.
+pub(super) fn check_claims(claims: &ServiceClaims, limits: &Limits, now_ms: u64) -> Option<Granted> {
     let lifetime_s = claims.exp.checked_sub(claims.iat)?;
     let expires_ms = claims.exp.checked_mul(1000)?;
-    let timely = (1..=LIFETIME_S_MAX).contains(&lifetime_s)
-        && claims.iat.checked_mul(1000)? <= now_ms.saturating_add(FUTURE_IAT_MS)
+    let timely = (1..=limits.jwt_lifetime_ms / 1000).contains(&lifetime_s)
+        && claims.iat.checked_mul(1000)? <= now_ms.saturating_add(limits.jwt_ahead_ms)
         && now_ms < expires_ms;
     if !timely {
         return None;
     }
     Some(Granted {
         capability: Capability::parse_json(&claims.capability).ok()?,
-        client_id: claims.client_id.as_deref().map(ClientId::new).transpose().ok()?,
+        client_id: claims.client_id.as_deref().map(|id| ClientId::new(id, limits)).transpose().ok()?,
         issued_s: claims.iat,
         expires_ms,
     })

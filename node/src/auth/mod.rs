@@ -48,8 +48,7 @@ pub struct Authenticator {
     tokens: Box<dyn TokenStore>,
     revocations: Revocations,
     clock: Clock,
-    token_bytes: usize,
-    nesting: usize,
+    limits: Limits,
     failures: Failures,
     /// Whom everybody is when authentication is off.
     anonymous: Option<Arc<Account>>,
@@ -71,16 +70,16 @@ impl Authenticator {
     ) -> Self {
         let anonymous = (!auth_on).then(|| {
             let account = Account::plain(Self::ANONYMOUS_ACCOUNT);
-            Arc::new(Account { usage: accounts.usages().of(&account.id), ..account })
+            let usage = accounts.usages().of(&account.id);
+            Arc::new(Account { usage, retention_hours: limits.history_retention_hours, ..account })
         });
         let decoy: String = random_bytes::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
             accounts,
             tokens: Box::new(tokens),
-            revocations: Revocations::new(limits.revoked_client_ids),
+            revocations: Revocations::new(limits),
             clock,
-            token_bytes: limits.token_bytes,
-            nesting: limits.nesting,
+            limits: limits.clone(),
             failures: Failures::new(limits.failed_token_requests_per_second),
             anonymous,
             decoy: Secret::new(&decoy).expect("hexadecimal digits make a secret"),
@@ -150,7 +149,7 @@ impl Authenticator {
     }
 
     fn check_token(&self, token: &str) -> Result<Principal, Unauthorized> {
-        if token.len() > self.token_bytes {
+        if token.len() > self.limits.token_bytes {
             return Err(Unauthorized);
         }
         let key_name = jwt::key_name(token).ok_or(Unauthorized)?;
@@ -158,7 +157,7 @@ impl Authenticator {
         let (key, secret) = self.key_or_decoy(&directory, &key_name);
         let claims = jwt::verify(token, secret, &self.validation).ok_or(Unauthorized)?;
         let key = key.filter(|key| key.active).ok_or(Unauthorized)?;
-        let granted = jwt::check_claims(&claims, self.clock.now_ms()).ok_or(Unauthorized)?;
+        let granted = jwt::check_claims(&claims, &self.limits, self.clock.now_ms()).ok_or(Unauthorized)?;
         if !granted.capability.is_subset_of(&key.capability) {
             return Err(Unauthorized);
         }

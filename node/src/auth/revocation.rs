@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fanfare_proto::token::{RevokeRequest, Revoked};
 use parking_lot::RwLock;
 
+use super::Authenticator;
+use super::exchange::Span;
 use super::principal::{Principal, PrincipalKind};
-use super::{Authenticator, jwt};
-use crate::model::{ClientId, KeyName, Revocation};
+use crate::model::{ClientId, KeyName, Limits, Revocation};
 
 /// Why no token was revoked; the text is what the client is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +59,7 @@ impl Authenticator {
             client_id: revocation.client_id.as_ref().map(|id| id.as_str().to_owned()),
             issued_before: revocation.issued_before_ms,
         };
-        if revocation.has_ended(now_ms) {
+        if revocation.has_ended(now_ms, self.limits.revocation_kept_ms()) {
             return Ok(answer);
         }
         // In force before it is durable, so that no token passes between the answer and its effect.
@@ -71,7 +72,10 @@ impl Authenticator {
     /// Takes up what was remembered before the node was started.
     pub fn restore_revocations(&self, revocations: &[Revocation]) {
         let now_ms = self.clock.now_ms();
-        for revocation in revocations.iter().filter(|revocation| !revocation.has_ended(now_ms)) {
+        for revocation in revocations
+            .iter()
+            .filter(|revocation| !revocation.has_ended(now_ms, self.limits.revocation_kept_ms()))
+        {
             self.revocations.restore(revocation);
         }
     }
@@ -89,15 +93,16 @@ impl Authenticator {
     ) -> Result<Revocation, RevokeError> {
         let malformed = RevokeError::Malformed;
         let request =
-            RevokeRequest::parse(body, self.nesting).map_err(|error| malformed(error.to_string()))?;
-        let client_id = request.client_id.as_deref().map(ClientId::new).transpose();
+            RevokeRequest::parse(body, self.limits.nesting).map_err(|error| malformed(error.to_string()))?;
+        let client_id = request.client_id.as_deref().map(|id| ClientId::new(id, &self.limits)).transpose();
         let client_id = client_id.map_err(|error| malformed(format!("clientId {error}")))?;
         let issued_before_ms = request.issued_before.unwrap_or(now_ms);
         // A second less, so that a token issued next, which says a whole second, is good at once.
-        if issued_before_ms > now_ms + jwt::FUTURE_IAT_MS - 1000 {
-            return Err(malformed(
-                "issuedBefore must be less than 2 minutes ahead of the server's clock".into(),
-            ));
+        let ahead_ms = self.limits.jwt_ahead_ms;
+        if issued_before_ms > now_ms + ahead_ms.saturating_sub(1000) {
+            let ahead = Span(ahead_ms);
+            let text = format!("issuedBefore must be less than {ahead} ahead of the server's clock");
+            return Err(malformed(text));
         }
         Ok(Revocation { key_name: principal.key_name.clone(), client_id, issued_before_ms })
     }
@@ -108,6 +113,7 @@ pub(super) struct Revocations {
     keys: RwLock<HashMap<KeyName, OfKey>>,
     changes: AtomicU64,
     client_ids_max: usize,
+    kept_ms: u64,
 }
 
 /// Epoch milliseconds, exclusive.
@@ -119,8 +125,13 @@ struct OfKey {
 }
 
 impl Revocations {
-    pub(super) fn new(client_ids_max: usize) -> Self {
-        Self { keys: RwLock::default(), changes: AtomicU64::new(0), client_ids_max }
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            keys: RwLock::default(),
+            changes: AtomicU64::new(0),
+            client_ids_max: limits.revoked_client_ids,
+            kept_ms: limits.revocation_kept_ms(),
+        }
     }
 
     /// Counts what was added.
@@ -144,7 +155,7 @@ impl Revocations {
     fn add(&self, revocation: &Revocation, now_ms: u64) -> Result<(), RevokeError> {
         let mut keys = self.keys.write();
         let of_key = keys.entry(revocation.key_name.clone()).or_default();
-        of_key.forget_ended(now_ms);
+        of_key.forget_ended(now_ms, self.kept_ms);
         let clients = &of_key.clients_before_ms;
         let is_one_more = revocation.client_id.as_ref().is_some_and(|id| !clients.contains_key(id))
             && revocation.issued_before_ms > of_key.all_before_ms;
@@ -164,7 +175,7 @@ impl Revocations {
 
     fn forget_ended(&self, now_ms: u64) {
         self.keys.write().retain(|_, of_key| {
-            of_key.forget_ended(now_ms);
+            of_key.forget_ended(now_ms, self.kept_ms);
             of_key.all_before_ms > 0 || !of_key.clients_before_ms.is_empty()
         });
     }
@@ -188,8 +199,8 @@ impl OfKey {
         is_later
     }
 
-    fn forget_ended(&mut self, now_ms: u64) {
-        let has_ended = |before_ms: u64| before_ms.saturating_add(Revocation::KEPT_MS) <= now_ms;
+    fn forget_ended(&mut self, now_ms: u64, kept_ms: u64) {
+        let has_ended = |before_ms: u64| before_ms.saturating_add(kept_ms) <= now_ms;
         self.clients_before_ms.retain(|_, before_ms| !has_ended(*before_ms));
         if has_ended(self.all_before_ms) {
             self.all_before_ms = 0;

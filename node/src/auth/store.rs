@@ -26,7 +26,7 @@ impl fmt::Display for TokenStoreError {
 
 impl std::error::Error for TokenStoreError {}
 
-/// True: new, and durably remembered for at least ten minutes. False: claimed before.
+/// True: new, and durably remembered for `nonce_memory_ms`. False: claimed before.
 pub type Claim = Pin<Box<dyn Future<Output = Result<bool, TokenStoreError>> + Send>>;
 
 /// Resolves when the revocation is durable.

@@ -32,7 +32,7 @@ pub(super) fn directory(config: &Config) -> Result<(), Failure> {
     if !file.exists() {
         return Ok(());
     }
-    Accounts::open(&file).map(drop).map_err(|error| match error {
+    Accounts::open(&file, config.limits.history_retention_hours).map(drop).map_err(|error| match error {
         DirectoryError::Mistakes { path, mistakes } => {
             let mut text = String::new();
             for mistake in mistakes {

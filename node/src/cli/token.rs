@@ -3,13 +3,12 @@
 use clap::Args;
 use fanfare_client::Key;
 use fanfare_client::sign::{self, JwtParams, TokenParams};
-use fanfare_proto::token::TTL_MAX_MS;
 
 use super::failure::{Failure, Outcome};
 use super::output;
 use super::target::KeyArguments;
 use crate::config::parse_duration;
-use crate::model::{Capability, ClientId};
+use crate::model::{Capability, ClientId, Limits};
 
 /// What a JWT, which must carry a capability, may do when none is asked for.
 const ALL: &str = r#"{"*":["subscribe","publish","presence","history","amqp-subscribe"]}"#;
@@ -28,7 +27,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
 
-    /// How long the token holds, such as 90s, 10m or 2h; at most 48h [default: 1h]
+    /// How long the token holds, such as 90s, 10m or 2h; at most 48h unless the node is set otherwise [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = ttl_ms)]
     ttl: Option<u64>,
 
@@ -41,8 +40,8 @@ fn ttl_ms(text: &str) -> Result<u64, String> {
     let ttl = parse_duration(text)?;
     u64::try_from(ttl.as_millis())
         .ok()
-        .filter(|ms| (1..=TTL_MAX_MS).contains(ms))
-        .ok_or_else(|| "must be longer than nothing and at most 48h".to_owned())
+        .filter(|ms| *ms > 0)
+        .ok_or_else(|| "must be longer than nothing".to_owned())
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
@@ -51,6 +50,12 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     if arguments.jwt && arguments.capability.is_none() {
         // On stderr, so that the token alone is what a script reads.
         eprintln!("signed for every operation on every channel: a key that holds less needs --capability");
+    }
+    let (ttl_ms_max, asked_ms) = (Limits::default().token_ttl_max_ms, arguments.ttl.unwrap_or_default());
+    if asked_ms > ttl_ms_max {
+        eprintln!(
+            "signed for more than 48h: a node takes it only where its limits say so (token_ttl_max_ms, jwt_lifetime_ms)"
+        );
     }
     let signed = if arguments.jwt { jwt(&key, arguments)? } else { token_request(&key, arguments)? };
     output::print(&format!("{signed}\n"))
@@ -63,7 +68,9 @@ fn check(arguments: &Arguments) -> Result<(), Failure> {
             .map_err(|error| Failure::usage(format!("--capability: {error}")))?;
     }
     if let Some(client_id) = &arguments.client_id {
-        ClientId::new(client_id).map_err(|error| Failure::usage(format!("--client-id {error}")))?;
+        // How long it may be is a setting of the node.
+        let limits = Limits { client_id_bytes: usize::MAX, ..Limits::default() };
+        ClientId::new(client_id, &limits).map_err(|error| Failure::usage(format!("--client-id {error}")))?;
     }
     Ok(())
 }
@@ -116,7 +123,7 @@ mod tests {
             assert!(check(&arguments(&bad)).is_err(), "{bad:?}");
         }
         assert!(check(&arguments(&["--capability", r#"{"demo":["subscribe"]}"#])).is_ok());
-        assert!(ttl_ms("48h").is_ok() && ttl_ms("49h").is_err() && ttl_ms("0s").is_err());
+        assert!(ttl_ms("48h").is_ok() && ttl_ms("0s").is_err());
     }
 
     #[test]

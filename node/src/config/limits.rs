@@ -37,8 +37,13 @@ limits! {
     http_body_ms 1..=3_600_000: "From the end of a request's headers to the end of its body";
     http_stall_ms 1..=3_600_000: "An HTTP client that for this long takes nothing of an answer that waits for it, or sends nothing of its body, is given up";
     history_page_bytes 1..=67_108_864: "Records of one page of history; the record that reaches it is the last, and the link leads on";
+    page_limit 1..=10_000: "Entries of one page of history or of a listing, when no limit is asked for";
+    page_limit_max 1..=10_000: "The largest limit of a page that can be asked for; what is beyond is clamped to it";
+    history_retention_hours 1..=87_840: "How long history is kept where the directory does not say";
     token_request_bytes 1..=1_048_576: "Body of a token request";
     nesting 1..=120: "Nesting of any JSON or MessagePack";
+    channel_name_bytes 1..=4_096: "Name of a channel";
+    client_id_bytes 1..=4_096: "clientId";
     message_id_bytes 1..=4_096: "Message id given by a client";
     name_bytes 1..=4_096: "Event name";
     presence_data_bytes 1..=1_048_576: "Data of a presence member";
@@ -48,6 +53,7 @@ limits! {
     presence_bytes 65_536..=1_099_511_627_776: "Presence members of all channels of the node together, each with 1 KiB beside its data and names; one account has at most three quarters";
     presence_grace_ms 0..=3_600_000: "From the loss of a connection until its presence members leave";
     publish_messages 1..=1_000_000: "Messages in one publish; those to all channels of a batch together";
+    batch_channels 1..=100_000: "Channels of one batch over HTTP";
     publishes_per_second 0..=4_294_967_295: "Messages published per socket; 0: no limit";
     publish_burst 1..=4_294_967_295: "Messages that a socket may publish at once";
     http_publishes_per_second 0..=4_294_967_295: "Messages published over HTTP per key; 0: no limit";
@@ -55,7 +61,15 @@ limits! {
     control_burst 1..=4_294_967_295: "Attach, detach, presence and auth frames that a socket may send at once";
     pings_per_second 1..=4_294_967_295: "WebSocket pings per socket";
     failed_token_requests_per_second 0..=4_294_967_295: "Failed token requests per address and key; 0: no limit";
+    token_ttl_default_ms 1..=31_536_000_000: "How long a token holds when the request does not say";
+    token_ttl_max_ms 1..=31_536_000_000: "How long a token may be asked to hold";
+    nonce_characters_min 1..=22: "Characters of the nonce of a token request, at least; the client library sends 22";
+    nonce_characters_max 22..=4_096: "Characters of the nonce of a token request, at most";
+    nonce_memory_ms 60_000..=86_400_000: "How long the nonce of a token request is remembered; at least twice token_request_window_ms";
+    token_request_window_ms 1_000..=43_200_000: "How far the timestamp of a token request may be from the clock, before it and after";
     token_bytes 1..=65_536: "Token";
+    jwt_ahead_ms 1_000..=86_400_000: "How far the iat of a JWT may be ahead of the clock";
+    jwt_lifetime_ms 1_000..=31_536_000_000: "From iat to exp of a JWT, in whole seconds";
     revoked_client_ids 1..=1_000_000: "clientIds per key whose tokens are revoked at a time";
     resume_window_ms 1..=86_400_000: "How long a lost connection can be resumed without a gap";
     rewind_messages 1..=10_000: "Messages that a first attach may ask for of what was published before it";
@@ -63,14 +77,17 @@ limits! {
     ring_bytes 0..=1_073_741_824: "Recent messages of one channel that are kept in memory for who resumes";
     rings_bytes 0..=1_099_511_627_776: "The same of all channels of the node together";
     heartbeat_ms 100..=3_600_000: "The server sends a heartbeat after this much silence of its own";
+    heartbeat_grace_ms 0..=3_600_000: "A client that is silent for twice heartbeat_ms and this is given up";
     header_bytes 1_024..=1_048_576: "Headers of a request";
     header_ms 1..=3_600_000: "From the start of a connection or request to the end of its headers";
     outbox_bytes 1..=1_073_741_824: "Live frames that wait for one connection; beyond it the connection is closed as slow";
     outbox_stall_ms 1..=3_600_000: "A connection that takes no waiting frame for this long is closed as slow";
     delivery_window_ms 0..=50: "A busy shard collects for so long before it writes again; at rest nothing waits. 0: it never waits";
     idempotency_window_ms 1..=86_400_000: "How long a message id given by a client is remembered";
+    store_wait_ms 1..=3_600_000: "A store that does not answer for this long leaves the outcome unknown";
     metric_minutes 1..=1_000_000_000: "Minutes of accounts whose metric rows are kept in memory, where the store does not have them; the oldest go first";
     sse_streams 0..=4_294_967_295: "Event streams that the node keeps open; 0: none";
+    sse_channels 1..=1_000: "Channels of one event stream";
     connections 0..=4_294_967_295: "Connections of this node; 0: as many as the open-file limit allows";
 }
 
@@ -82,6 +99,8 @@ const fn unit(name: &str) -> &'static str {
         "MILLISECONDS"
     } else if ends_with(name, "_per_second") {
         "PER SECOND"
+    } else if ends_with(name, "_hours") {
+        "HOURS"
     } else {
         "COUNT"
     }

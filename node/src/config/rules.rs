@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::error::Mistake;
 use super::{Config, is_loopback};
+use crate::model::Limits;
 
 pub(super) fn check(config: &Config, mistakes: &mut Vec<Mistake>) {
     if !config.auth && !config.insecure && !is_loopback(config.listen) {
@@ -32,8 +33,45 @@ pub(super) fn check(config: &Config, mistakes: &mut Vec<Mistake>) {
             mistakes.push(Mistake::new(*later, format!("{address} is taken by {earlier}, {other}")));
         }
     }
+    limits(&config.limits, mistakes);
     if config.auth && !config.development() && !config.directory_file().exists() {
         mistakes.push(Mistake::new("--directory", missing_directory(config)));
+    }
+}
+
+/// Limits that say something of one another.
+fn limits(limits: &Limits, mistakes: &mut Vec<Mistake>) {
+    let Limits { page_limit, page_limit_max, token_ttl_default_ms, token_ttl_max_ms, .. } = *limits;
+    let Limits { nonce_memory_ms, token_request_window_ms, jwt_lifetime_ms, .. } = *limits;
+    for (name, holds, problem) in [
+        (
+            "page_limit",
+            page_limit <= page_limit_max,
+            format!("{page_limit} is more than limits.page_limit_max, {page_limit_max}"),
+        ),
+        (
+            "token_ttl_default_ms",
+            token_ttl_default_ms <= token_ttl_max_ms,
+            format!("{token_ttl_default_ms} is more than limits.token_ttl_max_ms, {token_ttl_max_ms}"),
+        ),
+        (
+            "token_ttl_max_ms",
+            token_ttl_max_ms.div_ceil(1000) <= jwt_lifetime_ms / 1000,
+            format!(
+                "{token_ttl_max_ms} is more than limits.jwt_lifetime_ms, {jwt_lifetime_ms}, which its tokens are held against"
+            ),
+        ),
+        (
+            "nonce_memory_ms",
+            nonce_memory_ms >= 2 * token_request_window_ms,
+            format!(
+                "{nonce_memory_ms} is less than twice limits.token_request_window_ms: a request could be used again"
+            ),
+        ),
+    ] {
+        if !holds {
+            mistakes.push(Mistake::new(format!("limits.{name}"), problem));
+        }
     }
 }
 

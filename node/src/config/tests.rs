@@ -316,3 +316,29 @@ fn no_two_listeners_have_one_address() {
         assert_eq!(mistakes, expected, "{listen} and {admin}");
     }
 }
+
+#[test]
+fn limits_that_contradict_one_another_are_named() {
+    for (set, problem) in [
+        ("page_limit = 1001", "page_limit: 1001 is more than limits.page_limit_max, 1000"),
+        ("page_limit = 1001\npage_limit_max = 1001", ""),
+        (
+            "token_ttl_default_ms = 172800001",
+            "token_ttl_default_ms: 172800001 is more than limits.token_ttl_max_ms, 172800000",
+        ),
+        (
+            "token_ttl_max_ms = 172800001",
+            "token_ttl_max_ms: 172800001 is more than limits.jwt_lifetime_ms, 172800000, which its tokens are held against",
+        ),
+        ("token_ttl_max_ms = 172800001\njwt_lifetime_ms = 172801000", ""),
+        (
+            "nonce_memory_ms = 239999",
+            "nonce_memory_ms: 239999 is less than twice limits.token_request_window_ms: a request could be used again",
+        ),
+        ("nonce_memory_ms = 240000", ""),
+    ] {
+        let mistakes = load(&format!("[limits]\n{set}"), &[], &[]).err().unwrap_or_default();
+        let expected = if problem.is_empty() { vec![] } else { vec![format!("limits.{problem}")] };
+        assert_eq!(mistakes, expected, "{set}");
+    }
+}

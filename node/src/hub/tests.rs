@@ -56,7 +56,7 @@ fn hub_within(targets: usize, clock: Clock, limits: Limits) -> (Hub, Vec<Arc<Tar
 }
 
 fn key(channel: &str) -> ChannelKey {
-    ChannelKey::new(AccountId::new("acme"), ChannelName::new(channel).unwrap())
+    ChannelKey::new(AccountId::new("acme"), ChannelName::of(channel))
 }
 
 /// A hub that keeps no rings, and so forgets a channel with its last subscriber.

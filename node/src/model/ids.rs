@@ -6,6 +6,8 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use super::limits::Limits;
+
 /// The account that a credential belongs to: `[a-z0-9-]{1,64}`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AccountId(Arc<str>);
@@ -71,15 +73,13 @@ pub(crate) fn check_name(text: &str, bytes_max: usize) -> Result<(), NameError> 
     Ok(())
 }
 
-/// A channel's name within its account: 1 to 512 bytes of UTF-8, no C0 control characters, not beginning `[`.
+/// A channel's name within its account: UTF-8, not empty, no C0 control characters, not beginning `[`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ChannelName(Arc<str>);
 
 impl ChannelName {
-    pub const BYTES_MAX: usize = 512;
-
-    pub fn new(name: &str) -> Result<Self, NameError> {
-        check_name(name, Self::BYTES_MAX)?;
+    pub fn new(name: &str, limits: &Limits) -> Result<Self, NameError> {
+        check_name(name, limits.channel_name_bytes)?;
         if name.starts_with('[') {
             return Err(NameError::Reserved);
         }
@@ -91,19 +91,22 @@ impl ChannelName {
     }
 }
 
-/// Who a client says it is: 1 to 256 bytes, no C0 control characters, not `*`.
+/// Who a client says it is: not empty, no C0 control characters, not `*`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClientId(Arc<str>);
 
 impl ClientId {
-    pub const BYTES_MAX: usize = 256;
-
-    pub fn new(id: &str) -> Result<Self, NameError> {
-        check_name(id, Self::BYTES_MAX)?;
+    pub fn new(id: &str, limits: &Limits) -> Result<Self, NameError> {
+        check_name(id, limits.client_id_bytes)?;
         if id == "*" {
             return Err(NameError::Reserved);
         }
         Ok(Self(id.into()))
+    }
+
+    /// One that was checked when it was written: what was taken once holds, also when less is allowed since.
+    pub(crate) fn stored(id: &str) -> Self {
+        Self(id.into())
     }
 
     pub fn as_str(&self) -> &str {
@@ -176,4 +179,18 @@ pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
     bytes
+}
+
+#[cfg(test)]
+impl ChannelName {
+    pub(crate) fn of(name: &str) -> Self {
+        Self::new(name, &Limits::default()).expect("a name within the defaults")
+    }
+}
+
+#[cfg(test)]
+impl ClientId {
+    pub(crate) fn of(id: &str) -> Self {
+        Self::new(id, &Limits::default()).expect("a clientId within the defaults")
+    }
 }

@@ -20,9 +20,16 @@ pub struct Limits {
     pub http_stall_ms: u64,
     /// Records of one page of history; the one that reaches it is the last.
     pub history_page_bytes: usize,
+    /// Entries of one page of whatever has pages, when no `limit` is asked for, and what that is clamped to.
+    pub page_limit: usize,
+    pub page_limit_max: usize,
+    /// For channels of whose retention the directory says nothing.
+    pub history_retention_hours: u32,
     pub token_request_bytes: usize,
     /// Nesting of any JSON or MessagePack.
     pub nesting: usize,
+    pub channel_name_bytes: usize,
+    pub client_id_bytes: usize,
     pub message_id_bytes: usize,
     /// Event name.
     pub name_bytes: usize,
@@ -39,6 +46,8 @@ pub struct Limits {
     pub presence_grace_ms: u64,
     /// Messages in one publish; over HTTP those to all channels of a batch together.
     pub publish_messages: usize,
+    /// Channels of one batch over HTTP.
+    pub batch_channels: usize,
     /// Messages per second and socket; 0: no limit.
     pub publishes_per_second: u32,
     pub publish_burst: u32,
@@ -50,7 +59,20 @@ pub struct Limits {
     pub pings_per_second: u32,
     /// Failed token exchanges per second, address and key; 0: no limit.
     pub failed_token_requests_per_second: u32,
+    /// Of a token request that asks for none, and of any.
+    pub token_ttl_default_ms: u64,
+    pub token_ttl_max_ms: u64,
+    pub nonce_characters_min: usize,
+    pub nonce_characters_max: usize,
+    /// How long a nonce is remembered.
+    pub nonce_memory_ms: u64,
+    /// How far the timestamp of a token request may be from the clock, before it and after.
+    pub token_request_window_ms: u64,
     pub token_bytes: usize,
+    /// How far the `iat` of a JWT may be ahead of the clock.
+    pub jwt_ahead_ms: u64,
+    /// From `iat` to `exp` of a JWT; whole seconds of it.
+    pub jwt_lifetime_ms: u64,
     /// ClientIds per key whose tokens are revoked at a time.
     pub revoked_client_ids: usize,
     pub resume_window_ms: u64,
@@ -63,6 +85,8 @@ pub struct Limits {
     pub rings_bytes: usize,
     /// The server sends a heartbeat after this much silence of its own.
     pub heartbeat_ms: u64,
+    /// A client is given up when it is silent for so much longer than twice that.
+    pub heartbeat_grace_ms: u64,
     pub header_bytes: usize,
     /// From accept (or the first byte of a further request) to the end of the headers.
     pub header_ms: u64,
@@ -73,12 +97,16 @@ pub struct Limits {
     /// What a busy shard collects at most before it reads and writes again; 0: it never waits.
     pub delivery_window_ms: u64,
     pub idempotency_window_ms: u64,
+    /// A store that does not answer within it leaves the outcome unknown.
+    pub store_wait_ms: u64,
     /// Minutes of accounts whose metric rows are kept in memory: those that the store does not have.
     pub metric_minutes: usize,
     /// Connections this node accepts at once; 0: what the open-file limit allows.
     pub connections: usize,
     /// Event streams that the node keeps open.
     pub sse_streams: usize,
+    /// Channels of one event stream.
+    pub sse_channels: usize,
 }
 
 impl Default for Limits {
@@ -94,8 +122,13 @@ impl Default for Limits {
             http_body_ms: 30_000,
             http_stall_ms: 10_000,
             history_page_bytes: 1024 * 1024,
+            page_limit: 100,
+            page_limit_max: 1_000,
+            history_retention_hours: 72,
             token_request_bytes: 16 * 1024,
             nesting: 64,
+            channel_name_bytes: 512,
+            client_id_bytes: 256,
             message_id_bytes: 128,
             name_bytes: 256,
             presence_data_bytes: 16 * 1024,
@@ -105,6 +138,7 @@ impl Default for Limits {
             presence_bytes: 256 * 1024 * 1024,
             presence_grace_ms: 15_000,
             publish_messages: 10_000,
+            batch_channels: 1_000,
             publishes_per_second: 200,
             publish_burst: 400,
             http_publishes_per_second: 0,
@@ -112,7 +146,15 @@ impl Default for Limits {
             control_burst: 400,
             pings_per_second: 10,
             failed_token_requests_per_second: 100,
+            token_ttl_default_ms: 3_600_000,
+            token_ttl_max_ms: 172_800_000,
+            nonce_characters_min: 16,
+            nonce_characters_max: 128,
+            nonce_memory_ms: 600_000,
+            token_request_window_ms: 120_000,
             token_bytes: 8 * 1024,
+            jwt_ahead_ms: 120_000,
+            jwt_lifetime_ms: 172_800_000,
             revoked_client_ids: 1_000,
             resume_window_ms: 120_000,
             rewind_messages: 100,
@@ -120,15 +162,25 @@ impl Default for Limits {
             ring_bytes: 4 * 1024 * 1024,
             rings_bytes: 256 * 1024 * 1024,
             heartbeat_ms: 15_000,
+            heartbeat_grace_ms: 10_000,
             header_bytes: 16 * 1024,
             header_ms: 10_000,
             outbox_bytes: 1024 * 1024,
             outbox_stall_ms: 10_000,
             delivery_window_ms: 1,
             idempotency_window_ms: 120_000,
+            store_wait_ms: 2_000,
             metric_minutes: 200_000,
             connections: 0,
             sse_streams: 10_000,
+            sse_channels: 20,
         }
+    }
+}
+
+impl Limits {
+    /// From the moment of a revocation: afterwards no token is left that it could refuse.
+    pub fn revocation_kept_ms(&self) -> u64 {
+        self.jwt_lifetime_ms.saturating_add(self.jwt_ahead_ms)
     }
 }

@@ -13,10 +13,8 @@ pub struct Revocation {
 }
 
 impl Revocation {
-    /// The longest life of a token, and what a signer's clock may be ahead: afterwards none is left to refuse.
-    pub const KEPT_MS: u64 = 48 * 3_600_000 + 120_000;
-
-    pub fn has_ended(&self, now_ms: u64) -> bool {
-        self.issued_before_ms.saturating_add(Self::KEPT_MS) <= now_ms
+    /// `kept_ms` is [`Limits::revocation_kept_ms`](super::Limits::revocation_kept_ms).
+    pub fn has_ended(&self, now_ms: u64, kept_ms: u64) -> bool {
+        self.issued_before_ms.saturating_add(kept_ms) <= now_ms
     }
 }

@@ -157,10 +157,10 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        Self::waiting(ANSWER_WAIT)
+        Self::waiting(Duration::from_secs(2))
     }
 
-    fn waiting(claim_wait: Duration) -> Self {
+    fn waiting(store_wait: Duration) -> Self {
         let (store, target) = (Arc::new(Store::default()), Arc::new(Target::default()));
         let targets = vec![Arc::clone(&target) as Arc<dyn DeliveryTarget>];
         let hub = Arc::new(Hub::new(targets, Clock::manual(1_767_225_600_500), &Limits::default()));
@@ -171,7 +171,7 @@ impl Node {
             hub: Arc::clone(&hub),
             store: Arc::clone(&store) as Arc<dyn HistoryStore>,
             limits: Limits::default(),
-            claim_wait,
+            store_wait,
             published,
             next_id: AtomicU64::new(1),
             presence: metrics::counter!("presence"),
@@ -182,7 +182,7 @@ impl Node {
     }
 
     fn key(&self, channel: &str) -> ChannelKey {
-        ChannelKey::new(self.account.id.clone(), ChannelName::new(channel).unwrap())
+        ChannelKey::new(self.account.id.clone(), ChannelName::of(channel))
     }
 
     fn request(&self, channel: &str, messages: Vec<Draft>) -> PublishRequest {

@@ -256,7 +256,7 @@ impl Session {
         refusal: Option<PublishResult>,
         out: &mut Vec<Output>,
     ) {
-        let channel = match ChannelName::new(channel_of(&request.body)) {
+        let channel = match ChannelName::new(channel_of(&request.body), cx.limits) {
             Ok(channel) => channel,
             Err(error) => {
                 let error = format!("channel {error}");
@@ -309,7 +309,7 @@ impl Session {
     ) {
         match request.body {
             Body::Message { messages, .. } => self.publish(cx, channel, request.id, messages, out),
-            Body::Presence(asked) => self.present(channel, request.id, asked, refusal, out),
+            Body::Presence(asked) => self.present(cx, channel, request.id, asked, refusal, out),
             _ => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use fanfare_proto::frame::{self, code};
 
-use super::{Output, PublishResult, Session};
+use super::{Context, Output, PublishResult, Session};
 use crate::model::{ChannelName, ClientId, MemberId, Operation, PresenceAction};
 use crate::publish::{PresenceError, PresenceRequest};
 
@@ -27,6 +27,7 @@ impl Session {
     /// Begins a presence request whose turn has come; a refusal is its answer, which [`Session::advance`] gives.
     pub(super) fn present(
         &mut self,
+        cx: Context<'_>,
         channel: ChannelName,
         id: Option<String>,
         asked: frame::PresenceRequest,
@@ -35,7 +36,7 @@ impl Session {
     ) {
         let checked = match refusal {
             Some(refusal) => Err(refusal),
-            None => self.check_presence(&channel, &asked),
+            None => self.check_presence(cx, &channel, &asked),
         };
         let (ticket, lane) = self.begin(&channel, id);
         let (client_id, action) = match checked {
@@ -58,6 +59,7 @@ impl Session {
 
     fn check_presence(
         &self,
+        cx: Context<'_>,
         channel: &ChannelName,
         asked: &frame::PresenceRequest,
     ) -> Result<(ClientId, PresenceAction), PublishResult> {
@@ -72,7 +74,7 @@ impl Session {
             None => None,
             Some(name) => {
                 let error = |error| refused(code::BAD_REQUEST, &format!("clientId {error}"));
-                Some(ClientId::new(name).map_err(error)?)
+                Some(ClientId::new(name, cx.limits).map_err(error)?)
             }
         };
         let client_id = match (&self.principal.client_id, named) {

@@ -96,7 +96,7 @@ impl Client {
         let credentials =
             Credentials { authorization: vec![authorization.as_bytes()], query: "", socket: true };
         let principal = auth.authenticate(&credentials).unwrap();
-        let client_id = principal.client_id.clone().or(chosen.map(|id| ClientId::new(id).unwrap()));
+        let client_id = principal.client_id.clone().or(chosen.map(ClientId::of));
         let tenure = Tenure { connection_id: ConnectionId::random(), ..TENURE };
         let session = Session::new(Arc::new(principal), client_id, tenure, format);
         let keys = ConnectionKeys::new(&[1; 32]);

@@ -99,7 +99,7 @@ fn kind<T>(outcome: &Result<T, ExchangeError>) -> &'static str {
         Err(ExchangeError::TooMany) => "too many",
         Err(ExchangeError::Malformed(_)) => "malformed",
         Err(ExchangeError::Mac) => "mac",
-        Err(ExchangeError::Timestamp) => "timestamp",
+        Err(ExchangeError::Timestamp { .. }) => "timestamp",
         Err(ExchangeError::Capability { .. }) => "capability",
         Err(ExchangeError::NonceUsed) => "nonce",
         Err(ExchangeError::Unavailable) => "unavailable",

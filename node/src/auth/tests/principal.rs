@@ -8,7 +8,7 @@ fn a_key_acts_with_its_own_capability_in_its_own_account() {
     assert_eq!((principal.kind, principal.expires_ms), (PrincipalKind::Key, None));
     assert!(principal.client_id.is_none());
     assert!(principal.allows("chat:a", Operation::Publish) && !principal.allows("a", Operation::Publish));
-    let key = principal.channel(ChannelName::new("chat:a").unwrap());
+    let key = principal.channel(ChannelName::of("chat:a"));
     assert_eq!((key.account().as_str(), key.channel()), ("acme", "chat:a"));
 }
 
@@ -51,7 +51,7 @@ fn a_live_credential_ends_with_its_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("directory.toml");
         std::fs::write(&path, &base).unwrap();
-        let accounts = Accounts::open(&path).unwrap();
+        let accounts = Accounts::open(&path, 72).unwrap();
         let node = Fixture::over(accounts.clone(), true);
         let by_key = node.http(&[&basic("s.e.c.k1")]).unwrap();
         let by_token = node.auth.authenticate_token(&sign("k1", &claims())).unwrap();
@@ -68,7 +68,7 @@ fn a_live_key_has_the_capability_and_the_account_of_the_directory() {
     let path = folder.path().join("directory.toml");
     let base = directory().text().to_owned();
     std::fs::write(&path, &base).unwrap();
-    let accounts = Accounts::open(&path).unwrap();
+    let accounts = Accounts::open(&path, 72).unwrap();
     let node = Fixture::over(accounts.clone(), true);
     let by_key = node.http(&[&basic("s.e.c.k1")]).unwrap();
     let by_token = node.auth.authenticate_token(&sign("k1", &claims())).unwrap();
@@ -96,4 +96,11 @@ fn a_live_key_has_the_capability_and_the_account_of_the_directory() {
     std::fs::write(&path, "not a directory").unwrap();
     accounts.reload().unwrap_err();
     assert_eq!(operations(&by_key), ([true, false], false), "a broken file changes nothing");
+}
+
+#[test]
+fn who_needs_no_credential_has_the_retention_of_the_configuration() {
+    let limits = Limits { history_retention_hours: 5, ..Limits::default() };
+    let node = Fixture::build(Accounts::fixed(Directory::default()), &limits, false);
+    assert_eq!(node.http(&[]).unwrap().account.policy("c").retention_hours, 5);
 }

@@ -13,9 +13,6 @@ use crate::auth::Principal;
 use crate::edge::errors::{Kind, Refusal};
 use crate::model::{ChannelKey, Draft, DraftError, Operation, draft_bytes};
 
-/// Bounds what one body can make the node do.
-const CHANNELS_MAX: usize = 1000;
-
 /// The size of the messages times the channels that they go to.
 const COPIED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -34,8 +31,9 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
         .map_err(|error| Refusal::malformed(error.to_string()))?;
     let results_bytes = text.len() + channels.len() * RESULT_BYTES_MAX;
     let _share = text.into_share();
-    if channels.len() > CHANNELS_MAX {
-        return Err(Refusal::malformed(format!("channels holds more than {CHANNELS_MAX} names")));
+    if channels.len() > limits.batch_channels {
+        let error = format!("channels holds more than {} names", limits.batch_channels);
+        return Err(Refusal::malformed(error));
     }
     let target = |channel: &String| api.allowed_channel(principal, channel, Operation::Publish);
     let targets: Vec<_> = channels.iter().map(target).collect();

@@ -14,7 +14,7 @@ use crate::model::ChannelName;
 /// that the way from one to the next names no channel; each is sorted by name.
 pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) -> Result<Response, Refusal> {
     let query = Query::new(query);
-    let limit = query.limit();
+    let limit = query.limit(&api.services.limits);
     let after =
         listing::cursor(&query, |bytes| Some(ChannelPlace(u128::from_be_bytes(bytes.try_into().ok()?))))?;
     let page = ChannelsPage::new(limit, api.channel_order.clone(), after);

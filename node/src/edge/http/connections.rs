@@ -24,7 +24,7 @@ pub(super) fn count(api: &Api, principal: &Principal) -> Response {
 /// The account's connections on this node, newest first.
 pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) -> Result<Response, Refusal> {
     let query = Query::new(query);
-    let limit = query.limit();
+    let limit = query.limit(&api.services.limits);
     let page = ConnectionsPage::new(limit, listing::cursor(&query, place)?);
     let page = listing::walk(api, api.services.shards.connections(&principal.account.id, page)).await?;
     let (rows, mut more) = page.finish();
@@ -55,8 +55,8 @@ pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) 
 
 /// Ends every connection of a client of the account. Whoever holds a token is a client and closes nobody.
 pub(super) async fn close(api: &Api, principal: &Principal, client_id: &str) -> Result<Response, Refusal> {
-    let client_id =
-        ClientId::new(client_id).map_err(|error| Refusal::malformed(format!("clientId {error}")))?;
+    let client_id = ClientId::new(client_id, &api.services.limits)
+        .map_err(|error| Refusal::malformed(format!("clientId {error}")))?;
     if principal.kind == PrincipalKind::Token {
         return Err(Refusal::key_required());
     }

@@ -14,14 +14,14 @@ use super::query::Query;
 use super::{Api, body};
 use crate::auth::Principal;
 use crate::edge::errors::Refusal;
-use crate::model::{Operation, Usage, UsageKind};
+use crate::model::{Limits, Operation, Usage, UsageKind};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, RowKind, StoreError};
 
 const HOUR_MS: u64 = 3_600_000;
 /// A store that has not read a page by then is taken for gone.
 const READ_WAIT: Duration = Duration::from_secs(10);
 
-/// Of one record beside its message: names, ids and the like.
+/// Of one record beside its message and the names and ids that clients give: field names, times and the like.
 const RECORD_BYTES_MAX: usize = 4 * 1024;
 
 /// What a page is asked for, beside its channel.
@@ -63,7 +63,7 @@ async fn rows(
     kind: RowKind,
 ) -> Result<Response, Refusal> {
     let key = api.allowed_channel(principal, channel, Operation::History)?;
-    let page = Page::parse(query)?;
+    let page = Page::parse(query, &api.services.limits)?;
     let policy = principal.account.policy(channel);
     if !policy.history {
         return Ok(body::json_text(list(kind, [])));
@@ -82,7 +82,7 @@ async fn rows(
         // A serial is a position of messages.
         until: page.until.clone().filter(|_| kind == RowKind::Messages).map(|serial| until(api, serial)),
     };
-    let record_bytes_max = api.services.limits.message_bytes + RECORD_BYTES_MAX;
+    let record_bytes_max = record_bytes_max(&api.services.limits);
     let page_bytes_max =
         (query.bytes_max + record_bytes_max).min(query.limit.saturating_mul(record_bytes_max));
     let room = api.answers.take(&principal.account.id, page_bytes_max).await?;
@@ -94,6 +94,12 @@ async fn rows(
     let bytes = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
     response.extensions_mut().insert(room.at_most(bytes));
     Ok(response)
+}
+
+/// Names may be twice as long as JSON texts.
+fn record_bytes_max(limits: &Limits) -> usize {
+    let names = limits.channel_name_bytes + limits.message_id_bytes + limits.client_id_bytes;
+    limits.message_bytes.max(limits.presence_data_bytes) + 2 * names + RECORD_BYTES_MAX
 }
 
 /// A position of an earlier run of the node comes before all that this one has numbered, and one of a run that is not
@@ -157,10 +163,10 @@ pub(super) fn counted(usage: &Usage, page: Response) -> Response {
 }
 
 impl Page {
-    fn parse(query: Option<&str>) -> Result<Self, Refusal> {
+    fn parse(query: Option<&str>, limits: &Limits) -> Result<Self, Refusal> {
         let query = Query::new(query);
         Ok(Self {
-            limit: query.limit(),
+            limit: query.limit(limits),
             start_ms: field(&query, "start", "epoch milliseconds", epoch_ms)?,
             end_ms: field(&query, "end", "epoch milliseconds", epoch_ms)?,
             cursor: field(&query, "cursor", "a cursor from a link", |text| text.parse().ok())?,

@@ -176,7 +176,7 @@ impl Api {
         channel: &str,
         operation: Operation,
     ) -> Result<ChannelKey, Refusal> {
-        let name = ChannelName::new(channel)?;
+        let name = ChannelName::new(channel, &self.services.limits)?;
         if !principal.allows(channel, operation) {
             return Err(Refusal::forbidden(operation.as_str()));
         }

@@ -97,7 +97,7 @@ impl HttpBody for MembersBody {
 /// The account's channels with members on this node, those with most first.
 pub(super) fn channels(api: &Api, principal: &Principal, query: Option<&str>) -> Result<Response, Refusal> {
     let query = Query::new(query);
-    let limit = query.limit();
+    let limit = query.limit(&api.services.limits);
     let after = listing::cursor(&query, Place::read)?;
     let crowded = api.services.hub.crowded(&principal.account.id).into_iter();
     let mut rows: Vec<(Place, ChannelName)> = crowded

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::model::Limits;
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Query<'a>(&'a str);
 
@@ -15,9 +17,11 @@ impl<'a> Query<'a> {
         form_urlencoded::parse(self.0.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value)
     }
 
-    /// 1..=1000; 100 unless a number is given.
-    pub(super) fn limit(&self) -> usize {
-        self.integer("limit", 1, 1000).map_or(100, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+    /// How many entries a page is to have; clamped, and never an error.
+    pub(super) fn limit(&self, limits: &Limits) -> usize {
+        let most = limits.page_limit_max;
+        let asked = self.integer("limit", 1, most as u64);
+        asked.map_or(limits.page_limit, |limit| usize::try_from(limit).unwrap_or(most))
     }
 
     /// A decimal integer of any size, with or without a sign, is clamped to `least..=most`; anything else is `None`.
@@ -71,7 +75,7 @@ mod tests {
             ("limit=--1", 100),
             ("limit=5&limit=9", 5),
         ] {
-            assert_eq!(Query::new(Some(query)).limit(), limit, "{query}");
+            assert_eq!(Query::new(Some(query)).limit(&Limits::default()), limit, "{query}");
         }
     }
 }

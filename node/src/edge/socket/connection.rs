@@ -239,5 +239,5 @@ impl Connection {
 
 /// A client that sends nothing for so long is taken for dead.
 fn silence_max_ms(limits: &Limits) -> u64 {
-    2 * limits.heartbeat_ms + 10_000
+    2 * limits.heartbeat_ms + limits.heartbeat_grace_ms
 }

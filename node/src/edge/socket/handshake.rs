@@ -151,9 +151,9 @@ impl<'a> Head<'a> {
         let client_id = match (&principal.client_id, client_id) {
             (Some(forced), _) => Some(forced.clone()),
             (None, None) => None,
-            (None, Some(chosen)) => match check_client_id(&chosen, gate.limits) {
+            (None, Some(chosen)) => match ClientId::new(&chosen, gate.limits) {
                 Ok(client_id) => Some(client_id),
-                Err(error) => return Decision::Refuse(Refusal::malformed(error)),
+                Err(error) => return Decision::Refuse(Refusal::malformed(format!("clientId {error}"))),
             },
         };
         // What cannot be taken up, for whatever reason, is a fresh connection.
@@ -189,14 +189,6 @@ impl<'a> Head<'a> {
         let matching = self.headers.iter().filter(move |(own, _)| own.eq_ignore_ascii_case(name));
         matching.map(|(_, value)| value.trim_ascii())
     }
-}
-
-fn check_client_id(text: &str, limits: &Limits) -> Result<ClientId, String> {
-    let client_id = ClientId::new(text).map_err(|error| format!("clientId {error}"))?;
-    if text.len() > limits.name_bytes {
-        return Err(format!("clientId is longer than {} bytes", limits.name_bytes));
-    }
-    Ok(client_id)
 }
 
 fn is_key(text: &[u8]) -> bool {

@@ -312,7 +312,7 @@ impl Shard {
         PublishResult: From<Result<T, E>>,
     {
         let generation = connection.generation;
-        let deadline_ms = self.now_ms + crate::publish::ANSWER_WAIT.as_millis() as u64;
+        let deadline_ms = self.now_ms + self.services.limits.store_wait_ms;
         self.unanswered.push_back(Unanswered { deadline_ms, slot, generation, ticket });
         let handle = Arc::clone(&self.handle);
         Box::new(move |result| {

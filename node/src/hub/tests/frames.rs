@@ -17,7 +17,7 @@ fn delivery() -> Delivery {
         extras: data.map(|_| raw(r#"{"headers":{}}"#)),
     };
     let messages = vec![message(7, Some("1.0")), message(8, None)];
-    let client_id = Some(ClientId::new("ann").unwrap());
+    let client_id = Some(ClientId::of("ann"));
     let connection_id = ConnectionId::from_bytes([1; 16]);
     Delivery::new(3, Published::new(key("a"), 9, NOW_MS, connection_id, client_id, "k".into(), messages))
 }

@@ -21,7 +21,7 @@ fn a_publish_reaches_the_targets_with_interest_alone() {
 fn the_same_name_in_another_account_is_another_channel() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.attach(&key("a"), 0);
-    let other = ChannelKey::new(AccountId::new("other"), ChannelName::new("a").unwrap());
+    let other = ChannelKey::new(AccountId::new("other"), ChannelName::of("a"));
     publish(&hub, &other, 1);
     assert!(targets[0].sequences().is_empty());
 }

@@ -11,7 +11,7 @@ use crate::model::{ClientId, Limits, MemberId, PresenceAction, PresenceEvent};
 fn member(n: usize) -> MemberId {
     MemberId {
         connection_id: ConnectionId::from_bytes([(n % 251) as u8; 16]),
-        client_id: ClientId::new(&format!("client-{n}")).unwrap(),
+        client_id: ClientId::of(&format!("client-{n}")),
     }
 }
 

@@ -55,10 +55,10 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// stored. Nobody else waits for it.
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds);
 
-    /// Resolves to true if nobody claimed this nonce within the last ten minutes; then the claim is durable.
+    /// Resolves to true if nobody claimed this nonce within `nonce_memory_ms`; then the claim is durable.
     fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>>;
 
-    /// Resolves when the revocation is durable. It is kept for [`Revocation::KEPT_MS`] from its moment on; of those with the
+    /// Resolves when the revocation is durable. It is kept for `Limits::revocation_kept_ms` from its moment on; of those with the
     /// same key and clientId the latest counts.
     fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>>;
 

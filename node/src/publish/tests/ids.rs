@@ -63,7 +63,7 @@ fn an_id_belongs_to_the_channel_the_key_and_the_client_id() {
     request.key_name = "k2".into();
     assert_eq!(sequences(node.outcome(request)), [2], "another key");
     let mut request = node.request("a", vec![given("x")]);
-    request.client_id = Some(ClientId::new("ann").unwrap());
+    request.client_id = Some(ClientId::of("ann"));
     assert_eq!(sequences(node.outcome(request)), [3], "another client");
     let mut request = node.request("a", vec![given("x")]);
     request.connection_id = ConnectionId::from_bytes([2; 16]);

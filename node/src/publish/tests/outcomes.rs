@@ -113,7 +113,7 @@ fn the_client_id_counts_in_the_size() {
     let draft = || plain(&format!("\"{}\"", "d".repeat(65_536 - 2)));
     assert_eq!(node.acked("a", vec![draft()]), [1]);
     let mut request = node.request("a", vec![draft()]);
-    request.client_id = Some(ClientId::new("a").unwrap());
+    request.client_id = Some(ClientId::of("a"));
     let error = DraftError::TooLarge { bytes: 65_539, bytes_max: 65_536 };
     assert_eq!(node.outcome(request), Err(PublishError::Draft(error)));
 }

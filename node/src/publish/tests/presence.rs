@@ -2,10 +2,7 @@ use super::*;
 use crate::model::{ClientId, MemberId, PresenceAction};
 
 fn member(connection: u8, client_id: &str) -> MemberId {
-    MemberId {
-        connection_id: ConnectionId::from_bytes([connection; 16]),
-        client_id: ClientId::new(client_id).unwrap(),
-    }
+    MemberId { connection_id: ConnectionId::from_bytes([connection; 16]), client_id: ClientId::of(client_id) }
 }
 
 impl Node {

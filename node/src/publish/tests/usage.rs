@@ -19,7 +19,7 @@ fn what_was_acked_is_counted_with_the_size_of_each_message() {
     node.acked("a", vec![full.clone(), plain("12"), Draft::default()]);
     assert_eq!(counted(&node), Some((3, 25)));
     let mut request = node.request("a", vec![full]);
-    request.client_id = Some(ClientId::new("añ").unwrap());
+    request.client_id = Some(ClientId::of("añ"));
     node.outcome(request).unwrap();
     assert_eq!(counted(&node), Some((1, 23 + 5)));
 }

@@ -84,7 +84,7 @@ fn lost_continuity_is_told_of_what_is_attached() {
     let mut client = Client::key("all");
     client.send(&attach("a", "a"));
     let mut tell = |channel: &str| {
-        let channel = ChannelName::new(channel).unwrap();
+        let channel = ChannelName::of(channel);
         client.act(|session, _, out| session.continuity_lost(&channel, Serial::single(1, 9), false, out))
     };
     let told = json!({

@@ -26,9 +26,7 @@ use crate::edge::errors::Refusal;
 use crate::edge::http::route::Route;
 use crate::edge::link::Link;
 use crate::edge::socket::{Decision, Gate, Head, Input, Opening, Permit, Refused, Transport};
-use crate::model::{ChannelName, Operation};
-
-const CHANNELS_MAX: usize = 20;
+use crate::model::{ChannelName, Limits, Operation};
 
 /// What every handshake must have; there is none here.
 const NO_HANDSHAKE: [(&str, &[u8]); 2] =
@@ -40,7 +38,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let credentials = Credentials { authorization: authorization.clone(), query, socket: true };
     let principal = api.services.auth.authenticate(&credentials)?;
     route.takes(head.method.as_str())?;
-    let channels = channels(query)?;
+    let channels = channels(query, &api.services.limits)?;
     if !channels.iter().all(|channel| principal.allows(channel.as_str(), Operation::Subscribe)) {
         return Err(Refusal::forbidden(Operation::Subscribe.as_str()));
     }
@@ -85,16 +83,17 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
 }
 
 /// The names of all `channel` parameters, in their order.
-fn channels(query: &str) -> Result<Vec<ChannelName>, Refusal> {
+fn channels(query: &str, limits: &Limits) -> Result<Vec<ChannelName>, Refusal> {
     let mut channels = Vec::new();
     for (_, value) in form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "channel") {
-        let channel = ChannelName::new(&value)?;
+        let channel = ChannelName::new(&value, limits)?;
         if channels.contains(&channel) {
             return Err(Refusal::malformed("channel is repeated"));
         }
         channels.push(channel);
-        if channels.len() > CHANNELS_MAX {
-            return Err(Refusal::malformed(format!("more than {CHANNELS_MAX} channels on one stream")));
+        if channels.len() > limits.sse_channels {
+            let error = format!("more than {} channels on one stream", limits.sse_channels);
+            return Err(Refusal::malformed(error));
         }
     }
     if channels.is_empty() {
@@ -153,13 +152,13 @@ mod tests {
     fn up_to_twenty_channels_each_once() {
         let query =
             |count: usize| -> String { (0..count).map(|number| format!("&channel=c{number}")).collect() };
-        assert_eq!(channels(&query(20)).expect("the limit itself").len(), 20);
+        assert_eq!(channels(&query(20), &Limits::default()).expect("the limit itself").len(), 20);
         for query in
             [query(21), String::new(), "channel=a&channel=a".into(), "channel=".into(), "channel=[x".into()]
         {
-            assert!(channels(&query).is_err(), "{query}");
+            assert!(channels(&query, &Limits::default()).is_err(), "{query}");
         }
-        let names = channels("channel=b%3A1&key=x&channel=a").expect("two good names");
+        let names = channels("channel=b%3A1&key=x&channel=a", &Limits::default()).expect("two good names");
         assert_eq!(names.iter().map(ChannelName::as_str).collect::<Vec<_>>(), ["b:1", "a"]);
     }
 

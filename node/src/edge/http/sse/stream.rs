@@ -203,7 +203,7 @@ mod tests {
     use crate::hub::wire;
 
     fn events() -> Events {
-        let channels = ["a", "b"].map(|name| ChannelName::new(name).expect("a good name")).to_vec();
+        let channels = ["a", "b"].map(ChannelName::of).to_vec();
         Events { channels, serials: vec![String::new(), "old".into()], ended: false }
     }
 

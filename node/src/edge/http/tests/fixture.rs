@@ -89,7 +89,7 @@ impl Fixture {
     ) -> Self {
         let file = folder.path().join("directory.toml");
         std::fs::write(&file, directory().text()).unwrap();
-        let accounts = Accounts::open(&file).unwrap();
+        let accounts = Accounts::open(&file, 72).unwrap();
         let limits = Arc::new(limits);
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &Limits::default()));
         let node_id: Arc<str> = "node-1".into();

@@ -96,7 +96,7 @@ impl Bench {
 }
 
 fn key() -> ChannelKey {
-    ChannelKey::new(AccountId::new("acme"), ChannelName::new("a").expect("a name"))
+    ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"))
 }
 
 /// The data of the one message in a frame.

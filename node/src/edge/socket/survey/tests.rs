@@ -57,12 +57,12 @@ fn channels(
 }
 
 fn name(name: &str) -> ChannelName {
-    ChannelName::new(name).unwrap()
+    ChannelName::of(name)
 }
 
 fn add(page: &mut ChannelsPage, client_id: &str, attached: &[&str]) {
     let attached: Vec<_> = attached.iter().map(|channel| name(channel)).collect();
-    let client_id = (client_id != "_").then(|| ClientId::new(client_id).unwrap());
+    let client_id = (client_id != "_").then(|| ClientId::of(client_id));
     page.add(attached.iter(), client_id.as_ref());
 }
 

@@ -68,7 +68,7 @@ pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
 }
 
 pub(crate) fn channel(account: &str, channel: &str) -> ChannelKey {
-    ChannelKey::new(AccountId::new(account), ChannelName::new(channel).expect("a name"))
+    ChannelKey::new(AccountId::new(account), ChannelName::of(channel))
 }
 
 pub(crate) fn messages(
@@ -95,7 +95,7 @@ pub(crate) fn published(key: &ChannelKey, timestamp_ms: u64, messages: Vec<Messa
 }
 
 pub(crate) fn scope(key: &ChannelKey) -> IdScope {
-    IdScope { key: key.clone(), key_name: KeyName::from("k1"), client_id: ClientId::new("ana").ok() }
+    IdScope { key: key.clone(), key_name: KeyName::from("k1"), client_id: Some(ClientId::of("ana")) }
 }
 
 pub(crate) fn stamp(sequence: u64) -> Stamp {

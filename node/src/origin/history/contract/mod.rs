@@ -70,7 +70,7 @@ pub(super) fn append_then_read(place: &dyn Place) {
         INCARNATION,
         bench.base_ms,
         ConnectionId::from_bytes([7; 16]),
-        ClientId::new("an\"a").ok(),
+        Some(ClientId::of("an\"a")),
         KeyName::from("k1"),
         vec![Message {
             id: "m-1".into(),
@@ -350,7 +350,7 @@ pub(super) fn ids_belong_to_their_scope(place: &dyn Place) {
         IdScope { key: channel("other", "a"), ..own.clone() },
         IdScope { key_name: KeyName::from("k2"), ..own.clone() },
         IdScope { client_id: None, ..own.clone() },
-        IdScope { client_id: ClientId::new("bob").ok(), ..own.clone() },
+        IdScope { client_id: Some(ClientId::of("bob")), ..own.clone() },
     ];
     for other in others {
         assert_eq!(bench.find(other.clone(), &["x"]), [None], "{other:?}");

@@ -11,7 +11,7 @@ use crate::model::{
 
 fn event(key: &ChannelKey, timestamp_ms: u64, sequence: u64, action: PresenceAction) -> Arc<PresenceEvent> {
     let connection_id = ConnectionId::from_bytes([7; 16]);
-    let member = MemberId { connection_id, client_id: ClientId::new("an\"a").expect("a clientId") };
+    let member = MemberId { connection_id, client_id: ClientId::of("an\"a") };
     let data = (action != PresenceAction::Leave).then(|| raw("1.0").expect("data").into());
     let position = Stamp { incarnation: INCARNATION, sequence: 0 };
     let stamp = PresenceStamp { timestamp_ms, incarnation: INCARNATION, sequence, position };

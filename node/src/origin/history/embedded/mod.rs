@@ -30,7 +30,7 @@ use fanfare_proto::http::{PresenceRecord, Record, write_presence_record, write_r
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::model::{AccountId, ClientId, Limits, PresenceEvent, Published, Revocation, Stamp};
+use crate::model::{AccountId, Limits, PresenceEvent, Published, Revocation, Stamp};
 use crate::origin::metering::MetricRow;
 
 use super::{
@@ -62,6 +62,8 @@ pub struct Options {
     /// False: only client-given ids and nonces are kept, and `read` answers `Off`.
     pub history: bool,
     pub idempotency_window_ms: u64,
+    pub nonce_memory_ms: u64,
+    pub revocation_kept_ms: u64,
     /// Messages, ids and nonces waiting for the disk or for their callback; beyond it `Busy`, but for messages: of them no more are begun
     /// from seven eighths on.
     pub write_queue_rows: usize,
@@ -76,6 +78,8 @@ impl Options {
         Self {
             history,
             idempotency_window_ms: limits.idempotency_window_ms,
+            nonce_memory_ms: limits.nonce_memory_ms,
+            revocation_kept_ms: limits.revocation_kept_ms(),
             write_queue_rows: 131_072,
             write_queue_bytes: 64 * 1024 * 1024,
             find_queue: 65_536,
@@ -165,7 +169,7 @@ impl HistoryStore for Embedded {
     }
 
     fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
-        let bytes = size_of::<Revocation>() + ClientId::BYTES_MAX;
+        let bytes = size_of::<Revocation>() + revocation.client_id.as_ref().map_or(0, |id| id.as_str().len());
         self.written(bytes, |answer| Job::Revoke { revocation, answer })
     }
 
@@ -184,7 +188,7 @@ impl HistoryStore for Embedded {
 
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
         let partitions = self.partitions.lock().clone().ok_or_else(stopped)?;
-        Revocations(partitions).all().map_err(failed)
+        Revocations::all(&partitions).map_err(failed)
     }
 
     fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {

@@ -1,4 +1,4 @@
-//! Nonces of token requests, remembered for ten minutes.
+//! Nonces of token requests, remembered for a time.
 
 use std::sync::Arc;
 
@@ -6,14 +6,15 @@ use fjall::OwnedWriteBatch;
 
 use super::partitions::{Kind, Partition, Partitions};
 
-const REMEMBERED_MS: u64 = 10 * 60_000;
-
-pub(super) struct Nonces(pub(super) Arc<Partitions>);
+pub(super) struct Nonces {
+    pub(super) partitions: Arc<Partitions>,
+    pub(super) memory_ms: u64,
+}
 
 impl Nonces {
     pub(super) fn is_claimed(&self, key: &[u8], now_ms: u64) -> fjall::Result<bool> {
-        let oldest_ms = now_ms.saturating_sub(REMEMBERED_MS);
-        for (_, keyspace) in self.0.overlapping(Kind::Nonces, oldest_ms, u64::MAX).iter().rev() {
+        let oldest_ms = now_ms.saturating_sub(self.memory_ms);
+        for (_, keyspace) in self.partitions.overlapping(Kind::Nonces, oldest_ms, u64::MAX).iter().rev() {
             let claimed_ms = keyspace.get(key)?.and_then(|value| value.first_chunk().copied());
             if claimed_ms.is_some_and(|bytes| u64::from_be_bytes(bytes) >= oldest_ms) {
                 return Ok(true);
@@ -23,8 +24,8 @@ impl Nonces {
     }
 
     pub(super) fn claim(&self, batch: &mut OwnedWriteBatch, key: &[u8], now_ms: u64) -> fjall::Result<()> {
-        let partition = Partition::containing(Kind::Nonces, now_ms, REMEMBERED_MS, REMEMBERED_MS);
-        batch.insert(self.0.get_or_create(partition)?.keyspace(), key, now_ms.to_be_bytes());
+        let partition = Partition::containing(Kind::Nonces, now_ms, self.memory_ms, self.memory_ms);
+        batch.insert(self.partitions.get_or_create(partition)?.keyspace(), key, now_ms.to_be_bytes());
         Ok(())
     }
 }

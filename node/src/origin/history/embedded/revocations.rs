@@ -13,7 +13,10 @@ use super::{DAY_MS, keys};
 
 /// The value of a row is its `issued_before_ms`, which also decides the partition, so that a row goes when no token
 /// is left that it speaks of.
-pub(super) struct Revocations(pub(super) Arc<Partitions>);
+pub(super) struct Revocations {
+    pub(super) partitions: Arc<Partitions>,
+    pub(super) kept_ms: u64,
+}
 
 impl Revocations {
     /// Of one key and clientId the latest is kept. What a key revokes as a whole takes the place of its clientIds.
@@ -35,24 +38,23 @@ impl Revocations {
             if client_id.is_some() && self.latest(&row)? >= *issued_before_ms {
                 continue;
             }
-            let own =
-                Partition::containing(Kind::Revocations, *issued_before_ms, DAY_MS, Revocation::KEPT_MS);
-            for (partition, table) in self.0.of_kind(Kind::Revocations) {
+            let own = Partition::containing(Kind::Revocations, *issued_before_ms, DAY_MS, self.kept_ms);
+            for (partition, table) in self.partitions.of_kind(Kind::Revocations) {
                 if client_id.is_none() {
                     remove_covered(&table, batch, &row, *issued_before_ms, partition == own)?;
                 } else if partition != own && table.keyspace().contains_key(&row)? {
                     batch.remove(table.keyspace(), row.as_slice());
                 }
             }
-            batch.insert(self.0.get_or_create(own)?.keyspace(), row, issued_before_ms.to_be_bytes());
+            batch.insert(self.partitions.get_or_create(own)?.keyspace(), row, issued_before_ms.to_be_bytes());
         }
         Ok(())
     }
 
     /// Every row, in no order.
-    pub(super) fn all(&self) -> fjall::Result<Vec<Revocation>> {
+    pub(super) fn all(partitions: &Partitions) -> fjall::Result<Vec<Revocation>> {
         let mut all = Vec::new();
-        for (_, table) in self.0.of_kind(Kind::Revocations) {
+        for (_, table) in partitions.of_kind(Kind::Revocations) {
             for row in table.keyspace().iter() {
                 let (key, value) = row.into_inner()?;
                 all.extend(read(&key, &value));
@@ -64,7 +66,7 @@ impl Revocations {
     /// 0: there is none.
     fn latest(&self, row: &[u8]) -> fjall::Result<u64> {
         let mut latest = 0;
-        for (_, table) in self.0.of_kind(Kind::Revocations) {
+        for (_, table) in self.partitions.of_kind(Kind::Revocations) {
             latest = latest.max(table.keyspace().get(row)?.map_or(0, |value| number(&value)));
         }
         Ok(latest)
@@ -96,6 +98,6 @@ fn number(value: &[u8]) -> u64 {
 /// None: the row is damaged.
 fn read(key: &[u8], value: &[u8]) -> Option<Revocation> {
     let (key_name, client_id) = keys::read_revocation_key(key)?;
-    let client_id = if client_id.is_empty() { None } else { Some(ClientId::new(client_id).ok()?) };
+    let client_id = if client_id.is_empty() { None } else { Some(ClientId::stored(client_id)) };
     Some(Revocation { key_name: key_name.into(), client_id, issued_before_ms: number(value) })
 }

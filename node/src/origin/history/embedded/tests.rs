@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::ids::Remembered;
 use super::{DAY_MS, Embedded, OpenError, Options, keys, tables};
-use crate::model::{Clock, Limits, Message, Published, Stamp};
+use crate::model::{Clock, Limits, Message, Published, Revocation, Stamp};
 use crate::origin::history::contract::{
     PATIENCE, Place, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query, raw,
     scope, wait, with_ids,
@@ -276,6 +276,31 @@ fn without_history_ids_and_nonces_are_still_kept() {
     let claimed = nonce("k1", now_ms, "0123456789abcdef");
     assert_eq!(wait(store.claim_nonce(claimed.clone())), Ok(true));
     assert_eq!(wait(store.claim_nonce(claimed)), Ok(false));
+}
+
+#[test]
+fn a_nonce_and_a_revocation_are_kept_for_as_long_as_is_asked_for() {
+    let folder = folder();
+    let base_ms = Clock::system().now_ms();
+    let clock = Clock::manual(base_ms);
+    let options = Options { nonce_memory_ms: 90_000, revocation_kept_ms: 1_000, ..options() };
+    let store = Embedded::open(folder.path(), &options, clock.clone()).expect("opens");
+    let claimed = nonce("k1", base_ms, "0123456789abcdef");
+    let claim = || wait(store.claim_nonce(claimed.clone()));
+    assert_eq!(claim(), Ok(true));
+    clock.raise(base_ms + 90_000);
+    assert_eq!(claim(), Ok(false));
+    clock.raise(base_ms + 90_001);
+    assert_eq!(claim(), Ok(true));
+
+    let revocation = Revocation { key_name: "k1".into(), client_id: None, issued_before_ms: base_ms };
+    wait(store.revoke_tokens(revocation)).expect("durable");
+    // The rest of the day, and the grace of a partition.
+    let end_ms = base_ms - base_ms % DAY_MS + DAY_MS + 1_000 + 600_000;
+    for (now_ms, kept) in [(end_ms - 1, 1), (end_ms, 0)] {
+        store.sweep(now_ms).expect("swept");
+        assert_eq!(store.revoked_tokens().map(|all| all.len()), Ok(kept));
+    }
 }
 
 #[test]
