@@ -118,10 +118,10 @@ impl App {
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
-        let former = runs::former_run(&*store, &hub, &accounts).await;
-        let identities = Arc::new(identities(&config, &hub, former.as_ref(), &shards, &clock)?);
+        let past = runs::former_runs(&*store, &hub, &accounts).await;
+        let identities = Arc::new(identities(&config, &hub, &past, &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
-        let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, former, &limits);
+        let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, &past, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
             hub: Arc::clone(&hub),
@@ -136,7 +136,7 @@ impl App {
             http: http_sender,
         };
         start_shards(&shards, polls, services, &tasks)?;
-        runs::note_policies(&tasks, &store, &hub, &accounts);
+        runs::note_what_is_kept(&tasks, &store, &publisher, &accounts, limits.resume_window_ms);
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
         tasks.spawn("presence", OnStop::Cancel, publisher.clone().run_departures());
 
@@ -145,7 +145,7 @@ impl App {
             auth: Arc::clone(&auth),
             publisher: Arc::new(publisher),
             hub: Arc::clone(&hub),
-            former_run: former.map(|run| run.incarnation),
+            former_runs: past.iter().map(|run| run.incarnation).collect(),
             store: Arc::clone(&store),
             connections: Arc::clone(&connections),
             shards: Arc::clone(&shards),
@@ -291,13 +291,14 @@ async fn open_auth(
 fn identities(
     config: &Config,
     hub: &Hub,
-    former: Option<&FormerRun>,
+    former: &[FormerRun],
     shards: &Shards,
     clock: &Clock,
 ) -> Result<Identities, StartError> {
     let keys = files::connection_keys(&config.data_dir)
         .map_err(StartError::at("cannot keep the connection key in the data folder"))?;
-    let former = former.map(|run| run.incarnation).into_iter().collect();
+    let former = FormerRun::with_passed_ms(former);
+    let former = former.map(|(run, passed_ms)| (run.incarnation, passed_ms)).collect();
     let handles = shards.handles();
     Ok(Identities::new(keys, hub.incarnation(), former, handles, clock.clone(), &config.limits))
 }

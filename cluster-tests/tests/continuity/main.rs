@@ -5,6 +5,7 @@ mod identity;
 mod library;
 mod reconnecting;
 mod replay;
+mod restarts;
 mod rewind;
 mod stored;
 

@@ -1,9 +1,11 @@
 //! The client library over a link that is cut again and again, while another socket publishes as fast as it can.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use fanfare_client::{Client, Credential, Ending, Event, Options, Reconnect};
+use fanfare_client::{Client, Credential, Draft, Ending, Event, Options, Reconnect};
 use fanfare_cluster_tests::Proxy;
+use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -145,5 +147,94 @@ async fn every_message_is_seen_once_and_in_order_or_the_client_is_told() {
     let times = sight.resumed + sight.lost;
     assert!(times >= duration().as_secs(), "the link was cut often enough: {sight:?}");
     assert!(sight.resumed * 2 >= times, "a fair share resumed: {sight:?}");
+    assert!(sight.lost > 0 || sight.missing == 0, "{sight:?}");
+}
+
+/// Publishes numbers over whatever happens to the links, many under way at once; after `until` now and then, until all that
+/// was published by then is seen. Gives how many that was.
+async fn publish_over_all(publisher: Client, until: Instant, seen: watch::Receiver<u64>) -> u64 {
+    const UNDER_WAY: usize = 200;
+    let (mut under_way, mut published, deadline) = (VecDeque::new(), 0, until + SILENCE_MAX);
+    for number in 0.. {
+        let data = RawValue::from_string(number.to_string()).expect("a number is JSON");
+        let draft = Draft { data: Some(data), ..Draft::default() };
+        under_way.push_back(publisher.publish_start(CHANNEL, vec![draft]).await.expect("sent"));
+        if Instant::now() < until {
+            published = number + 1;
+        } else {
+            sleep(Duration::from_millis(100)).await;
+        }
+        while under_way.len() >= if published == number + 1 { UNDER_WAY } else { 1 } {
+            under_way.pop_front().expect("not empty").await.expect("stored");
+        }
+        if published <= number && *seen.borrow() >= published {
+            break;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for number {published} to be seen");
+    }
+    published
+}
+
+/// Cuts the first link at random moments, and kills the node every few seconds.
+async fn cut_and_kill(node: &mut Node, links: [Proxy; 2], until: Instant) -> ([Proxy; 2], u64) {
+    const KILL_AFTER: Duration = Duration::from_secs(4);
+    let (mut kill_at, mut kills) = (Instant::now() + KILL_AFTER, 0);
+    while Instant::now() < until {
+        sleep(moment()).await;
+        links[0].cut();
+        if Instant::now() >= kill_at {
+            node.restart().await;
+            for link in &links {
+                link.turn_to(node.addr());
+            }
+            kill_at = Instant::now() + KILL_AFTER;
+            kills += 1;
+        }
+    }
+    (links, kills)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_message_is_seen_once_and_in_order_also_over_restarts() {
+    const SECONDS: u64 = 17;
+    let mut node = Node::start(NodeOptions::default().limit("publishes_per_second", 0)).await;
+    let links = [Proxy::to(node.addr()).await, Proxy::to(node.addr()).await];
+    let reconnect = Reconnect { delay_min: Duration::from_millis(20), delay_max: Duration::from_millis(200) };
+    let client = async |link: &Proxy| {
+        let options = Options::new(link.url(), Credential::Key(node.key()));
+        Client::connect(Options { reconnect: Some(reconnect), ..options }).await.expect("connected")
+    };
+    let (mut subscriber, publisher) = (client(&links[0]).await, client(&links[1]).await);
+    subscriber.attach(CHANNEL).await.expect("attached");
+
+    let until = Instant::now() + Duration::from_secs(SECONDS);
+    let (seen, watching) = watch::channel(0);
+    let mut publishing = JoinSet::new();
+    publishing.spawn(publish_over_all(publisher, until, watching));
+    let (cutting, mut cut) = (cut_and_kill(&mut node, links, until), None);
+    tokio::pin!(cutting);
+
+    let mut sight = Sight::default();
+    let published = loop {
+        let event = tokio::select! {
+            biased;
+            published = publishing.join_next() => break published.expect("a publisher").expect("it ends well"),
+            ended = &mut cutting, if cut.is_none() => {
+                cut = Some(ended);
+                continue;
+            }
+            event = timeout(SILENCE_MAX, subscriber.next()) => event,
+        };
+        sight.take(event.unwrap_or_else(|_| unreachable!("nothing came: {sight:?}")).expect("it goes on"));
+        seen.send_replace(sight.next);
+    };
+    let (_links, kills) = match cut {
+        Some(ended) => ended,
+        None => cutting.await,
+    };
+    println!("published {published}, {kills} restarts, {sight:?}");
+    let times = sight.resumed + sight.lost;
+    assert!(kills >= 2 && times >= SECONDS, "cut and killed often enough: {kills}, {sight:?}");
+    assert!(sight.lost < kills, "most were resumed, over restarts too: {sight:?}");
     assert!(sight.lost > 0 || sight.missing == 0, "{sight:?}");
 }

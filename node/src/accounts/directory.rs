@@ -53,6 +53,16 @@ impl Directory {
         u64::from_be_bytes(std::array::from_fn(|place| hash[place]))
     }
 
+    /// Every account that was in the former directory keeps the history of the same channels now.
+    pub(super) fn keeps_as(&self, former: &Self) -> bool {
+        let rules = |account: &Account| -> Vec<(Box<str>, bool)> {
+            account.channels.iter().map(|rule| (rule.pattern.clone(), rule.history)).collect()
+        };
+        former
+            .accounts()
+            .all(|before| self.account(&before.id).is_some_and(|now| rules(now) == rules(before)))
+    }
+
     pub fn keys(&self) -> impl Iterator<Item = &Arc<Key>> {
         self.keys.values()
     }

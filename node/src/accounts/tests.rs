@@ -3,6 +3,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 use crate::model::{AccountId, Operation, UsageKind};
+use crate::testing::DirectoryText;
 
 const FULL: &str = r#"
 [[tenants]]
@@ -240,6 +241,34 @@ fn a_reload_applies_what_is_good_and_keeps_the_rest_out() {
     fs::write(&path, FULL.replace("\"active\"", "\"revoked\"")).unwrap();
     accounts.reload_if_changed().unwrap();
     assert!(accounts.generation() == 2 && !accounts.current().key("k1").unwrap().active);
+}
+
+#[test]
+fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("directory.toml");
+    let text = |accounts: &[(&str, &str)], key: &str| {
+        let mut text = DirectoryText::default();
+        for (account, rule) in accounts {
+            text = text.account(account).channels("a", rule);
+        }
+        text.key(key, r#"{ "*" = ["publish"] }"#).text().to_owned()
+    };
+    let (on, off) = ("history = true", "history = false");
+    fs::write(&path, text(&[("one", on)], "k1")).expect("a temporary file");
+    let accounts = Accounts::open(&path).expect("a good directory");
+    for (now, key, changes) in [
+        (&[("one", on)][..], "k2", 0),
+        (&[("one", "history = true\nretention_hours = 1")], "k2", 0),
+        (&[("one", on), ("two", off)], "k2", 0),
+        (&[("one", off), ("two", off)], "k2", 1),
+        (&[("one", on), ("two", off)], "k2", 2),
+        (&[("one", on)], "k2", 3),
+    ] {
+        fs::write(&path, text(now, key)).expect("a temporary file");
+        accounts.reload().expect("a good directory");
+        assert_eq!(accounts.policy_changes(), changes, "{now:?}");
+    }
 }
 
 #[test]

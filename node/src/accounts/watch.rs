@@ -23,6 +23,8 @@ pub struct Accounts {
     path: Option<PathBuf>,
     current: RwLock<Arc<Directory>>,
     generation: AtomicU64,
+    /// Directories applied under which some account kept the history of other channels than before.
+    policy_changes: AtomicU64,
     /// What the last attempt read, good or bad; held for the length of an attempt.
     seen: Mutex<Seen>,
     usages: Usages,
@@ -64,6 +66,7 @@ impl Accounts {
             path,
             current: RwLock::new(Arc::new(directory)),
             generation: AtomicU64::new(1),
+            policy_changes: AtomicU64::new(0),
             seen: Mutex::new(seen),
             usages,
             retention_hours,
@@ -82,6 +85,12 @@ impl Accounts {
     /// Counts the directories applied, from 1. Read it before `current` to notice a change afterwards.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
+    }
+
+    /// Counts the changes of which channels keep history; a further account is none. Counted before it takes effect, so
+    /// that who finds the same number afterwards knows that nothing was delivered under other rules.
+    pub fn policy_changes(&self) -> u64 {
+        self.policy_changes.load(Ordering::SeqCst)
     }
 
     /// Reads the file again, whether it changed or not. Blocks on the disk; logs the outcome.
@@ -123,6 +132,9 @@ impl Accounts {
         *seen = now_seen;
         match directory {
             Ok(directory) => {
+                if !directory.keeps_as(&self.current()) {
+                    self.policy_changes.fetch_add(1, Ordering::SeqCst);
+                }
                 *self.current.write() = Arc::new(directory);
                 let generation = self.generation.fetch_add(1, Ordering::Release) + 1;
                 publish_generation(generation);

@@ -29,8 +29,8 @@ pub struct Services {
     pub auth: Arc<Authenticator>,
     pub publisher: Arc<Publisher>,
     pub hub: Arc<Hub>,
-    /// The incarnation of the run of the node before this one.
-    pub former_run: Option<u64>,
+    /// The incarnations of the runs of the node before this one, the latest first.
+    pub former_runs: Vec<u64>,
     pub store: Arc<dyn HistoryStore>,
     pub connections: Arc<TenantConnections>,
     pub shards: Arc<Shards>,

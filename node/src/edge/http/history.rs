@@ -102,15 +102,15 @@ fn record_bytes_max(limits: &Limits) -> usize {
     limits.message_bytes.max(limits.presence_data_bytes) + 2 * names + RECORD_BYTES_MAX
 }
 
-/// A position of an earlier run of the node comes before all that this one has numbered, and one of a run that is not
-/// known any more before the former run too.
+/// A position of an earlier run of the node comes before all that later ones have numbered, and one of a run that is not
+/// known any more before all that are.
 fn until(api: &Api, mut serial: Serial) -> Serial {
     let own = api.services.hub.incarnation();
-    if serial.sequence_of(own).is_none() {
-        if let Some(former) = api.services.former_run.filter(|former| serial.sequence_of(*former).is_none()) {
-            serial.advance(former, 0);
+    for run in std::iter::once(&own).chain(&api.services.former_runs) {
+        if serial.sequence_of(*run).is_some() {
+            break;
         }
-        serial.advance(own, 0);
+        serial.advance(*run, 0);
     }
     serial
 }

@@ -2,7 +2,7 @@
 //!
 //! The rows of a channel stand in the order in which they were published, over all runs of the node, and what can be read of
 //! them is always a beginning. So nothing is missing where the numbers of a run follow each other by one. From one run to
-//! the next they do not: there nothing is missing if the node has stored whatever it delivered since its start.
+//! the next they do not: there nothing is missing if the node has stored whatever it delivered since, in each run.
 
 mod find;
 mod page;
@@ -51,12 +51,21 @@ struct Shared {
     accounts: Arc<Accounts>,
     /// Of what the store stamps.
     clock: Clock,
-    former: Option<FormerRun>,
-    /// When the node was ready, and the directory by then.
+    former: Vec<Former>,
+    /// When the node was ready, and the changes of what channels keep by then.
     ready: Instant,
-    generation: u64,
+    policy_changes: u64,
     /// How old may be what is missed: as old as what a ring keeps.
     keep_ms: u64,
+}
+
+/// A run before the present one that can be followed into it: all of what it left, from any place that a client may have.
+struct Former {
+    incarnation: u64,
+    /// The time of its last row.
+    last_ms: u64,
+    /// What of the time in which its clients may come back was over when the node was ready.
+    passed_ms: u64,
 }
 
 /// A question of a shard.
@@ -128,8 +137,8 @@ pub struct Place {
 enum Order {
     /// In one run, by one.
     Strict,
-    /// By one in the former run; then all rows of this one, and from `mark` on by one.
-    IntoThisRun { mark: u64 },
+    /// By one in the run `from`; then all rows of those after it, and from `mark` of this one on by one.
+    IntoThisRun { from: u64, mark: u64 },
     /// As they stand, and from `mark` of this run on by one.
     Any { mark: u64 },
 }
@@ -140,17 +149,17 @@ impl Backlog {
         publisher: &Publisher,
         accounts: &Arc<Accounts>,
         clock: &Clock,
-        former: Option<FormerRun>,
+        former: &[FormerRun],
         limits: &Limits,
     ) -> (Self, BacklogReader) {
-        let generation = accounts.generation();
-        let policies = accounts.current().history_policies();
-        let former = former.filter(|run| run.policies == policies);
+        let policy_changes = accounts.policy_changes();
+        let former = Former::followed(former, accounts.current().history_policies());
         let keep_ms = 2 * limits.resume_window_ms;
         let ready = Instant::now();
         let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
         let (publisher, accounts, clock) = (publisher.clone(), Arc::clone(accounts), clock.clone());
-        let shared = Shared { hub, store, publisher, accounts, clock, former, ready, generation, keep_ms };
+        let shared =
+            Shared { hub, store, publisher, accounts, clock, former, ready, policy_changes, keep_ms };
         let shared = Arc::new(shared);
         let (asked, asks) = mpsc::channel(QUEUE_MAX);
         (
@@ -163,8 +172,12 @@ impl Backlog {
     pub(super) fn follows(&self, position: &Serial, policy: ChannelPolicy) -> Option<Stamp> {
         let stamp =
             |incarnation| position.sequence_of(incarnation).map(|sequence| Stamp { incarnation, sequence });
-        let former = || self.shared.former.filter(|_| self.shared.follows_former());
-        policy.history.then(|| stamp(self.shared.hub.incarnation()))?.or_else(|| stamp(former()?.incarnation))
+        let shared = &self.shared;
+        let former = || {
+            let found = shared.former.iter().find_map(|run| Some((run, stamp(run.incarnation)?)));
+            found.filter(|(run, _)| shared.follows(run)).map(|(_, stamp)| stamp)
+        };
+        policy.history.then(|| stamp(shared.hub.incarnation()))?.or_else(former)
     }
 
     /// Answers with nothing at once where too much is asked.
@@ -175,11 +188,23 @@ impl Backlog {
 }
 
 impl Shared {
-    /// Clients of the former run may come back now, and this one has kept all that they may have missed of it. Of the former
-    /// one only what was published on the same channels is known to be all, so it had the same policies to its end.
-    fn follows_former(&self) -> bool {
-        let is_soon = self.ready.elapsed() <= Duration::from_millis(self.keep_ms);
-        is_soon && self.publisher.stores_all() && self.accounts.generation() == self.generation
+    /// Clients of the former run may come back now, and this one has kept all that they may have missed of it.
+    fn follows(&self, former: &Former) -> bool {
+        let is_soon = self.ready.elapsed() + Duration::from_millis(former.passed_ms)
+            <= Duration::from_millis(self.keep_ms);
+        is_soon && self.publisher.stores_all() && self.accounts.policy_changes() == self.policy_changes
+    }
+
+    fn former(&self, incarnation: u64) -> Option<&Former> {
+        self.former.iter().find(|run| run.incarnation == incarnation)
+    }
+
+    /// How many runs have begun since, this one included.
+    fn runs_since(&self, incarnation: u64) -> Option<usize> {
+        if incarnation == self.hub.incarnation() {
+            return Some(0);
+        }
+        self.former.iter().position(|run| run.incarnation == incarnation).map(|place| place + 1)
     }
 
     fn own(&self, sequence: u64) -> Stamp {
@@ -199,6 +224,25 @@ impl Shared {
         };
         let found = tokio::time::timeout(ANSWER_WAIT, found).await;
         reply.give(found.unwrap_or(None).unwrap_or(Found::Nothing));
+    }
+}
+
+impl Former {
+    /// Of the runs, latest first, those that can be followed. All must have had the policies of the present one to their end,
+    /// since of other channels not all that was published is known; and those in between must have stored it all, since their
+    /// numbers do not tell what is missing.
+    fn followed(runs: &[FormerRun], policies: u64) -> Vec<Self> {
+        let mut followed = Vec::new();
+        for (run, passed_ms) in FormerRun::with_passed_ms(runs) {
+            if run.kept.policies != policies {
+                break;
+            }
+            followed.push(Self { incarnation: run.incarnation, last_ms: run.last_ms, passed_ms });
+            if !run.kept.is_all {
+                break;
+            }
+        }
+        followed
     }
 }
 

@@ -32,8 +32,8 @@ pub struct Identities {
     /// The same by age. Bounded by `lost_max`: beyond it the oldest is forgotten, and with it the way back.
     by_age: Mutex<VecDeque<(u64, ConnectionId)>>,
     lost_max: usize,
-    /// Former runs of this node whose connections can still be taken up.
-    former: Vec<u64>,
+    /// Former runs of this node, with what has passed since each of the time in which its connections can be taken up.
+    former: Vec<(u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Identities {
     pub fn new(
         keys: ConnectionKeys,
         incarnation: u64,
-        former: Vec<u64>,
+        former: Vec<(u64, u64)>,
         handles: Vec<Arc<ShardHandle>>,
         clock: Clock,
         limits: &Limits,
@@ -146,8 +146,9 @@ impl Identities {
                 self.is_open(tenure.place).then_some(Some(tenure.place))
             }
             None => {
-                let is_former = self.former.contains(&tenure.place.incarnation);
-                (is_former && self.now_ms() <= self.window_ms).then_some(None)
+                let of = |(run, _): &&(u64, u64)| *run == tenure.place.incarnation;
+                let (_, passed_ms) = self.former.iter().find(of)?;
+                (passed_ms + self.now_ms() <= self.window_ms).then_some(None)
             }
         }
     }

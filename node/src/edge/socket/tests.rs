@@ -35,7 +35,7 @@ impl FakeStore for Store {
 
 fn identities_of(shards: &Shards, clock: &Clock, limits: &Limits) -> Identities {
     let keys = ConnectionKeys::new(&[1; 32]);
-    Identities::new(keys, 1, vec![2], shards.handles(), clock.clone(), limits)
+    Identities::new(keys, 1, vec![(2, 0)], shards.handles(), clock.clone(), limits)
 }
 
 struct Node {
@@ -62,7 +62,7 @@ impl Node {
             Arc::new(Authenticator::new(Arc::clone(&accounts), NoTokens, clock.clone(), &limits, true));
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone());
         // Nobody reads what is asked of it.
-        let (backlog, _) = Backlog::new(&publisher, &accounts, &clock, None, &limits);
+        let (backlog, _) = Backlog::new(&publisher, &accounts, &clock, &[], &limits);
         let services = Services {
             publisher,
             backlog,

@@ -66,15 +66,15 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// says as much. Blocks on the disk; to be called at start.
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError>;
 
-    /// Says that the rows of this node are of `incarnation` from now on, and gives the run that they were of before; `None`
-    /// where the store knows of none. `policies` says which channels keep history: it is only compared. To be called
-    /// before anything is appended, and again when that changes.
+    /// Says that the rows of this node are of `incarnation` from now on, and gives the runs that they were of before, the
+    /// latest first; none where the store knows of none, and no more than a few. To be called before anything is appended, and
+    /// again when what is said of the run changes.
     fn begin(
         &self,
         _incarnation: u64,
-        _policies: u64,
-    ) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
-        Box::pin(std::future::ready(Ok(None)))
+        _kept: Kept,
+    ) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
     /// Resolves when a `read` gives all that was handed to `append` before this call and did not fail.
@@ -107,14 +107,43 @@ pub trait HistoryStore: Send + Sync + 'static {
     fn shutdown(&self);
 }
 
-/// The run of this node before the present one.
+/// What a run says of the rows that it leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// Which channels keep history: it is only compared.
+    pub policies: u64,
+    /// Whatever it has delivered on these channels has its row, but for what was on its way when it ended.
+    pub is_all: bool,
+    /// It has outlasted the time in which clients of the runs before it may come back; these are forgotten.
+    pub outlasts: bool,
+}
+
+/// A run of this node before the present one. Times are epoch milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FormerRun {
     pub incarnation: u64,
     /// As it said last.
-    pub policies: u64,
-    /// The timestamp of its last row, of any channel, in epoch milliseconds.
+    pub kept: Kept,
+    pub began_ms: u64,
+    /// The timestamp of its last row, of any channel; before it began when it has none.
     pub last_ms: u64,
+}
+
+impl FormerRun {
+    /// How long it ran at least.
+    pub fn lasted_ms(&self) -> u64 {
+        self.last_ms.saturating_sub(self.began_ms)
+    }
+
+    /// Runs, the latest first, each with the time that the node ran after its end and before the present run: at least so
+    /// much of the resume window of its clients has passed.
+    pub fn with_passed_ms(runs: &[Self]) -> impl Iterator<Item = (&Self, u64)> {
+        runs.iter().scan(0, |passed_ms, run| {
+            let before_ms = *passed_ms;
+            *passed_ms += run.lasted_ms();
+            Some((run, before_ms))
+        })
+    }
 }
 
 /// Within which a client-given message id is unique.

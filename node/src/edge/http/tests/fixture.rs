@@ -111,7 +111,7 @@ impl Fixture {
             )),
             publisher: Arc::new(Publisher::new(Arc::clone(&hub), Arc::clone(&store), Limits::clone(&limits))),
             hub,
-            former_run: None,
+            former_runs: Vec::new(),
             accounts,
             store,
             connections: Arc::default(),

@@ -8,23 +8,24 @@ use crate::origin::history::{Direction, HistoryQuery, Position, RowKind};
 use crate::session::Rewind;
 
 impl Rows<'_> {
-    /// The place after a stamp of this run or of the former one; none when what follows it is not all there.
+    /// The place after a stamp of this run or of one before; none when what follows it is not all there.
     pub(super) async fn find_after(&self, after: Stamp, mark: u64) -> Option<Found> {
         let shared = self.shared;
         // Rows up to the mark are on their way at least: wait until they can be read.
         shared.store.settled().await.ok()?;
         let is_own = after.incarnation == shared.hub.incarnation();
-        if is_own && after.sequence > mark || !is_own && !shared.follows_former() {
-            return None;
-        }
-        let last_ms = if is_own { shared.clock.now_ms() } else { shared.former?.last_ms };
+        let last_ms = if is_own {
+            (after.sequence <= mark).then(|| shared.clock.now_ms())?
+        } else {
+            shared.former(after.incarnation).filter(|run| shared.follows(run))?.last_ms
+        };
         let floor_ms = last_ms.saturating_sub(shared.keep_ms);
         if floor_ms < self.oldest_ms {
             // Some of it may have outlived its retention.
             return None;
         }
         let newest = self.newest(None).await?;
-        let order = if is_own { Order::Strict } else { Order::IntoThisRun { mark } };
+        let order = if is_own { Order::Strict } else { Order::IntoThisRun { from: after.incarnation, mark } };
         let Some(newest) = newest.filter(|newest| self.is_after(*newest, after)) else {
             // All that was numbered since is stored, and nothing is.
             let cursor = newest.unwrap_or(before(floor_ms, after));
@@ -113,12 +114,13 @@ impl Rows<'_> {
         Some(page.rows.first().map(|row| row.position))
     }
 
-    /// Rows of runs before the former one are not after anything that can be asked for.
+    /// Rows of runs that are not known are not after anything that can be asked for.
     fn is_after(&self, row: Position, after: Stamp) -> bool {
         if row.incarnation == after.incarnation {
             return row.sequence > after.sequence;
         }
-        row.incarnation == self.shared.hub.incarnation()
+        let runs_since = |incarnation| self.shared.runs_since(incarnation).unwrap_or(usize::MAX);
+        runs_since(row.incarnation) < runs_since(after.incarnation)
     }
 
     pub(super) fn query(&self, direction: Direction) -> HistoryQuery {

@@ -63,7 +63,7 @@ impl Rows<'_> {
             messages.push((stamp, &*row.json));
         }
         if read.next.is_none()
-            && let Order::IntoThisRun { mark } | Order::Any { mark } = place.order
+            && let Order::IntoThisRun { mark, .. } | Order::Any { mark } = place.order
         {
             // That was all up to the mark: from here on the position is one of this run.
             place.after = self.shared.own(mark);
@@ -91,12 +91,15 @@ impl Rows<'_> {
         let is_own = incarnation == self.shared.hub.incarnation();
         let stepped = Place { after: stamp, ..place };
         match place.order {
-            Order::IntoThisRun { mark } | Order::Any { mark } if is_own && sequence > mark => {
+            Order::IntoThisRun { mark, .. } | Order::Any { mark } if is_own && sequence > mark => {
                 let from_mark = Place { after: self.shared.own(mark), order: Order::Strict, ..place };
                 self.step(from_mark, stamp)
             }
             Order::Any { .. } => Some(stepped),
-            Order::IntoThisRun { .. } if is_own => Some(stepped),
+            Order::IntoThisRun { from, .. } if incarnation != from => {
+                let runs_since = |incarnation| self.shared.runs_since(incarnation);
+                (runs_since(incarnation)? <= runs_since(place.after.incarnation)?).then_some(stepped)
+            }
             Order::Strict | Order::IntoThisRun { .. } => {
                 let Stamp { incarnation: former, sequence: before } = place.after;
                 (incarnation == former && sequence == before + 1).then_some(stepped)

@@ -6,10 +6,12 @@ use tempfile::TempDir;
 use super::*;
 use crate::accounts::Accounts;
 use crate::model::{AccountId, ChannelKey, ChannelName, Message, Published};
-use crate::origin::history::{Embedded, Options};
+use crate::origin::history::{Embedded, Kept, Options};
 use crate::testing::DirectoryText;
 
 const FORMER: u64 = 7;
+/// The run before that one.
+const BEFORE: u64 = 9;
 
 /// A node that keeps no recent messages, so that all has to come from the store.
 struct Bench {
@@ -30,10 +32,11 @@ impl Bench {
         let directory = DirectoryText::default().account("acme");
         let accounts = Accounts::from_text(directory.text()).expect("a directory");
         let (channel, _) = hub.attach(&key(), 0);
-        let former = Some(FormerRun { incarnation: FORMER, policies: 0, last_ms: clock.now_ms() });
+        let last_ms = clock.now_ms();
+        let former = [FORMER, BEFORE].map(|incarnation| Former { incarnation, last_ms, passed_ms: 0 }).into();
         let shared = Shared {
             publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store), limits.clone()),
-            generation: accounts.generation(),
+            policy_changes: accounts.policy_changes(),
             keep_ms: 2 * limits.resume_window_ms,
             ready: Instant::now(),
             hub,
@@ -62,11 +65,15 @@ impl Bench {
     }
 
     fn publish_former(&self, sequences: &[u64]) {
+        self.publish_of(FORMER, sequences);
+    }
+
+    fn publish_of(&self, run: u64, sequences: &[u64]) {
         for sequence in sequences {
-            let published = message(FORMER, *sequence, self.shared.clock.now_ms());
+            let published = message(run, *sequence, self.shared.clock.now_ms());
             self.shared.store.append(published, Some(72), Box::new(|_| {}));
         }
-        // So that no message of this run has the time of one of the former.
+        // So that no message of the next run has the time of one of this.
         let now_ms = self.shared.clock.now_ms();
         self.shared.clock.raise(now_ms + 1);
     }
@@ -166,4 +173,49 @@ async fn a_gap_in_the_former_run_is_one() {
     let former = |sequence| Stamp { incarnation: FORMER, sequence };
     assert_eq!(bench.read(former(3)).await, None);
     assert!(bench.read(former(5)).await.is_some());
+}
+
+#[tokio::test]
+async fn a_run_before_the_former_one_is_followed_by_all_of_both() {
+    let bench = Bench::new();
+    bench.publish_of(77, &[1, 2]);
+    bench.publish_of(BEFORE, &[3, 4, 5]);
+    // A channel that was forgotten meanwhile is numbered from higher up.
+    bench.publish_of(FORMER, &[1, 2, 9]);
+    let before = |sequence| Stamp { incarnation: BEFORE, sequence };
+    let own = |sequence| Stamp { incarnation: bench.own(), sequence };
+    assert_eq!(bench.read(before(4)).await, Some((vec![5, 1, 2, 9], own(0))));
+    (1..=2).for_each(|_| bench.publish(true));
+    for (after, expected) in
+        [(3, vec![4, 5, 1, 2, 9, 1, 2]), (5, vec![1, 2, 9, 1, 2]), (8, vec![1, 2, 9, 1, 2])]
+    {
+        assert_eq!(bench.read(before(after)).await, Some((expected, own(2))), "after {after}");
+    }
+    assert_eq!(bench.read(before(1)).await, None, "what was before is not known");
+    assert_eq!(bench.read(Stamp { incarnation: FORMER, sequence: 1 }).await, None, "2 is followed by 9");
+    assert_eq!(bench.read(Stamp { incarnation: 77, sequence: 1 }).await, None, "a run that nobody knows");
+}
+
+#[test]
+fn runs_are_followed_back_to_one_that_was_different() {
+    let run = |incarnation, policies, is_all, began_ms, last_ms| FormerRun {
+        incarnation,
+        kept: Kept { policies, is_all, outlasts: false },
+        began_ms,
+        last_ms,
+    };
+    let followed = |runs: &[FormerRun]| -> Vec<(u64, u64)> {
+        Former::followed(runs, 8).iter().map(|former| (former.incarnation, former.passed_ms)).collect()
+    };
+    let [third, second, first] =
+        [run(3, 8, true, 500, 700), run(2, 8, true, 300, 400), run(1, 8, true, 100, 90)];
+    assert_eq!(followed(&[third, second, first]), [(3, 0), (2, 200), (1, 300)]);
+    let (other, misses) = (run(2, 9, true, 300, 400), run(2, 8, false, 300, 400));
+    assert_eq!(followed(&[third, other, first]), [(3, 0)], "it kept other channels");
+    assert_eq!(
+        followed(&[third, misses, first]),
+        [(3, 0), (2, 200)],
+        "it may be begun from, not passed through"
+    );
+    assert_eq!(followed(&[]), []);
 }

@@ -8,11 +8,20 @@ const NOW_MS: u64 = 1_767_225_600_500;
 /// Of the runs whose connections are good here.
 const OWN: u64 = 1;
 const FORMER: u64 = 2;
+/// Of a run before that, of whose time 50 seconds are over.
+const BEFORE: u64 = 3;
 
 fn identities(limits: &Limits) -> Identities {
     let (shards, _polls) = Shards::prepare(2).unwrap();
     let keys = ConnectionKeys::new(&[1; 32]);
-    Identities::new(keys, OWN, vec![FORMER], shards.handles(), Clock::manual(NOW_MS), limits)
+    Identities::new(
+        keys,
+        OWN,
+        vec![(FORMER, 0), (BEFORE, 50_000)],
+        shards.handles(),
+        Clock::manual(NOW_MS),
+        limits,
+    )
 }
 
 fn within(window_ms: u64) -> Identities {
@@ -141,6 +150,8 @@ fn one_of_a_former_run_is_taken_up_within_the_window_from_the_start() {
     assert!(!former.is_open);
     let (tenure, resumed) = identities.begin(Some(former), place(1));
     assert!(resumed && tenure.epoch > 9 && tenure.connection_id == of(FORMER, 1).connection_id);
+    assert!(identities.former(&of(BEFORE, 1)).is_some());
+    assert!(within(49_000).former(&of(BEFORE, 1)).is_none(), "its time was over before the start");
     let short = within(1);
     let since = Instant::now();
     while short.former(&of(FORMER, 1)).is_some() {

@@ -25,7 +25,7 @@ pub(super) use presence::{presence_beside_messages, presence_outlives_only_its_r
 pub(super) use revocations::{
     revocations_end_with_the_last_token, revocations_merge_and_survive_reopening, revocations_of_many_at_once,
 };
-pub(super) use runs::{pages_in_bytes, the_run_before_is_known};
+pub(super) use runs::{pages_in_bytes, the_runs_before_are_known};
 
 /// Where a store keeps its rows; opened again it finds what was stored.
 pub(super) trait Place {
@@ -37,7 +37,7 @@ macro_rules! contract_tests {
     ($place:expr) => {
         $crate::origin::history::contract::contract_tests!($place;
             append_then_read, newest_first_within_one_millisecond, pages_stay_stable_while_writing,
-            pages_forwards, pages_in_bytes, the_run_before_is_known, start_and_end, across_days_and_retentions, retention_cut, until_leaves_out_what_is_live, what_is_settled_is_read,
+            pages_forwards, pages_in_bytes, the_runs_before_are_known, start_and_end, across_days_and_retentions, retention_cut, until_leaves_out_what_is_live, what_is_settled_is_read,
             reads_have_no_side_effects, accounts_never_meet, history_survives_reopening,
             the_clock_is_raised_over_what_is_stored, callbacks_come_in_order,
             ids_within_the_window, ids_belong_to_their_scope, ids_without_history, ids_while_being_written,

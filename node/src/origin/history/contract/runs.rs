@@ -1,8 +1,8 @@
-//! What a replay from the store needs: pages by their size, and which run of the node wrote before.
+//! What a replay from the store needs: pages by their size, and which runs of the node wrote before.
 
 use super::bench::{Bench, channel, messages, query, sequences, wait};
 use super::{Direction, HistoryQuery, Place};
-use crate::origin::history::FormerRun;
+use crate::origin::history::{FormerRun, Kept};
 
 pub(in crate::origin::history) fn pages_in_bytes(place: &dyn Place) {
     let bench = Bench::new(place);
@@ -27,14 +27,39 @@ pub(in crate::origin::history) fn pages_in_bytes(place: &dyn Place) {
     assert_eq!(least.rows.len(), 1, "at least one, however small the bound");
 }
 
-pub(in crate::origin::history) fn the_run_before_is_known(place: &dyn Place) {
+pub(in crate::origin::history) fn the_runs_before_are_known(place: &dyn Place) {
     let bench = Bench::new(place);
-    assert_eq!(wait(bench.store.begin(1, 7)), Ok(None));
-    bench.append(messages(&channel("acme", "a"), bench.base_ms, 1..=2), Some(72)).expect("stored");
+    let said = |policies, is_all| Kept { policies, is_all, outlasts: false };
+    let key = channel("acme", "a");
+    assert_eq!(wait(bench.store.begin(1, said(7, true))), Ok(vec![]));
+    bench.append(messages(&key, bench.base_ms, 1..=2), Some(72)).expect("stored");
     let bench = bench.reopen();
-    let first = FormerRun { incarnation: 1, policies: 7, last_ms: bench.base_ms };
-    assert_eq!(wait(bench.store.begin(2, 8)), Ok(Some(first)));
-    assert!(wait(bench.store.begin(2, 9)).is_ok(), "it may change its policies");
+    let former = wait(bench.store.begin(2, said(8, true))).expect("begun");
+    let [first] = former[..] else { unreachable!("one run: {former:?}") };
+    assert_eq!((first.incarnation, first.kept, first.last_ms), (1, said(7, true), bench.base_ms));
+    assert!(first.began_ms >= bench.base_ms, "by the clock of the store");
+    assert_eq!(wait(bench.store.begin(2, said(9, false))), Ok(vec![first]), "it may say something else");
+    let last_ms = first.began_ms + 60_000;
+    bench.append(messages(&key, last_ms, 3..=4), Some(72)).expect("stored");
     let bench = bench.reopen();
-    assert_eq!(wait(bench.store.begin(3, 8)), Ok(Some(FormerRun { incarnation: 2, policies: 9, ..first })));
+    let former = wait(bench.store.begin(3, said(8, true))).expect("begun");
+    let [second, before] = former[..] else { unreachable!("two runs: {former:?}") };
+    assert_eq!((second.incarnation, second.kept, second.last_ms), (2, said(9, false), last_ms));
+    assert!(second.lasted_ms() <= 60_000);
+    assert_eq!(before, first);
+    assert_eq!(before.lasted_ms(), 0, "its last row is older than it is");
+    let passed: Vec<u64> = FormerRun::with_passed_ms(&former).map(|(_, passed_ms)| passed_ms).collect();
+    assert_eq!(passed, [0, second.lasted_ms()]);
+    for incarnation in 4..=40 {
+        let former = wait(bench.store.begin(incarnation, said(8, true))).expect("begun");
+        let expected = (1..incarnation).rev().take(16).collect::<Vec<u64>>();
+        assert_eq!(former.iter().map(|run| run.incarnation).collect::<Vec<_>>(), expected);
+    }
+    assert!(wait(bench.store.begin(40, Kept { outlasts: true, ..said(8, true) })).is_ok());
+    let former = wait(bench.store.begin(41, said(8, true))).expect("begun");
+    assert_eq!(
+        former.iter().map(|run| run.incarnation).collect::<Vec<_>>(),
+        [40],
+        "it has outlasted the others"
+    );
 }

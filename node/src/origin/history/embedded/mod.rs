@@ -15,6 +15,7 @@ mod partitions;
 mod queue;
 mod reader;
 mod revocations;
+mod runs;
 mod tables;
 mod writer;
 
@@ -34,8 +35,8 @@ use crate::model::{AccountId, Limits, PresenceEvent, Published, Revocation, Stam
 use crate::origin::metering::MetricRow;
 
 use super::{
-    BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, Position,
-    StoreError,
+    BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, Nonce,
+    Position, StoreError,
 };
 use health::Health;
 use ids::{Find, Lookup, PendingIds, Remembered};
@@ -52,7 +53,7 @@ const DAY_MS: u64 = 24 * HOUR_MS;
 /// The row of the keyspace `state` that holds the highest timestamp stored.
 const HIGHEST: &str = "highest_timestamp_ms";
 /// The row of the same keyspace that holds the incarnation of the last run, and its policies.
-const RUN: &str = "run";
+const RUNS: &str = "runs";
 /// fjall takes keys of 65 535 bytes.
 const KEY_BYTES_MAX: usize = 60_000;
 
@@ -173,13 +174,9 @@ impl HistoryStore for Embedded {
         self.written(bytes, |answer| Job::Revoke { revocation, answer })
     }
 
-    fn begin(
-        &self,
-        incarnation: u64,
-        policies: u64,
-    ) -> BoxFuture<'static, Result<Option<FormerRun>, StoreError>> {
+    fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
         let (answer, answered) = oneshot::channel();
-        let begin = Job::Begin { incarnation, policies, answer };
+        let begin = Job::Begin { incarnation, kept, answer };
         if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes: 0 }, begin) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }

@@ -9,7 +9,7 @@ use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
 
 use crate::model::{Clock, Revocation};
-use crate::origin::history::{Done, FormerRun, StoreError};
+use crate::origin::history::{Done, FormerRun, Kept, StoreError};
 use crate::origin::metering::MetricRow;
 
 use super::health::Health;
@@ -19,7 +19,7 @@ use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
 use super::tables::{self, Table};
-use super::{DAY_MS, HIGHEST, HOUR_MS, RUN, engine, metrics};
+use super::{DAY_MS, HIGHEST, HOUR_MS, engine, metrics, runs};
 
 /// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
@@ -49,11 +49,11 @@ pub(super) enum Job {
         rows: Vec<MetricRow>,
         answer: Answer<()>,
     },
-    /// Answered with the run before.
+    /// Answered with the runs before.
     Begin {
         incarnation: u64,
-        policies: u64,
-        answer: Answer<Option<FormerRun>>,
+        kept: Kept,
+        answer: Answer<Vec<FormerRun>>,
     },
     /// Answered when all before it is written.
     Settle {
@@ -83,7 +83,7 @@ pub(super) struct Answers {
     appended: Vec<Done>,
     claimed: Vec<(Answer<bool>, bool)>,
     written: Vec<Answer<()>>,
-    begun: Option<(Answer<Option<FormerRun>>, Option<FormerRun>)>,
+    begun: Option<(Answer<Vec<FormerRun>>, Vec<FormerRun>)>,
 }
 
 pub(super) struct Writer {
@@ -187,9 +187,9 @@ impl Writer {
                     answers.written.push(answer);
                     metric_rows.extend(rows);
                 }
-                Job::Begin { incarnation, policies, answer } => {
-                    answers.begun = Some((answer, None));
-                    begins = Some((incarnation, policies));
+                Job::Begin { incarnation, kept, answer } => {
+                    answers.begun = Some((answer, Vec::new()));
+                    begins = Some((incarnation, kept));
                 }
                 Job::Settle { answer } => answers.written.push(answer),
             }
@@ -205,7 +205,10 @@ impl Writer {
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
         let mut batch = batch.durability(Some(PersistMode::SyncData));
         if let (Some(run), Some((_, former))) = (begins, &mut answers.begun) {
-            *former = self.add_run(&mut batch, run).map_err(not_taken)?;
+            // Before any row of this run.
+            let now_ms = self.clock.now_ms();
+            *former =
+                runs::begin(&self.state, &mut batch, run, now_ms, self.highest_ms).map_err(not_taken)?;
         }
         self.add_rows(&mut batch, rows).map_err(not_taken)?;
         self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(not_taken)?;
@@ -237,24 +240,6 @@ impl Writer {
         }
         batch.insert(self.state.keyspace(), HIGHEST, self.highest_ms.to_be_bytes());
         Ok(())
-    }
-
-    /// Gives the run before; before any row of this one.
-    fn add_run(
-        &self,
-        batch: &mut OwnedWriteBatch,
-        (incarnation, policies): (u64, u64),
-    ) -> fjall::Result<Option<FormerRun>> {
-        let found = self.state.keyspace().get(RUN)?;
-        let row = [incarnation.to_be_bytes(), policies.to_be_bytes()].concat();
-        batch.insert(self.state.keyspace(), RUN, row);
-        let former = found.and_then(|value| {
-            let (incarnation, rest) = value.split_first_chunk()?;
-            let (incarnation, policies) =
-                (u64::from_be_bytes(*incarnation), u64::from_be_bytes(*rest.first_chunk()?));
-            Some(FormerRun { incarnation, policies, last_ms: self.highest_ms })
-        });
-        Ok(former)
     }
 
     fn add_claims(

@@ -1,0 +1,77 @@
+//! Several restarts within the resume window, and what the directory may do meanwhile.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::{Directory, directory, http, wait_until};
+use tokio::time::sleep;
+
+use super::stored::{SOON, begin, resume};
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_restarts_lose_nothing_either() {
+    let mut node = node().await;
+    let (mut missed, mut idle) = (begin(&node, "a").await, begin(&node, "idle").await);
+    let mut published = 10;
+    for _ in 0..4 {
+        let mut publisher = Socket::open(&node, "").await;
+        publish(&mut publisher, "a", published..published + 300).await;
+        publish(&mut publisher, "other", 0..5).await;
+        published += 300;
+        node.restart().await;
+    }
+    resume(&node, &mut missed, "", published..published + 100).await;
+    resume(&node, &mut idle, "", 10..20).await;
+    // A place between two restarts is one like any other.
+    node.restart().await;
+    resume(&node, &mut missed, "", published + 100..published + 110).await;
+}
+
+/// The identity of a connection over several restarts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_is_taken_up_after_several_restarts() {
+    let mut node = node().await;
+    let socket = Socket::open(&node, "").await;
+    let (id, key) = (socket.connected["connectionId"].clone(), socket.connected["connectionKey"].clone());
+    for _ in 0..3 {
+        node.restart().await;
+    }
+    let query = format!("?resume={}", key.as_str().expect("a key"));
+    let socket = Socket::open(&node, &query).await;
+    assert_eq!((&socket.connected["resumed"], &socket.connected["connectionId"]), (&json!(true), &id));
+}
+
+/// However often it is restarted after, a run that has outlasted the time to come back ends that of all before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_run_is_the_end_of_those_before() {
+    let mut node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
+    let follower = begin(&node, "a").await;
+    node.restart().await;
+    // What is missed is kept for twice the window; that this has passed is looked for every tenth of a second.
+    sleep(Duration::from_secs(3)).await;
+    node.restart().await;
+    let mut socket = Socket::open(&node, "").await;
+    assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_the_directory_that_leaves_the_history_alone_is_no_loss() {
+    let before = Directory::default().account("acme").key("k", "s", directory::ALL);
+    let mut node = Node::start(unlimited().directory(before.clone(), "s.k")).await;
+    let mut follower = begin(&node, "a").await;
+    let mut publisher = Socket::open(&node, "").await;
+    publish(&mut publisher, "a", 10..20).await;
+    node.replace_directory(&before.clone().key("k2", "s", directory::ALL));
+    wait_until(SOON, "the first change", async || is_known(&node, "s.k2").await).await;
+    node.restart().await;
+    node.replace_directory(&before.clone().key("k3", "s", directory::ALL).account("new"));
+    wait_until(SOON, "the second change", async || is_known(&node, "s.k3").await).await;
+    resume(&node, &mut follower, "", 20..30).await;
+    node.restart().await;
+    resume(&node, &mut follower, "", 30..40).await;
+}
+
+async fn is_known(node: &Node, key: &str) -> bool {
+    http::request(node.addr(), "GET", "/time", &[("authorization", &http::basic(key))], "").await.status
+        == 200
+}
