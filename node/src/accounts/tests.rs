@@ -256,7 +256,7 @@ fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
     };
     let (on, off) = ("history = true", "history = false");
     fs::write(&path, text(&[("one", on)], "k1")).expect("a temporary file");
-    let accounts = Accounts::open(&path).expect("a good directory");
+    let accounts = Accounts::open(&path, 72).expect("a good directory");
     for (now, key, changes) in [
         (&[("one", on)][..], "k2", 0),
         (&[("one", "history = true\nretention_hours = 1")], "k2", 0),
