@@ -108,17 +108,23 @@ async fn wait_until_closed(raw: &mut Raw) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_reads_nothing_of_its_answer_is_given_up() {
-    let node = node_with_pages(NodeOptions::default().limit("http_stall_ms", 1_000), PAGE).await;
-    let mut raw = Raw::connect_slow(node.addr(), RECEIVE_BYTES).await;
-    ask_for_pages(&mut raw, &node).await;
-    wait_until_closed(&mut raw).await;
+    const STALL_MS: u64 = 3_000;
+    // Its system takes what it has room for, a moment after the node's has filled; the time begins there.
+    let given_up = async |mut raw: Raw, node: &Node| {
+        let began = Instant::now();
+        ask_for_pages(&mut raw, node).await;
+        wait_until_closed(&mut raw).await;
+        let stall = Duration::from_millis(STALL_MS);
+        let after = began.elapsed();
+        assert!(after >= stall && after < stall * 2 - Duration::from_millis(300), "{after:?}");
+    };
+    let node = node_with_pages(NodeOptions::default().limit("http_stall_ms", STALL_MS), PAGE).await;
+    given_up(Raw::connect_slow(node.addr(), RECEIVE_BYTES).await, &node).await;
 
     let tls = Tls::default();
-    let node = Node::start(tls.node().limit("http_stall_ms", 1_000)).await;
+    let node = Node::start(tls.node().limit("http_stall_ms", STALL_MS)).await;
     publish_large(&mut tls.http(node.addr()).await, &node.key(), "large", PAGE).await;
-    let mut raw = tls.raw_slow(node.addr(), RECEIVE_BYTES).await;
-    ask_for_pages(&mut raw, &node).await;
-    wait_until_closed(&mut raw).await;
+    given_up(tls.raw_slow(node.addr(), RECEIVE_BYTES).await, &node).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

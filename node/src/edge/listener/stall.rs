@@ -6,9 +6,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::edge::link::unsent;
+
+/// How often what the client takes is looked at within the time that it has, which ends so much later at most.
+const LOOKS: u32 = 8;
 
 /// Watches the writes of one connection. It costs a timer while one of them waits, and nothing else.
 pub(super) struct Stall {
@@ -17,8 +20,8 @@ pub(super) struct Stall {
 }
 
 struct Waiting {
-    end: Pin<Box<Sleep>>,
-    unsent: Option<libc::c_int>,
+    look: Pin<Box<Sleep>>,
+    progress: Progress,
 }
 
 impl Stall {
@@ -42,27 +45,77 @@ impl Stall {
             return written;
         }
         let time_max = self.time_max;
-        let waiting = self
-            .waiting
-            .get_or_insert_with(|| Waiting { end: Box::pin(sleep(time_max)), unsent: unsent(socket) });
+        let waiting = self.waiting.get_or_insert_with(|| {
+            let (progress, look) = Progress::begin(Instant::now(), unsent(socket), time_max);
+            Waiting { look: Box::pin(sleep_until(look)), progress }
+        });
         if part {
-            waiting.begin_again(socket, time_max);
+            waiting.progress = Progress::begin(Instant::now(), unsent(socket), time_max).0;
         }
-        while waiting.end.as_mut().poll(cx).is_ready() {
-            // The socket asks for more only when a good part of its buffer is free, and a slow client takes long to get there.
-            if unsent(socket) >= waiting.unsent {
+        while waiting.look.as_mut().poll(cx).is_ready() {
+            let Some(look) = waiting.progress.look(Instant::now(), unsent(socket), time_max) else {
                 socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO)).ok();
                 return Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, "the client does not read")));
-            }
-            waiting.begin_again(socket, time_max);
+            };
+            waiting.look.as_mut().reset(look);
         }
         Poll::Pending
     }
 }
 
-impl Waiting {
-    fn begin_again(&mut self, socket: &TcpStream, time_max: Duration) {
-        self.unsent = unsent(socket);
-        self.end.as_mut().reset(Instant::now() + time_max);
+/// What a client takes while a write waits. The socket asks for more only when a good part of its buffer is free, and a slow client
+/// takes long to get there.
+struct Progress {
+    /// When the client is given up unless it takes something.
+    end: Instant,
+    unsent: Option<libc::c_int>,
+}
+
+impl Progress {
+    /// With the time of the first look.
+    fn begin(now: Instant, unsent: Option<libc::c_int>, time_max: Duration) -> (Self, Instant) {
+        (Self { end: now + time_max, unsent }, now + time_max / LOOKS)
+    }
+
+    /// The time of the next look; none when the client is to be given up.
+    fn look(&mut self, now: Instant, unsent: Option<libc::c_int>, time_max: Duration) -> Option<Instant> {
+        if unsent < self.unsent {
+            self.end = now + time_max;
+        } else if now >= self.end {
+            return None;
+        }
+        self.unsent = unsent;
+        Some((now + time_max / LOOKS).min(self.end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME_MAX: Duration = Duration::from_secs(8);
+
+    /// When a client is given up of which at each time in milliseconds so much is unsent, since the beginning.
+    fn ended_after(unsent: impl Fn(u128) -> Option<libc::c_int>) -> Duration {
+        let began = Instant::now();
+        let (mut progress, mut now) = Progress::begin(began, unsent(0), TIME_MAX);
+        while let Some(next) = progress.look(now, unsent((now - began).as_millis()), TIME_MAX) {
+            assert!(next > now);
+            now = next;
+        }
+        now - began
+    }
+
+    #[test]
+    fn the_time_begins_when_something_was_taken_last() {
+        assert_eq!(ended_after(|_| Some(100)), TIME_MAX, "nothing is taken");
+        assert_eq!(ended_after(|_| None), TIME_MAX, "the system cannot tell");
+        for last_ms in [1, 999, 1_000, 1_001, 7_999, 40_500] {
+            let last = Duration::from_millis(last_ms);
+            let ended = ended_after(|ms| Some(100_000 - ms.min(u128::from(last_ms)) as libc::c_int));
+            assert!(ended >= last + TIME_MAX && ended < last + TIME_MAX / 8 * 9, "{last:?}: {ended:?}");
+        }
+        let slow = |ms: u128| Some(100 - (ms.min(60_000) / 7_900) as libc::c_int);
+        assert!(ended_after(slow) > Duration::from_secs(60), "a byte in nearly the time is enough");
     }
 }
