@@ -24,6 +24,11 @@ const READ_WAIT: Duration = Duration::from_secs(10);
 /// Of one record beside its message and the names and ids that clients give: field names, times and the like.
 const RECORD_BYTES_MAX: usize = 4 * 1024;
 
+/// A page ends with the record that fills it.
+pub(super) fn page_bytes_max(limits: &Limits) -> usize {
+    limits.history_page_bytes + record_bytes_max(limits)
+}
+
 /// What a page is asked for, beside its channel.
 #[derive(Debug, Clone, PartialEq)]
 struct Page {
@@ -82,10 +87,9 @@ async fn rows(
         // A serial is a position of messages.
         until: page.until.clone().filter(|_| kind == RowKind::Messages).map(|serial| until(api, serial)),
     };
-    let record_bytes_max = record_bytes_max(&api.services.limits);
-    let page_bytes_max =
-        (query.bytes_max + record_bytes_max).min(query.limit.saturating_mul(record_bytes_max));
-    let room = api.answers.take(&principal.account.id, page_bytes_max).await?;
+    let limits = &api.services.limits;
+    let bytes_max = page_bytes_max(limits).min(query.limit.saturating_mul(record_bytes_max(limits)));
+    let room = api.answers.take(&principal.account.id, bytes_max).await?;
     let found = match read_full(api, query).await {
         Err(StoreError::Off) if kind == RowKind::Presence => HistoryPage::default(),
         found => found?,

@@ -54,8 +54,8 @@ pub fn router(services: Arc<Services>) -> Router {
     let publishes = KeyRates::new(services.limits.http_publishes_per_second);
     let api = Arc::new(Api {
         publishes,
-        bodies: Room::new(services.limits.http_bodies_bytes),
-        answers: Room::new(services.limits.http_answers_bytes),
+        bodies: Room::new(services.limits.http_bodies_bytes, services.limits.http_body_bytes),
+        answers: Room::new(services.limits.http_answers_bytes, history::page_bytes_max(&services.limits)),
         walks: Semaphore::new(listing::WALKS_MAX),
         streams: Arc::default(),
         channel_order: ChannelOrder::default(),

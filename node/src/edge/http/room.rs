@@ -1,8 +1,9 @@
 //! The bytes that the requests and answers of all connections may hold together.
 
-use std::collections::HashMap;
+mod shares;
+
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,8 +11,9 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 
+use self::shares::Shares;
 use crate::edge::errors::Refusal;
 use crate::model::AccountId;
 
@@ -19,73 +21,118 @@ use crate::model::AccountId;
 pub(super) const SMALL_BYTES: usize = 16 * 1024;
 /// For a request that finds no room; it holds nothing while it waits.
 const TURN_WAIT: Duration = Duration::from_secs(2);
-const UNIT_BYTES: usize = 1024;
 
-pub(super) struct Room {
-    units: Arc<Semaphore>,
-    account_units_max: u32,
-    accounts: Mutex<HashMap<AccountId, Weak<Semaphore>>>,
+/// Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Room(Arc<Mutex<Shares<oneshot::Sender<Taken>>>>);
+
+/// A part of a room, which is free again when all that hold it are gone. None: of something small.
+#[derive(Clone)]
+pub(super) struct Share(Option<Arc<Taken>>);
+
+struct Taken {
+    room: Room,
+    account: AccountId,
+    bytes: usize,
 }
 
-/// A part of a room, which is free again when all that hold it are gone.
-#[derive(Clone)]
-pub(super) struct Share(Arc<Units>);
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.give_back(self.bytes);
+    }
+}
 
-struct Units {
-    all: OwnedSemaphorePermit,
-    of_account: OwnedSemaphorePermit,
+impl Taken {
+    fn give_back(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.bytes -= bytes;
+            self.room.0.lock().give_back(&self.account, bytes);
+            self.room.hand_out();
+        }
+    }
 }
 
 impl Share {
     /// Gives back what is beyond it.
     pub(super) fn at_most(mut self, bytes: usize) -> Self {
-        if let Some(Units { all, of_account }) = Arc::get_mut(&mut self.0) {
-            let beyond = all.num_permits().saturating_sub(units(bytes) as usize);
-            drop((all.split(beyond), of_account.split(beyond)));
+        let bytes = if bytes > SMALL_BYTES { bytes } else { 0 };
+        if let Some(taken) = self.0.as_mut().and_then(Arc::get_mut) {
+            taken.give_back(taken.bytes.saturating_sub(bytes));
         }
         self
     }
 }
 
-impl Room {
-    pub(super) fn new(bytes: usize) -> Self {
-        let units = u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX);
-        Self {
-            units: Arc::new(Semaphore::new(units as usize)),
-            account_units_max: units / 4 * 3,
-            accounts: Mutex::default(),
+/// A claim in its turn, which it leaves when nobody waits for it any more.
+struct Turn<'a> {
+    room: &'a Room,
+    account: &'a AccountId,
+    ticket: u64,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let waited = self.room.0.lock().leave(self.account, self.ticket);
+        if waited {
+            self.room.hand_out();
         }
     }
+}
 
-    /// In its turn, which comes soon or not at all. An account has at most three quarters of the room, so that it leaves
-    /// something to the others; what is larger has all of these.
+impl Room {
+    /// `portion`: what every account is to have, whatever the others take.
+    pub(super) fn new(bytes_max: usize, portion: usize) -> Self {
+        Self(Arc::new(Mutex::new(Shares::new(bytes_max, portion))))
+    }
+
+    /// In its turn, which comes soon or not at all.
     pub(super) async fn take(&self, account: &AccountId, bytes: usize) -> Result<Share, Refusal> {
-        let (all, of_account, units) = self.semaphores(account, bytes);
-        let turn = async {
-            let of_account = of_account.acquire_many_owned(units).await.ok()?;
-            let all = all.acquire_many_owned(units).await.ok()?;
-            Some(Share(Arc::new(Units { all, of_account })))
+        if bytes <= SMALL_BYTES {
+            return Ok(Share(None));
+        }
+        let (turn, met) = {
+            let mut shares = self.0.lock();
+            let bytes = shares.claim(bytes);
+            if shares.take_in_turn(account, bytes) {
+                return Ok(self.share(account, bytes));
+            }
+            let (waiter, met) = oneshot::channel();
+            let ticket = shares.wait(account, bytes, waiter);
+            (Turn { room: self, account, ticket }, met)
         };
-        tokio::time::timeout(TURN_WAIT, turn).await.ok().flatten().ok_or_else(Refusal::unanswered)
+        let met = tokio::time::timeout(TURN_WAIT, met).await;
+        drop(turn);
+        let taken = met.ok().and_then(Result::ok).ok_or_else(Refusal::unanswered)?;
+        Ok(Share(Some(Arc::new(taken))))
     }
 
     /// For what is in memory already, and must not wait there.
     pub(super) fn take_now(&self, account: &AccountId, bytes: usize) -> Result<Share, Refusal> {
-        let (all, of_account, units) = self.semaphores(account, bytes);
-        let of_account = of_account.try_acquire_many_owned(units).map_err(|_| Refusal::unanswered())?;
-        let all = all.try_acquire_many_owned(units).map_err(|_| Refusal::unanswered())?;
-        Ok(Share(Arc::new(Units { all, of_account })))
+        if bytes <= SMALL_BYTES {
+            return Ok(Share(None));
+        }
+        let mut shares = self.0.lock();
+        let bytes = shares.claim(bytes);
+        let taken = shares.take(account, bytes);
+        drop(shares);
+        if taken { Ok(self.share(account, bytes)) } else { Err(Refusal::unanswered()) }
     }
 
-    fn semaphores(&self, account: &AccountId, bytes: usize) -> (Arc<Semaphore>, Arc<Semaphore>, u32) {
-        let mut accounts = self.accounts.lock();
-        let of_account = accounts.get(account).and_then(Weak::upgrade).unwrap_or_else(|| {
-            accounts.retain(|_, semaphore| semaphore.strong_count() > 0);
-            let semaphore = Arc::new(Semaphore::new(self.account_units_max as usize));
-            accounts.insert(account.clone(), Arc::downgrade(&semaphore));
-            semaphore
-        });
-        (Arc::clone(&self.units), of_account, units(bytes).min(self.account_units_max))
+    fn share(&self, account: &AccountId, bytes: usize) -> Share {
+        Share(Some(Arc::new(Taken { room: self.clone(), account: account.clone(), bytes })))
+    }
+
+    /// To whoever is next, after something was given back.
+    fn hand_out(&self) {
+        loop {
+            let Some((account, bytes, waiter)) = self.0.lock().next() else { return };
+            let taken = Taken { room: self.clone(), account, bytes };
+            if let Err(mut unwanted) = waiter.send(taken) {
+                // Not by its drop, which would hand out in turn.
+                let bytes = std::mem::take(&mut unwanted.bytes);
+                self.0.lock().give_back(&unwanted.account, bytes);
+            }
+        }
     }
 
     /// The answer, counted until the socket has all of it. One that has a share among its extensions is not refused.
@@ -104,13 +151,6 @@ impl Room {
         };
         response.map(|body| Body::new(Held { body, share }))
     }
-}
-
-fn units(bytes: usize) -> u32 {
-    if bytes <= SMALL_BYTES {
-        return 0;
-    }
-    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// A body of which every part has the share: hyper lets go of the body before the last part is written.
@@ -155,10 +195,16 @@ impl HttpBody for Held {
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt as _;
+    use tokio::task::JoinSet;
 
     use super::*;
 
     const KIB: usize = 1024;
+
+    /// Of which an account can have 75 KiB alone.
+    fn room() -> Room {
+        Room::new(200 * KIB, 25 * KIB)
+    }
 
     fn answer(bytes: usize) -> Response {
         vec![b'x'; bytes].into_response()
@@ -166,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_counts_until_its_last_byte_is_gone() {
-        let (room, account) = (Room::new(100 * KIB), AccountId::new("acme"));
+        let (room, account) = (room(), AccountId::new("acme"));
         let hold = |bytes| room.hold(&account, answer(bytes));
         let mut held = hold(40 * KIB);
         assert_eq!(held.body().size_hint().exact(), Some(40 * 1024));
@@ -182,29 +228,99 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_with_its_share_is_not_refused() {
-        let (room, account) = (Room::new(100 * KIB), AccountId::new("acme"));
-        let mut first = answer(60 * KIB);
+        let (room, account) = (room(), AccountId::new("acme"));
+        let mut first = answer(50 * KIB);
         let share = room.take(&account, 70 * KIB).await.expect("an empty room");
         first.extensions_mut().insert(share.at_most(50 * KIB));
         let first = room.hold(&account, first);
         assert_eq!(first.status(), 200);
-        assert!(room.take_now(&account, 30 * KIB).is_err(), "it is counted");
+        assert!(room.take_now(&account, 26 * KIB).is_err(), "it is counted");
         assert!(room.take_now(&account, 25 * KIB).is_ok(), "and no more than it");
         drop(first);
         assert!(room.take_now(&account, 75 * KIB).is_ok(), "and given back");
+        let share = room.take(&account, 70 * KIB).await.expect("an empty room").at_most(SMALL_BYTES);
+        assert!(room.take_now(&account, 75 * KIB).is_ok(), "what turned out to be small is not counted");
+        drop(share);
+        assert!(room.0.lock().is_empty());
     }
 
     #[tokio::test]
     async fn an_account_leaves_room_to_the_others() {
-        let room = Room::new(100 * KIB);
+        let room = room();
         let (large, other) = (AccountId::new("large"), AccountId::new("other"));
         let all = room.take(&large, 1024 * KIB).await.expect("an empty room");
         assert!(room.take_now(&large, SMALL_BYTES + 1).is_err());
         assert!(room.take_now(&large, SMALL_BYTES).is_ok(), "what is small needs no room");
-        let beside = room.take_now(&other, 25 * KIB).expect("a quarter is left");
+        let beside = room.take_now(&other, 50 * KIB).expect("its portion, and half of what the first left");
         assert!(room.take_now(&other, SMALL_BYTES + 1).is_err(), "and no more than that");
         drop((all, beside));
-        assert!(room.take_now(&large, 75 * KIB).is_ok());
-        assert_eq!(room.accounts.lock().len(), 1, "who holds nothing is forgotten");
+        assert!(room.0.lock().is_empty(), "who holds nothing is forgotten");
+    }
+
+    #[tokio::test]
+    async fn who_waits_has_what_is_given_back_and_who_is_gone_has_not() {
+        let (room, account) = (room(), AccountId::new("acme"));
+        let all = room.take(&account, 75 * KIB).await.expect("an empty room");
+        let [mut given, mut last] = [60, 20].map(|kib| Box::pin(room.take(&account, kib * KIB)));
+        assert!(one_poll(&mut given).await.is_none());
+        // One that goes at the moment at which it is given its share.
+        let (gone, _) = oneshot::channel();
+        room.0.lock().wait(&account, 30 * KIB, gone);
+        assert!(one_poll(&mut last).await.is_none());
+        drop(all);
+        assert!(one_poll(&mut last).await.is_none(), "it was given to the first, which has not looked");
+        drop(given);
+        assert!(one_poll(&mut last).await.is_some_and(|taken| taken.is_ok()));
+        assert!(room.0.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_leaves_makes_way() {
+        let (room, account) = (room(), AccountId::new("acme"));
+        let held = room.take(&account, 55 * KIB).await.expect("an empty room");
+        let [mut large, mut small] = [60, 20].map(|kib| Box::pin(room.take(&account, kib * KIB)));
+        assert!(one_poll(&mut large).await.is_none());
+        assert!(one_poll(&mut small).await.is_none(), "it waits behind the other");
+        drop(large);
+        assert!(one_poll(&mut small).await.is_some_and(|taken| taken.is_ok()));
+        drop(held);
+        assert!(room.0.lock().is_empty());
+    }
+
+    /// What a future comes to at one poll.
+    async fn one_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+        std::future::poll_fn(|cx| match Pin::new(&mut *future).poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => Poll::Ready(None),
+        })
+        .await
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn nobody_waits_for_room_that_is_free() {
+        let room = room();
+        let mut tasks = JoinSet::new();
+        for number in 0..24_usize {
+            let room = room.clone();
+            tasks.spawn(async move {
+                let account = AccountId::new(&format!("account-{}", number % 3));
+                for round in 0..300 {
+                    let bytes = (17 + (number * 7 + round * 5) % 58) * KIB;
+                    if (number + round) % 5 == 0 {
+                        // It looks once, and leaves.
+                        let _ = one_poll(&mut Box::pin(room.take(&account, bytes))).await;
+                        continue;
+                    }
+                    let share =
+                        room.take(&account, bytes).await.expect("all others give theirs back at once");
+                    tokio::task::yield_now().await;
+                    drop(share.at_most(bytes / 2));
+                }
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.expect("no panic");
+        }
+        assert!(room.0.lock().is_empty());
     }
 }
