@@ -1,6 +1,7 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
 mod files;
+mod members;
 mod runs;
 mod tokens;
 
@@ -40,6 +41,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const RINGS_SWEEP_MS_MAX: u64 = 5_000;
 /// What the store gets to end when the rest has used up the time of a stop.
 const STORE_STOP_MIN: Duration = Duration::from_secs(1);
+/// What members get to leave whose connections have ended during a stop.
+const LEAVES_STOP_MAX: Duration = Duration::from_secs(2);
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Why a node did not start: what was being done, and the cause as its source.
@@ -83,6 +86,7 @@ pub struct App {
     shards: Arc<Shards>,
     acceptor: Acceptor,
     store: Arc<dyn HistoryStore>,
+    publisher: Publisher,
     meter: Arc<Meter>,
     addresses: Addresses,
     node_id: Arc<str>,
@@ -121,6 +125,7 @@ impl App {
         let past = runs::former_runs(&*store, &hub, &accounts).await;
         let identities = Arc::new(identities(&config, &hub, &past, &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
+        let former_members = members::restore(&store, &hub).await?;
         let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, &past, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
@@ -138,12 +143,11 @@ impl App {
         start_shards(&shards, polls, services, &tasks)?;
         runs::note_what_is_kept(&tasks, &store, &publisher, &accounts, limits.resume_window_ms);
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
-        tasks.spawn("presence", OnStop::Cancel, publisher.clone().run_departures());
 
         let router = http::router(Arc::new(edge::Services {
             accounts: Arc::clone(&accounts),
             auth: Arc::clone(&auth),
-            publisher: Arc::new(publisher),
+            publisher: Arc::new(publisher.clone()),
             hub: Arc::clone(&hub),
             former_runs: past.iter().map(|run| run.incarnation).collect(),
             store: Arc::clone(&store),
@@ -171,12 +175,11 @@ impl App {
         let admin = serve_admin(&config, outside.admin, admin_state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
-        tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(&store), Arc::clone(&auth), stamps));
-        tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, limits.resume_window_ms));
-        tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
+        spawn_sweeps(&tasks, &store, &auth, stamps, hub, limits.resume_window_ms, metrics);
 
         let (clients, certificates) = (outside.clients, outside.certificates);
         let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
+        members::begin(former_members, &publisher, &auth, &tasks);
         let addresses = Addresses { listen, admin };
         let node_file = announce(&config, &node_id, addresses)?;
         Ok(Self {
@@ -185,6 +188,7 @@ impl App {
             shards,
             acceptor,
             store,
+            publisher,
             meter,
             addresses,
             node_id,
@@ -213,14 +217,17 @@ impl App {
         self.tasks.failed().cancelled().await;
     }
 
-    /// Not ready, no new connections, clients told to come back, requests under way finished, counts stored, the
-    /// store flushed.
+    /// Not ready, no new connections, clients told to come back, requests under way finished, leaves and counts stored,
+    /// the store flushed. Members whose connections are lost by this stay in the store, for the next run.
     pub async fn stop(self) {
         self.draining.store(true, Ordering::Relaxed);
         self.acceptor.stop();
         self.shards.stop(self.drain_timeout);
         let until = Instant::now() + self.drain_timeout;
         self.tasks.stop(self.drain_timeout).await;
+        if tokio::time::timeout(LEAVES_STOP_MAX, self.publisher.finish_departures()).await.is_err() {
+            tracing::warn!("not all who had ended their connection have left");
+        }
         self.meter.finish().await;
         let store = self.store;
         // What was acknowledged is on the disk already; a disk that hangs is not waited for.
@@ -416,6 +423,20 @@ fn start_acceptor(
     let acceptor = Acceptor::start(bound, Arc::clone(shards), certificates, limits, tasks)
         .map_err(StartError::at(at()))?;
     Ok((acceptor, address))
+}
+
+fn spawn_sweeps(
+    tasks: &Tasks,
+    store: &Arc<dyn HistoryStore>,
+    auth: &Arc<Authenticator>,
+    stamps: Clock,
+    hub: Arc<Hub>,
+    window_ms: u64,
+    metrics: PrometheusHandle,
+) {
+    tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(store), Arc::clone(auth), stamps));
+    tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, window_ms));
+    tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 }
 
 async fn sweep_rings(hub: Arc<Hub>, window_ms: u64) {

@@ -30,7 +30,7 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
         done(Err(StoreError::Off));
     }
 
-    fn append_presence(&self, _: Arc<PresenceEvent>, _: u32, done: Done) {
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: Option<u32>, done: Done) {
         done(Err(StoreError::Off));
     }
 
@@ -64,7 +64,7 @@ impl<S: FakeStore> HistoryStore for S {
         FakeStore::append(self, published, retention_hours, done);
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done) {
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
         FakeStore::append_presence(self, event, retention_hours, done);
     }
 

@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::accounts::{Account, Accounts, Directory, Key, Secret};
-use crate::model::{Clock, Limits, random_bytes};
+use crate::model::{AccountId, Capability, Clock, Limits, random_bytes};
 
 pub use connection_key::{ConnectionKeys, Place, Tenure};
 pub use credentials::Credentials;
@@ -129,6 +129,19 @@ impl Authenticator {
             .filter(|key| key.active && key.account.id == former.account.id && key.secret == former.secret)?;
         let renewed = principal.renewed(key);
         renewed.capability.is_subset_of(&key.capability).then_some(renewed)
+    }
+
+    /// What a key of the account grants at most to who showed it, or a token of it, to a former run of the node; `None`:
+    /// nothing any more. With it the account as it is now, with every default when there is none.
+    pub fn former(&self, account: &AccountId, key_name: &str) -> (Arc<Account>, Option<Arc<Capability>>) {
+        if let Some(anonymous) = self.anonymous.as_ref().filter(|anonymous| anonymous.id == *account) {
+            return (Arc::clone(anonymous), Some(Arc::new(Capability::everything())));
+        }
+        let directory = self.accounts.current();
+        let known = directory.account(account).cloned();
+        let key = directory.key(key_name).filter(|key| key.active && key.account.id == *account);
+        let capability = key.map(|key| Arc::clone(&key.capability));
+        (known.unwrap_or_else(|| Arc::new(Account::plain(account.as_str()))), capability)
     }
 
     fn check(&self, presented: Presented<'_>) -> Result<Principal, Unauthorized> {

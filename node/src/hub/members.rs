@@ -102,6 +102,11 @@ impl Members {
         self.list.insert(event.member.clone(), member);
     }
 
+    /// A member of before the first event.
+    pub(super) fn restore(&mut self, id: MemberId, data: MemberData, timestamp_ms: u64) {
+        self.list.insert(id, Member { data, timestamp_ms, sequence: 0 });
+    }
+
     /// The members behind `after`, as many as a page holds.
     pub(super) fn page(&mut self, channel: &str, format: Format, after: Option<&MemberId>) -> Page {
         let place = (format == Format::Json, after.cloned());

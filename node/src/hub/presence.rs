@@ -15,8 +15,8 @@ use super::member_bytes::of_member;
 use super::members::{Member, Members, Outcome, Page};
 use super::wire;
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Limits, MemberData, MemberId, PresenceAction,
-    PresenceEvent, PresenceStamp, Stamp,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, FormerMember, Limits, MemberData, MemberId,
+    PresenceAction, PresenceEvent, PresenceStamp, Stamp,
 };
 
 /// A presence event on its way to subscribers, with the channel number that shards know it by.
@@ -185,6 +185,21 @@ impl Hub {
             let event = build(PresenceAction::Leave, data, self.presence_stamp(state));
             self.roster.remove(member.connection_id, key, &member.client_id);
             self.happened(channel, state, event);
+        });
+    }
+
+    /// Puts a member back who was present before this run. Nobody is told, since it never left. To be called before
+    /// anybody is attached.
+    pub fn restore(&self, former: FormerMember) {
+        let FormerMember { key, member, hold, data, timestamp_ms } = former;
+        self.with_channel(&key, |_, state| {
+            self.roster.add(member.connection_id, hold.epoch, key.clone(), member.client_id.clone());
+            let bytes = of_member(&key, &member, &data);
+            // It had its room in the run before, under whatever bound.
+            self.member_bytes.exchange(key.account(), 0, bytes, usize::MAX);
+            let members = state.members.get_or_insert_default();
+            members.restore(member, data, timestamp_ms);
+            self.count(&key, members.len());
         });
     }
 

@@ -86,6 +86,11 @@ impl ChannelName {
         Ok(Self(name.into()))
     }
 
+    /// One that was checked when it was written: what was taken once holds, also when less is allowed since.
+    pub(crate) fn stored(name: &str) -> Self {
+        Self(name.into())
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -104,7 +109,7 @@ impl ClientId {
         Ok(Self(id.into()))
     }
 
-    /// One that was checked when it was written: what was taken once holds, also when less is allowed since.
+    /// The same.
     pub(crate) fn stored(id: &str) -> Self {
         Self(id.into())
     }

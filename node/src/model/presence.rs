@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
-use super::ids::{ChannelKey, ClientId, ConnectionId};
+use super::ids::{ChannelKey, ClientId, ConnectionId, KeyName};
 use super::message::Stamp;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,12 +45,33 @@ pub struct MemberId {
 /// JSON text that a state, its events and its frames share.
 pub type MemberData = Option<Arc<RawValue>>;
 
+/// Under what a connection is present.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hold {
+    /// Of the connection: it rises each time that another socket takes it up.
+    pub epoch: u64,
+    /// The key of its credential.
+    pub key_name: KeyName,
+}
+
+/// A member as the run of the node before has left it.
+#[derive(Debug, Clone)]
+pub struct FormerMember {
+    pub key: ChannelKey,
+    pub member: MemberId,
+    pub hold: Hold,
+    pub data: MemberData,
+    /// Of the event that made it so.
+    pub timestamp_ms: u64,
+}
+
 /// One change of a channel's members that entered at this node: made by `publish`, the only maker.
 #[derive(Debug)]
 #[expect(clippy::manual_non_exhaustive, reason = "within this crate too, only its maker may fill it")]
 pub struct PresenceEvent {
     pub key: ChannelKey,
     pub member: MemberId,
+    pub hold: Hold,
     pub action: PresenceAction,
     pub data: MemberData,
     pub timestamp_ms: u64,
@@ -75,6 +96,7 @@ impl PresenceEvent {
     pub(crate) fn new(
         key: ChannelKey,
         member: MemberId,
+        hold: Hold,
         action: PresenceAction,
         data: MemberData,
         stamp: PresenceStamp,
@@ -84,6 +106,7 @@ impl PresenceEvent {
         Arc::new(Self {
             key,
             member,
+            hold,
             action,
             data,
             timestamp_ms,

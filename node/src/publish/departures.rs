@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Publisher};
 use crate::accounts::Account;
-use crate::model::{Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, PresenceEvent};
+use crate::model::{
+    Capability, ChannelKey, ClientId, ConnectionId, Hold, MemberId, Operation, PresenceEvent,
+};
 
 /// How long leaves wait for a store or a shard that has too much to do.
 const HOLD_UP: Duration = Duration::from_secs(2);
@@ -20,8 +23,8 @@ const BATCH: usize = 64;
 #[derive(Debug, Clone)]
 pub struct Departure {
     pub connection_id: ConnectionId,
-    /// Of the connection: once another has taken it up, its former end means nothing.
-    pub epoch: u64,
+    /// Once another socket has taken the connection up, its end in a former epoch means nothing.
+    pub hold: Hold,
     pub account: Arc<Account>,
     /// Members on channels whose presence this grants stay.
     pub keeps: Option<Arc<Capability>>,
@@ -61,8 +64,9 @@ impl Queue {
     /// What a connection may no longer do is said anew each time; of its ends the first counts.
     fn put(&mut self, order: Order) {
         let place = (order.departure.connection_id, order.departure.keeps.is_some());
-        let earlier =
-            |former: &Order| former.departure.epoch >= order.departure.epoch && former.at <= order.at;
+        let earlier = |former: &Order| {
+            former.departure.hold.epoch >= order.departure.hold.epoch && former.at <= order.at
+        };
         if order.departure.keeps.is_none() && self.orders.get(&place).is_some_and(earlier) {
             return;
         }
@@ -103,14 +107,14 @@ impl Publisher {
         self.inner.hub.raise_presence_epoch(connection_id, epoch);
         let mut queue = self.inner.departures.queue.lock();
         let place = (connection_id, false);
-        if queue.orders.get(&place).is_some_and(|order| order.departure.epoch < epoch) {
+        if queue.orders.get(&place).is_some_and(|order| order.departure.hold.epoch < epoch) {
             queue.take(place);
         }
     }
 
     fn depart(&self, departure: Departure, after: Duration) {
         let Inner { hub, departures, .. } = &*self.inner;
-        let Departure { connection_id, epoch, .. } = departure;
+        let (connection_id, epoch) = (departure.connection_id, departure.hold.epoch);
         if hub.presence_epoch(connection_id) != Some(epoch)
             || !hub.has_member(connection_id, |key| departure.takes(key))
         {
@@ -121,20 +125,27 @@ impl Publisher {
         departures.changed.notify_one();
     }
 
-    /// Lets members leave when their time has come. Runs until it is dropped.
-    pub async fn run_departures(self) {
+    /// Lets members leave when their time has come, until the node stops.
+    pub async fn run_departures(self, stopping: CancellationToken) {
         let inner = self.inner;
-        loop {
+        while !stopping.is_cancelled() {
             let next = inner.departures.queue.lock().next(Instant::now());
+            // Time is up, or something else may be due before.
+            let change = stopping.run_until_cancelled(inner.departures.changed.notified());
             match next {
                 Ok(order) => inner.carry_out(order).await,
-                Err(None) => inner.departures.changed.notified().await,
-                Err(Some(at)) => {
-                    let until = tokio::time::Instant::from_std(at);
-                    // Time is up, or something else may be due before.
-                    let _ = tokio::time::timeout_at(until, inner.departures.changed.notified()).await;
-                }
+                Err(None) => drop(change.await),
+                Err(Some(at)) => drop(tokio::time::timeout_at(at.into(), change).await),
             }
+        }
+    }
+
+    /// The last look, after the last connection: what is due leaves. What is lost stays for the node's next run.
+    pub async fn finish_departures(&self) {
+        loop {
+            let next = self.inner.departures.queue.lock().next(Instant::now());
+            let Ok(order) = next else { return };
+            self.inner.carry_out(order).await;
         }
     }
 }
@@ -156,11 +167,11 @@ impl Inner {
     }
 
     fn depart_one(&self, order: &Order, key: &ChannelKey, client_id: ClientId) {
-        let Departure { connection_id, epoch, account, .. } = &order.departure;
+        let Departure { connection_id, hold, account, .. } = &order.departure;
         let retention_hours = self.retention_hours(account, key);
         let member = MemberId { connection_id: *connection_id, client_id };
-        self.hub.depart(key, member.clone(), *epoch, order.up_to_sequence, |action, data, stamp| {
-            let event = PresenceEvent::new(key.clone(), member, action, data, stamp);
+        self.hub.depart(key, member.clone(), hold.epoch, order.up_to_sequence, |action, data, stamp| {
+            let event = PresenceEvent::new(key.clone(), member, hold.clone(), action, data, stamp);
             self.store_presence(&event, account, retention_hours, Box::new(|_| {}));
             event
         });

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::{Inner, Publisher};
 use crate::accounts::Account;
 use crate::hub::{Change, PresenceRefused};
-use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind};
+use crate::model::{ChannelKey, Hold, MemberId, PresenceAction, PresenceEvent, UsageKind};
 use crate::origin::history::Done;
 
 /// What a client does on a channel, under a principal whose capability was checked.
@@ -17,8 +17,7 @@ pub struct PresenceRequest {
     pub key: ChannelKey,
     pub account: Arc<Account>,
     pub member: MemberId,
-    /// Of the connection.
-    pub epoch: u64,
+    pub hold: Hold,
     pub action: PresenceAction,
     /// JSON text.
     pub data: Option<Box<RawValue>>,
@@ -67,11 +66,11 @@ impl Publisher {
         if retention_hours.is_some() && inner.store.is_full() {
             return done(Err(PresenceError::Busy));
         }
-        let PresenceRequest { key, account, member, epoch, action, data } = request;
-        let change = Change { member: member.clone(), epoch, action, data: data.map(Arc::from) };
+        let PresenceRequest { key, account, member, hold, action, data } = request;
+        let change = Change { member: member.clone(), epoch: hold.epoch, action, data: data.map(Arc::from) };
         let mut waiting = Some(done);
         let presented = inner.hub.present(&key, change, &inner.limits, |action, data, stamp| {
-            let event = PresenceEvent::new(key.clone(), member, action, data, stamp);
+            let event = PresenceEvent::new(key.clone(), member, hold, action, data, stamp);
             if let Some(done) = waiting.take() {
                 inner.store_presence(&event, &account, retention_hours, done);
             }
@@ -101,16 +100,16 @@ impl Inner {
         let usage = Arc::clone(&account.usage);
         let bytes = event.data.as_ref().map_or(0, |data| data.get().len()) as u64;
         let stored: Done = Box::new(move |result| match result {
-            Ok(()) => {
-                usage.count(UsageKind::Presence, 1, bytes);
-                done(Ok(()));
-            }
-            Err(error) => {
+            Err(error) if retention_hours.is_some() => {
                 tracing::warn!(%error, "a presence event was not stored");
                 done(Err(PresenceError::Unavailable));
             }
+            _ => {
+                // Without history nothing was promised but to last over a restart where the store can.
+                usage.count(UsageKind::Presence, 1, bytes);
+                done(Ok(()));
+            }
         });
-        let Some(retention_hours) = retention_hours else { return stored(Ok(())) };
         self.store.append_presence(Arc::clone(event), retention_hours, stored);
     }
 }

@@ -35,7 +35,7 @@ retention_hours = 24
 enum Asked {
     Find(Vec<String>),
     Append { sequences: Vec<u64>, retention_hours: Option<u32> },
-    Presence { sequence: u64, retention_hours: u32 },
+    Presence { sequence: u64, retention_hours: Option<u32> },
 }
 
 type HeldAnswer = Box<dyn FnOnce(&Store) + Send>;
@@ -99,7 +99,7 @@ impl FakeStore for Store {
         self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done) {
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
         self.asked.lock().push(Asked::Presence { sequence: event.sequence, retention_hours });
         let error = self.append_error.lock().clone();
         self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));

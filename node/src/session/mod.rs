@@ -119,10 +119,6 @@ impl Session {
         self.ended_for_good
     }
 
-    pub fn epoch(&self) -> u64 {
-        self.tenure.epoch
-    }
-
     pub fn principal(&self) -> &Principal {
         &self.principal
     }

@@ -3,7 +3,7 @@
 use fanfare_proto::frame::{self, code};
 
 use super::{Context, Output, PublishResult, Session};
-use crate::model::{ChannelName, ClientId, MemberId, Operation, PresenceAction};
+use crate::model::{ChannelName, ClientId, Hold, MemberId, Operation, PresenceAction};
 use crate::publish::{PresenceError, PresenceRequest};
 
 impl From<Result<(), PresenceError>> for PublishResult {
@@ -50,11 +50,16 @@ impl Session {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
             member: MemberId { connection_id: self.tenure.connection_id, client_id },
-            epoch: self.tenure.epoch,
+            hold: self.hold(),
             action,
             data: asked.data,
         });
         out.push(Output::Present { ticket, request });
+    }
+
+    /// Under what this connection's members are present.
+    pub fn hold(&self) -> Hold {
+        Hold { epoch: self.tenure.epoch, key_name: self.principal.key_name.clone() }
     }
 
     fn check_presence(

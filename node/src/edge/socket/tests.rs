@@ -24,7 +24,7 @@ impl FakeStore for Store {
         self.0.lock().push(done);
     }
 
-    fn append_presence(&self, _: Arc<PresenceEvent>, _: u32, done: Done) {
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: Option<u32>, done: Done) {
         self.0.lock().push(done);
     }
 

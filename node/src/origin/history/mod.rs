@@ -12,7 +12,9 @@ use std::sync::Arc;
 use fanfare_proto::serial::Serial;
 
 use super::metering::MetricRow;
-use crate::model::{AccountId, ChannelKey, ClientId, KeyName, PresenceEvent, Published, Revocation, Stamp};
+use crate::model::{
+    AccountId, ChannelKey, ClientId, FormerMember, KeyName, PresenceEvent, Published, Revocation, Stamp,
+};
 
 pub use embedded::{Embedded, OpenError, Options};
 pub use position::{BadPosition, Position};
@@ -25,11 +27,11 @@ pub type Done = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// The answer to `find_ids`: one entry per id that was asked for, in that order.
 pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Send>;
 
-/// A store of messages, of presence events, of client-given message ids, of nonces and of revocations. Every row is
+/// A store of messages, of presence events and members, of client-given message ids, of nonces and of revocations. Every row is
 /// scoped to its account.
 ///
-/// No call blocks but `revoked_tokens`, `sweep` and `shutdown`. Queues are bounded; what does not fit is answered `Busy` at once,
-/// in which case the callback runs before the call returns.
+/// No call blocks but `revoked_tokens`, `former_members`, `sweep` and `shutdown`. Queues are bounded; what does not fit is
+/// answered `Busy` at once, in which case the callback runs before the call returns.
 pub trait HistoryStore: Send + Sync + 'static {
     /// Stores the messages under `retention_hours`, or only their client-given ids when that is `None`. It is never `Busy`: whoever
     /// appends asks [`HistoryStore::is_full`] right before, so that nothing is delivered that there is no room for.
@@ -39,8 +41,14 @@ pub trait HistoryStore: Send + Sync + 'static {
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done);
 
     /// Stores a presence event, as `append` does a message; both share one order of callbacks and one queue. `Busy` comes before
-    /// the call returns.
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done);
+    /// the call returns. `None` leaves the event out. In the same write the member becomes what the event makes of it, for
+    /// [`HistoryStore::former_members`].
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done);
+
+    /// Who was present, in any order, by the events stored so far. Blocks on the disk; to be called at start.
+    fn former_members(&self) -> Result<Vec<FormerMember>, StoreError> {
+        Ok(Vec::new())
+    }
 
     /// True when more waits than is good; what would be appended is not begun then.
     fn is_full(&self) -> bool {

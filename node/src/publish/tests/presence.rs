@@ -1,8 +1,14 @@
+use tokio_util::sync::CancellationToken;
+
 use super::*;
-use crate::model::{ClientId, MemberId, PresenceAction};
+use crate::model::{ClientId, FormerMember, Hold, MemberId, PresenceAction};
 
 fn member(connection: u8, client_id: &str) -> MemberId {
     MemberId { connection_id: ConnectionId::from_bytes([connection; 16]), client_id: ClientId::of(client_id) }
+}
+
+fn hold(epoch: u64) -> Hold {
+    Hold { epoch, key_name: "k1".into() }
 }
 
 impl Node {
@@ -11,7 +17,7 @@ impl Node {
             key: self.key(channel),
             account: Arc::clone(&self.account),
             member: who,
-            epoch: 0,
+            hold: hold(0),
             action,
             data: (!data.is_empty()).then(|| RawValue::from_string(data.to_owned()).unwrap()),
         }
@@ -44,7 +50,7 @@ impl Node {
     fn departure(&self, connection: u8, epoch: u64) -> Departure {
         Departure {
             connection_id: ConnectionId::from_bytes([connection; 16]),
-            epoch,
+            hold: hold(epoch),
             account: Arc::clone(&self.account),
             keeps: None,
         }
@@ -65,7 +71,7 @@ impl Node {
                 }
             };
             tokio::select! {
-                () = self.publisher.clone().run_departures() => {}
+                () = self.publisher.clone().run_departures(CancellationToken::new()) => {}
                 () = watched => {}
                 () = tokio::time::sleep(Duration::from_secs(10)) => panic!("nothing happened"),
             }
@@ -77,7 +83,7 @@ impl Node {
 fn events_are_stored_and_delivered_in_the_order_of_their_numbers() {
     let node = Node::new();
     node.hub.attach(&node.key("a"), 0);
-    let stored = |sequence| Asked::Presence { sequence, retention_hours: 72 };
+    let stored = |sequence| Asked::Presence { sequence, retention_hours: Some(72) };
     assert_eq!(node.enter("a", member(1, "ann"), "1"), Ok(()));
     assert_eq!(node.enter("a", member(1, "bob"), ""), Ok(()));
     assert_eq!(node.enter("a", member(1, "ann"), "1"), Ok(()), "already so");
@@ -105,11 +111,15 @@ fn an_event_does_not_move_the_position_of_the_messages() {
 }
 
 #[test]
-fn without_history_nothing_is_stored_and_the_ack_comes_at_once() {
+fn without_history_the_member_alone_is_stored_and_a_store_that_cannot_refuses_nobody() {
     let node = Node::new();
+    *node.store.append_error.lock() = Some(StoreError::Failed("no disk".into()));
     assert_eq!(node.enter("off:a", member(1, "ann"), ""), Ok(()));
+    *node.store.append_error.lock() = None;
     assert_eq!(node.enter("short:a", member(1, "ann"), ""), Ok(()));
-    assert_eq!(node.store.take_asked(), [Asked::Presence { sequence: 2, retention_hours: 24 }]);
+    let asked = [(1, None), (2, Some(24))];
+    let asked = asked.map(|(sequence, retention_hours)| Asked::Presence { sequence, retention_hours });
+    assert_eq!(node.store.take_asked(), asked);
 }
 
 #[test]
@@ -191,4 +201,51 @@ fn who_may_no_longer_be_present_leaves_and_who_enters_after_that_stays() {
     node.enter("news:2", member(1, "ann"), "").unwrap();
     node.until(|| node.members("news:1").is_empty());
     assert_eq!((node.members("chat:1").len(), node.members("news:2").len()), (1, 1));
+}
+
+fn former(connection: u8, name: &str, epoch: u64) -> FormerMember {
+    FormerMember {
+        key: ChannelKey::new(AccountId::new("acme-prod"), ChannelName::of("a")),
+        member: member(connection, name),
+        hold: hold(epoch),
+        data: Some(Arc::from(RawValue::from_string("7".into()).expect("JSON"))),
+        timestamp_ms: 5,
+    }
+}
+
+#[test]
+fn who_was_present_before_is_there_unseen_and_leaves_once_unless_taken_up() {
+    let node = Node::new();
+    node.hub.attach(&node.key("a"), 0);
+    for (connection, name) in [(1, "ann"), (1, "bob"), (2, "cid")] {
+        node.hub.restore(former(connection, name, 3));
+    }
+    let crowd = [(ChannelName::of("a"), 3)];
+    assert_eq!(node.hub.crowded(node.key("a").account()), crowd);
+    let known = node.hub.members(&node.key("a"));
+    assert_eq!(known.iter().map(|(_, member)| member.timestamp_ms).collect::<Vec<_>>(), [5, 5, 5]);
+    node.publisher.taken_up(ConnectionId::from_bytes([1; 16]), 4);
+    node.publisher.leave(node.departure(1, 3));
+    node.publisher.leave(node.departure(2, 3));
+    node.until(|| node.members("a").len() == 2);
+    assert_eq!(node.presented(node.presence("a", member(1, "ann"), PresenceAction::Enter, "7")), Ok(()));
+    assert_eq!(node.events(), ["leave cid 7"], "with the last data, and nothing of those who came back");
+}
+
+#[test]
+fn the_last_look_lets_those_leave_who_have_ended_and_keeps_the_lost() {
+    let node = Node::new();
+    for connection in [1, 2] {
+        node.enter("a", member(connection, "ann"), "").expect("entered");
+    }
+    node.publisher.lost(node.departure(1, 0));
+    node.publisher.leave(node.departure(2, 0));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let stopping = CancellationToken::new();
+    stopping.cancel();
+    runtime.block_on(node.publisher.clone().run_departures(stopping));
+    assert_eq!(node.members("a").len(), 2, "a stopping node looks once, when all connections have ended");
+    runtime.block_on(node.publisher.finish_departures());
+    assert_eq!(node.hub.members(&node.key("a"))[0].0, member(1, "ann"));
+    assert_eq!(node.members("a").len(), 1);
 }

@@ -160,7 +160,7 @@ fn departure(connection: &mut Connection) -> Option<Departure> {
     let session = &open.session;
     Some(Departure {
         connection_id: session.connection_id(),
-        epoch: session.epoch(),
+        hold: session.hold(),
         account: Arc::clone(&session.principal().account),
         keeps: None,
     })

@@ -21,7 +21,10 @@ pub(super) use metrics::{
     metric_rows_after_shutdown, metric_rows_are_kept_for_their_time, metric_rows_begin_at_their_minute,
     metric_rows_of_accounts_never_meet, metric_rows_replace_those_of_their_key,
 };
-pub(super) use presence::{presence_beside_messages, presence_outlives_only_its_retention};
+pub(super) use presence::{
+    members_are_known_until_they_leave, members_that_change_at_once, presence_beside_messages,
+    presence_outlives_only_its_retention,
+};
 pub(super) use revocations::{
     revocations_end_with_the_last_token, revocations_merge_and_survive_reopening, revocations_of_many_at_once,
 };
@@ -42,6 +45,7 @@ macro_rules! contract_tests {
             the_clock_is_raised_over_what_is_stored, callbacks_come_in_order,
             ids_within_the_window, ids_belong_to_their_scope, ids_without_history, ids_while_being_written,
             lookups_are_first_in_first_out, presence_beside_messages, presence_outlives_only_its_retention,
+            members_are_known_until_they_leave, members_that_change_at_once,
             nonce_twice, nonce_over_reopening, nonce_claimed_by_many_at_once,
             revocations_merge_and_survive_reopening, revocations_of_many_at_once, revocations_end_with_the_last_token,
             metric_rows_replace_those_of_their_key, metric_rows_begin_at_their_minute,

@@ -6,23 +6,44 @@ use super::super::{Direction, HistoryPage, HistoryQuery, Position, RowKind, Stor
 use super::bench::{Bench, PATIENCE, channel, messages, query, raw, sequences};
 use super::{DAY_MS, INCARNATION, Place};
 use crate::model::{
-    ChannelKey, ClientId, ConnectionId, MemberId, PresenceAction, PresenceEvent, PresenceStamp, Stamp,
+    ChannelKey, ClientId, ConnectionId, FormerMember, Hold, MemberId, PresenceAction, PresenceEvent,
+    PresenceStamp, Stamp,
 };
 
-fn event(key: &ChannelKey, timestamp_ms: u64, sequence: u64, action: PresenceAction) -> Arc<PresenceEvent> {
+fn member(client_id: &str) -> MemberId {
     let connection_id = ConnectionId::from_bytes([7; 16]);
-    let member = MemberId { connection_id, client_id: ClientId::of("an\"a") };
-    let data = (action != PresenceAction::Leave).then(|| raw("1.0").expect("data").into());
+    MemberId { connection_id, client_id: ClientId::of(client_id) }
+}
+
+fn event(key: &ChannelKey, timestamp_ms: u64, sequence: u64, action: PresenceAction) -> Arc<PresenceEvent> {
+    event_of(member("an\"a"), "1.0", key, timestamp_ms, sequence, action)
+}
+
+fn event_of(
+    member: MemberId,
+    data: &str,
+    key: &ChannelKey,
+    timestamp_ms: u64,
+    sequence: u64,
+    action: PresenceAction,
+) -> Arc<PresenceEvent> {
+    let data = (action != PresenceAction::Leave && !data.is_empty()).then(|| raw(data)).flatten();
+    let data = data.map(Arc::from);
+    let hold = Hold { epoch: 9, key_name: "k1".into() };
     let position = Stamp { incarnation: INCARNATION, sequence: 0 };
     let stamp = PresenceStamp { timestamp_ms, incarnation: INCARNATION, sequence, position };
-    PresenceEvent::new(key.clone(), member, action, data, stamp)
+    PresenceEvent::new(key.clone(), member, hold, action, data, stamp)
 }
 
 impl Bench<'_> {
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32) -> Result<(), StoreError> {
+    fn append_presence(
+        &self,
+        event: Arc<PresenceEvent>,
+        retention_hours: impl Into<Option<u32>>,
+    ) -> Result<(), StoreError> {
         let (send, receive) = mpsc::channel();
         let done = Box::new(move |result| send.send(result).expect("test waits"));
-        self.store.append_presence(event, retention_hours, done);
+        self.store.append_presence(event, retention_hours.into(), done);
         receive.recv_timeout(PATIENCE).expect("answered")
     }
 }
@@ -74,4 +95,73 @@ pub(in super::super) fn presence_outlives_only_its_retention(place: &dyn Place) 
     bench.append_presence(event(&key, bench.base_ms, 2, PresenceAction::Update), 1).expect("stored");
     bench.store.sweep(bench.base_ms).expect("swept");
     assert_eq!(sequences(&bench.read(presence_query(&key))), [2]);
+}
+
+impl Bench<'_> {
+    /// Who was present, as channel, name, connection, data, time and hold.
+    fn former_members(&self) -> Vec<String> {
+        let mut members = self.store.former_members().expect("read");
+        members.sort_by(|one, other| (&one.key, &one.member).cmp(&(&other.key, &other.member)));
+        let text = |former: FormerMember| {
+            let FormerMember { key, member, hold, data, timestamp_ms } = former;
+            assert_eq!((hold.epoch, &*hold.key_name), (9, "k1"));
+            assert_eq!(member.connection_id, ConnectionId::from_bytes([7; 16]));
+            let data = data.as_ref().map_or("-", |data| data.get());
+            let after_ms = timestamp_ms - self.base_ms;
+            format!("{} {} {} {data} {after_ms}", key.account(), key.channel(), member.client_id.as_str())
+        };
+        members.into_iter().map(text).collect()
+    }
+}
+
+pub(in super::super) fn members_are_known_until_they_leave(place: &dyn Place) {
+    use PresenceAction::{Enter, Leave, Update};
+    let bench = Bench::new(place);
+    assert_eq!(bench.former_members(), Vec::<String>::new());
+    let [a, b, other] = [("acme", "a"), ("acme", "b"), ("other", "a")].map(|(one, two)| channel(one, two));
+    let (ann, bob) = (member("ann"), member("b\u{e9}\"b"));
+    let later_ms = bench.base_ms + 4;
+    for (key, member, data, action, retention_hours) in [
+        (&a, &ann, "1.0", Enter, Some(72)),
+        (&a, &bob, "null", Enter, Some(1)),
+        (&b, &ann, "", Enter, None),
+        (&other, &ann, "[ 1]", Enter, Some(72)),
+        (&other, &bob, "1", Enter, Some(72)),
+        (&other, &bob, "1", Leave, Some(72)),
+        (&b, &bob, "1", Enter, None),
+        (&b, &bob, "1", Leave, None),
+    ] {
+        let event = event_of(member.clone(), data, key, bench.base_ms, 1, action);
+        bench.append_presence(event, retention_hours).expect("stored");
+    }
+    let event = event_of(ann, "2", &a, later_ms, 2, Update);
+    bench.append_presence(event, 72).expect("stored");
+    let expected = ["acme a ann 2 4", "acme a b\u{e9}\"b null 0", "acme b ann - 0", "other a ann [ 1] 0"];
+    let bench = bench.reopen();
+    assert_eq!(bench.former_members(), expected);
+    assert_eq!(bench.read(presence_query(&b)), HistoryPage::default(), "no event was to be stored");
+    bench.store.sweep(bench.base_ms + 10 * DAY_MS).expect("swept");
+    assert_eq!(bench.reopen().former_members(), expected, "however long they stay");
+}
+
+/// Written in one group, of which the last is what counts.
+pub(in super::super) fn members_that_change_at_once(place: &dyn Place) {
+    let bench = Bench::new(place);
+    let key = channel("acme", "a");
+    let (send, receive) = mpsc::channel();
+    let actions = [PresenceAction::Enter, PresenceAction::Update, PresenceAction::Leave];
+    for sequence in 0..=2_000 {
+        for (name, last) in [("gone", 2), ("here", 1)] {
+            let action = actions[sequence as usize % (last + 1)];
+            let event = event_of(member(name), &sequence.to_string(), &key, bench.base_ms, sequence, action);
+            let send = send.clone();
+            let done = Box::new(move |result| send.send(result).expect("test waits"));
+            bench.store.append_presence(event, Some(72), done);
+        }
+    }
+    for _ in 0..4_002 {
+        assert_eq!(receive.recv_timeout(PATIENCE).expect("answered"), Ok(()));
+    }
+    // The number 2 000 is the third of three, and the first of two.
+    assert_eq!(bench.reopen().former_members(), ["acme a here 2000 0"]);
 }

@@ -1,6 +1,6 @@
 //! How rows are named. Every variable part is preceded by its length, so that no two scopes share a prefix.
 
-use crate::model::{AccountId, ChannelKey, ClientId};
+use crate::model::{AccountId, ChannelKey, ClientId, MemberId};
 use crate::origin::history::{IdScope, Nonce, Position};
 use crate::origin::metering::MetricRow;
 
@@ -9,6 +9,13 @@ pub(super) fn channel_prefix(key: &ChannelKey, out: &mut Vec<u8>) {
     out.clear();
     push_part(out, key.account().as_str());
     push_part(out, key.channel());
+}
+
+/// Of the one row that says who is present; the clientId follows bare.
+pub(super) fn member_key(key: &ChannelKey, member: &MemberId, out: &mut Vec<u8>) {
+    channel_prefix(key, out);
+    out.extend_from_slice(member.connection_id.as_bytes());
+    out.extend_from_slice(member.client_id.as_str().as_bytes());
 }
 
 /// The rest of a message's key: the position inverted, so that keys ascend from the newest to the oldest.
@@ -83,7 +90,7 @@ pub(super) fn metric_parts<'a>(account: &AccountId, key: &'a [u8]) -> Option<(u6
 }
 
 /// What `push_part` put first, and what follows it.
-fn take_part(key: &[u8]) -> Option<(&str, &[u8])> {
+pub(super) fn take_part(key: &[u8]) -> Option<(&str, &[u8])> {
     let (length, rest) = match key.split_first()? {
         (&u8::MAX, rest) => {
             let (length, rest) = rest.split_first_chunk()?;
@@ -95,7 +102,7 @@ fn take_part(key: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(part).ok()?, rest))
 }
 
-fn push_part(out: &mut Vec<u8>, part: &str) {
+pub(super) fn push_part(out: &mut Vec<u8>, part: &str) {
     // Names are far below this; a longer one must not share the prefix of a shorter one.
     let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
     match u8::try_from(length) {

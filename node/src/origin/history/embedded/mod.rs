@@ -8,6 +8,7 @@ mod engine;
 mod health;
 mod ids;
 mod keys;
+mod members;
 mod metrics;
 mod nonces;
 mod open;
@@ -31,7 +32,7 @@ use fanfare_proto::http::{PresenceRecord, Record, write_presence_record, write_r
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::model::{AccountId, Limits, PresenceEvent, Published, Revocation, Stamp};
+use crate::model::{AccountId, FormerMember, Limits, PresenceEvent, Published, Revocation, Stamp};
 use crate::origin::metering::MetricRow;
 
 use super::{
@@ -40,6 +41,7 @@ use super::{
 };
 use health::Health;
 use ids::{Find, Lookup, PendingIds, Remembered};
+use members::Members;
 use partitions::{Kind, Partitions};
 use queue::{Queue, Refused, Weight};
 use reader::Read;
@@ -95,6 +97,8 @@ pub struct Embedded {
     history: bool,
     /// None once the store is shut down, so that the folder can be opened again.
     partitions: Mutex<Option<Arc<Partitions>>>,
+    /// The same.
+    members: Mutex<Option<Members>>,
     pending: Arc<PendingIds>,
     status: Arc<Health>,
     writes: Arc<Queue<Job>>,
@@ -128,24 +132,43 @@ impl HistoryStore for Embedded {
         self.pending.add(&ids);
         let timestamp_ms = published.timestamp_ms;
         let retention_hours = retention_hours.unwrap_or(0);
-        let rows = Rows { kind: Kind::Messages, timestamp_ms, retention_hours, rows: messages, ids };
+        let rows =
+            Rows { kind: Kind::Messages, timestamp_ms, retention_hours, rows: messages, ids, member: None };
         let pushed = self.writes.push_begun(weight, Job::Append(Append { rows, done }));
         self.refuse(pushed);
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: u32, done: Done) {
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
         if !self.history {
             return done(Ok(()));
         }
         if let Err(error) = self.status.usable() {
             return done(Err(error));
         }
-        let (key, value) = presence_row(&event);
-        let weight = Weight { items: 1, bytes: key.len() + value.len() };
-        let (timestamp_ms, rows) = (event.timestamp_ms, vec![(key, value)]);
-        let rows = Rows { kind: Kind::Presence, timestamp_ms, retention_hours, rows, ids: Vec::new() };
+        let rows: Vec<_> = retention_hours.iter().map(|_| presence_row(&event)).collect();
+        let (name, member) = members::row(&event);
+        let bytes = rows.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+            + name.len()
+            + member.as_ref().map_or(0, |member| member.len());
+        let weight = Weight { items: rows.len() + 1, bytes };
+        let rows = Rows {
+            kind: Kind::Presence,
+            timestamp_ms: event.timestamp_ms,
+            retention_hours: retention_hours.unwrap_or(0),
+            rows,
+            ids: Vec::new(),
+            member: Some(Box::new((name, member))),
+        };
         let pushed = self.writes.push(weight, Job::Append(Append { rows, done }));
         self.refuse(pushed);
+    }
+
+    fn former_members(&self) -> Result<Vec<FormerMember>, StoreError> {
+        if !self.history {
+            return Ok(Vec::new());
+        }
+        let members = self.members.lock().clone().ok_or_else(stopped)?;
+        members.all().map_err(failed)
     }
 
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
@@ -255,6 +278,7 @@ impl HistoryStore for Embedded {
         self.writes.close();
         threads.for_each(|thread| join(Some(thread)));
         *self.partitions.lock() = None;
+        *self.members.lock() = None;
     }
 }
 

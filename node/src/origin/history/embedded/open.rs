@@ -16,6 +16,7 @@ use crate::model::Clock;
 
 use super::health::Health;
 use super::ids::{Finder, IdPartitions, PendingIds};
+use super::members::Members;
 use super::nonces::Nonces;
 use super::partitions::Partitions;
 use super::queue::{Bounds, Queue};
@@ -33,6 +34,8 @@ const CACHED_FILES: usize = 128;
 const JOURNALS_BYTES: u64 = 128 * 1024 * 1024;
 /// Small, since a journal stays until every keyspace in it is flushed, and each group has a row here.
 const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
+/// Small for the same reason, and not so small that a crowd that comes and goes is flushed all the time.
+const MEMBERS_UNSEALED_BYTES_MAX: u64 = 8 * 1024 * 1024;
 const FORMAT_VERSION: &[u8] = b"fanfare 1";
 /// The file by which fjall knows its own folder; written last when a database is made.
 const MARKER: &str = "version";
@@ -120,6 +123,7 @@ struct Opened {
     database: Database,
     state: Table,
     partitions: Partitions,
+    members: Members,
     highest_ms: u64,
     journal_bytes: u64,
 }
@@ -155,7 +159,8 @@ impl Opened {
         let highest_ms =
             highest_ms.and_then(|value| value.first_chunk().copied()).map_or(0, u64::from_be_bytes);
         let partitions = Partitions::open(database.clone()).map_err(explain)?;
-        Ok(Self { database, state, partitions, highest_ms, journal_bytes })
+        let members = Table::open(&database, "members", MEMBERS_UNSEALED_BYTES_MAX).map_err(explain)?;
+        Ok(Self { database, state, partitions, members: Members(members), highest_ms, journal_bytes })
     }
 
     fn start(self, path: &Path, options: &Options, clock: Clock) -> io::Result<Embedded> {
@@ -184,6 +189,7 @@ impl Opened {
             pending: pending.clone(),
             nonces: Nonces { partitions: partitions.clone(), memory_ms: options.nonce_memory_ms },
             revocations: Revocations { partitions: partitions.clone(), kept_ms: options.revocation_kept_ms },
+            members: self.members.clone(),
             clock,
             queue: writes.clone(),
             answers,
@@ -196,6 +202,7 @@ impl Opened {
         let store = Embedded {
             history: options.history,
             partitions: Mutex::new(Some(partitions.clone())),
+            members: Mutex::new(Some(self.members)),
             pending,
             status,
             writes: writes.clone(),

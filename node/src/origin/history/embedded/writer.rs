@@ -14,6 +14,7 @@ use crate::origin::metering::MetricRow;
 
 use super::health::Health;
 use super::ids::{IdPartitions, PendingIds, Remembered};
+use super::members::{MemberRow, Members};
 use super::nonces::Nonces;
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
@@ -74,6 +75,7 @@ pub(super) struct Rows {
     pub(super) retention_hours: u32,
     pub(super) rows: Vec<(fjall::Slice, fjall::Slice)>,
     pub(super) ids: Vec<Remembered>,
+    pub(super) member: Option<Box<MemberRow>>,
 }
 
 /// What became of a group, on its way to the thread that runs the callbacks.
@@ -94,6 +96,7 @@ pub(super) struct Writer {
     pub(super) pending: Arc<PendingIds>,
     pub(super) nonces: Nonces,
     pub(super) revocations: Revocations,
+    pub(super) members: Members,
     pub(super) clock: Clock,
     pub(super) queue: Arc<Queue<Job>>,
     pub(super) answers: mpsc::Sender<Answers>,
@@ -129,7 +132,7 @@ impl Writer {
 
     fn seal(&mut self) {
         let mut tables = self.partitions.tables();
-        tables.push(self.state.clone());
+        tables.extend([self.state.clone(), self.members.0.clone()]);
         let sealed = tables::seal_full(&tables).and_then(|sealed| {
             let due = !sealed && self.unflushed >= JOURNAL_BYTES;
             if due {
@@ -220,7 +223,9 @@ impl Writer {
     /// Moves the rows into the batch; the ids stay, since they are pending until the commit.
     fn add_rows(&mut self, batch: &mut OwnedWriteBatch, rows: &mut [Rows]) -> fjall::Result<()> {
         let mut last: Option<(Partition, Table)> = None;
-        for Rows { kind, timestamp_ms, retention_hours, rows, ids } in rows {
+        let members = rows.iter_mut().filter_map(|rows| rows.member.take());
+        self.members.add(batch, members.map(|row| *row));
+        for Rows { kind, timestamp_ms, retention_hours, rows, ids, .. } in rows {
             self.highest_ms = self.highest_ms.max(*timestamp_ms);
             for id in ids {
                 self.ids.insert(batch, *timestamp_ms, id)?;

@@ -1,0 +1,294 @@
+//! The members of a node that is killed or stopped, and started again: who comes back never left, who does not leaves once.
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, Socket, http, wait_until};
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+/// Long enough to come back in on a busy machine.
+const GRACE_MS: u64 = 4_000;
+const ROOMS: [&str; 2] = ["room", "off:room"];
+
+fn directory() -> Directory {
+    Directory::default().account("acme").channels("pattern = \"off:*\"\nhistory = false")
+}
+
+fn options() -> NodeOptions {
+    NodeOptions::default()
+        .directory(directory().key("k1", "secret", ALL), KEY)
+        .limit("presence_grace_ms", GRACE_MS)
+}
+
+async fn open(node: &Node, client_id: &str) -> Socket {
+    Socket::open(node, &format!("?clientId={client_id}")).await
+}
+
+async fn present(socket: &mut Socket, action: &str, room: &str, data: Value) {
+    let answer = socket.ask(json!({"op": 12, "channel": room, "action": action, "data": data})).await;
+    assert_eq!(answer["op"], 1, "{answer}");
+}
+
+/// A connection that is a member of both rooms.
+async fn member(node: &Node, client_id: &str) -> Socket {
+    let mut socket = open(node, client_id).await;
+    for room in ROOMS {
+        present(&mut socket, "enter", room, json!(1)).await;
+        present(&mut socket, "update", room, json!({"of": client_id})).await;
+    }
+    socket
+}
+
+/// The connection again, on what is the node now.
+async fn back(node: &Node, client_id: &str, former: &Socket) -> Socket {
+    let key = former.connected["connectionKey"].as_str().expect("a key");
+    let socket = open(node, &format!("{client_id}&resume={key}")).await;
+    assert_eq!(socket.connected["resumed"], true);
+    assert_eq!(socket.connected["connectionId"], former.connected["connectionId"]);
+    socket
+}
+
+/// Attached to both rooms; gives the members of each as its list has them.
+async fn watcher(node: &Node) -> (Socket, Vec<Vec<Value>>) {
+    let mut socket = Socket::open(node, "").await;
+    let mut lists = Vec::new();
+    for room in ROOMS {
+        let mut members = Vec::new();
+        if socket.attach(room).await["presence"] == true {
+            let page = socket.find("the list", |frame| frame["op"] == 14 && frame["channel"] == room).await;
+            assert_eq!(page["more"], false);
+            members.extend(page["members"].as_array().expect("members").iter().cloned());
+        }
+        lists.push(members);
+    }
+    (socket, lists)
+}
+
+/// The next two presence events, one of each room, as action, name and data.
+async fn events(watcher: &mut Socket) -> [String; 2] {
+    let mut seen = Vec::new();
+    for _ in ROOMS {
+        let frame = watcher.find("a presence event", |frame| frame["op"] == 12).await;
+        let event = &frame["presence"][0];
+        let (action, name) = (event["action"].as_str(), event["clientId"].as_str());
+        let room = frame["channel"].as_str().map(str::to_owned);
+        let text = [action, name].map(Option::unwrap_or_default).join(" ");
+        seen.push((room, format!("{text} {}", event["data"])));
+    }
+    seen.sort();
+    let rooms: Vec<_> = seen.iter().filter_map(|(room, _)| room.as_deref()).collect();
+    assert_eq!(rooms, ["off:room", "room"]);
+    [seen[0].1.clone(), seen[1].1.clone()]
+}
+
+async fn get(node: &Node, path: &str) -> Value {
+    let answer =
+        http::request(node.addr(), "GET", path, &[("authorization", &http::basic(&node.key()))], "").await;
+    assert_eq!(answer.status, 200, "{path}");
+    answer.json()
+}
+
+async fn members(node: &Node, room: &str) -> Vec<Value> {
+    let path = format!("/api/channels/{}/presence", fanfare_proto::path::encode_channel(room));
+    get(node, &path).await["members"].as_array().expect("members").clone()
+}
+
+/// What is stored of a name, oldest first, as action and data.
+async fn stored(node: &Node, room: &str, client_id: &str) -> Vec<String> {
+    let path = format!("/api/channels/{}/presence/history", fanfare_proto::path::encode_channel(room));
+    let body = get(node, &format!("{path}?direction=forwards")).await;
+    let events = body["events"].as_array().expect("events").iter();
+    let events = events.filter(|event| event["clientId"] == client_id);
+    events
+        .map(|event| format!("{} {}", event["action"].as_str().unwrap_or_default(), event["data"]))
+        .collect()
+}
+
+async fn restart(node: &mut Node, is_killed: bool) {
+    if !is_killed {
+        assert!(node.stop().await.success());
+    }
+    node.restart().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_kill_who_comes_back_never_left_and_who_does_not_leaves_once() {
+    come_back_or_leave(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_stop_who_comes_back_never_left_and_who_does_not_leaves_once() {
+    come_back_or_leave(false).await;
+}
+
+async fn come_back_or_leave(is_killed: bool) {
+    let mut node = Node::start(options()).await;
+    let (mut ann, _bob) = (member(&node, "ann").await, member(&node, "bob").await);
+    let mut before = members(&node, "room").await;
+    before.extend(members(&node, "off:room").await);
+    assert_eq!(before.len(), 4);
+    // Twice, so that she also comes back to where she had come back.
+    for is_bob_there in [true, false] {
+        restart(&mut node, is_killed).await;
+        let (mut watcher, lists) = watcher(&node).await;
+        let mut after = members(&node, "room").await;
+        after.extend(members(&node, "off:room").await);
+        let there = if is_bob_there { 4 } else { 2 };
+        assert_eq!((after.len(), lists.concat().len()), (there, there));
+        assert!(!is_bob_there || after == before, "names, connections, data and times are as before");
+        ann = back(&node, "ann", &ann).await;
+        for room in ROOMS {
+            present(&mut ann, "enter", room, json!({"of": "ann"})).await;
+        }
+        if is_bob_there {
+            let left = r#"leave bob {"of":"bob"}"#;
+            assert_eq!(events(&mut watcher).await, [left, left], "and nothing of ann before");
+        }
+        for room in ROOMS {
+            present(&mut ann, "update", room, json!({"of": "ann"})).await;
+        }
+        let updated = r#"update ann {"of":"ann"}"#;
+        assert_eq!(events(&mut watcher).await, [updated, updated], "the grace is over, and she is there");
+    }
+    ann.send(&json!({"op": 5})).await;
+    wait_until(SOON, "ann to leave", async || stored(&node, "room", "ann").await.len() == 5).await;
+    restart(&mut node, is_killed).await;
+    let (of_ann, of_bob) = (stored(&node, "room", "ann").await, stored(&node, "room", "bob").await);
+    let (ann, bob) = (r#"{"of":"ann"}"#, r#"{"of":"bob"}"#);
+    let updates = || (0..3).map(|_| format!("update {ann}"));
+    let expected: Vec<String> =
+        ["enter 1".into()].into_iter().chain(updates()).chain([format!("leave {ann}")]).collect();
+    assert_eq!(of_ann, expected);
+    assert_eq!(of_bob, ["enter 1".into(), format!("update {bob}"), format!("leave {bob}")]);
+    for room in ROOMS {
+        assert_eq!(members(&node, room).await, Vec::<Value>::new(), "who has left is not there again");
+    }
+    assert_eq!(get(&node, "/api/channels/off%3Aroom/presence/history").await["events"], json!([]));
+    node.assert_well().await;
+}
+
+/// Killed in the grace, and again, and right after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn however_often_a_node_is_killed_a_leave_is_stored_once() {
+    let mut node = Node::start(options()).await;
+    let (ann, _bob) = (member(&node, "ann").await, member(&node, "bob").await);
+    for _ in 0..2 {
+        node.restart().await;
+        assert_eq!(members(&node, "room").await.len(), 2, "still in the grace");
+        let (_, lists) = watcher(&node).await;
+        assert_eq!(lists.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
+    }
+    let (mut watcher, _) = watcher(&node).await;
+    let mut ann = back(&node, "ann", &ann).await;
+    let left = r#"leave bob {"of":"bob"}"#;
+    assert_eq!(events(&mut watcher).await, [left, left]);
+    for room in ROOMS {
+        present(&mut ann, "update", room, json!({"of": "ann"})).await;
+    }
+    let updated = r#"update ann {"of":"ann"}"#;
+    assert_eq!(events(&mut watcher).await, [updated, updated], "she was away over two kills");
+    node.restart().await;
+    let of_ann = async || stored(&node, "room", "ann").await.last().cloned();
+    let ann_left = Some(r#"leave {"of":"ann"}"#.to_owned());
+    wait_until(SOON, "ann's leave to be stored", async || of_ann().await == ann_left).await;
+    let of_bob = ["enter 1", r#"update {"of":"bob"}"#, r#"leave {"of":"bob"}"#];
+    wait_until(SOON, "and bob's", async || stored(&node, "room", "bob").await == of_bob).await;
+    node.restart().await;
+    assert_eq!(members(&node, "room").await, Vec::<Value>::new());
+    assert_eq!(stored(&node, "room", "bob").await, of_bob);
+}
+
+/// A stop does not overtake the leaves of those who have said that they go, however many they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_goes_right_before_a_stop_has_left() {
+    const CONNECTIONS: usize = 8;
+    const MEMBERS: usize = 500;
+    let mut node = Node::start(options().limit("controls_per_second", 0)).await;
+    let mut sockets = Vec::new();
+    for n in 0..CONNECTIONS {
+        let mut socket = Socket::open(&node, "").await;
+        let mut last = String::new();
+        for m in 0..MEMBERS {
+            let client_id = format!("c{n}-{m}");
+            let enter = json!({"op": 12, "channel": "room", "action": "enter", "clientId": client_id});
+            last = socket.start(enter).await;
+        }
+        let answer = socket.find("the last answer", |frame| frame["id"] == *last).await;
+        assert_eq!(answer["op"], 1);
+        sockets.push(socket);
+    }
+    for socket in &mut sockets {
+        socket.send(&json!({"op": 5})).await;
+    }
+    for socket in &mut sockets {
+        socket.find("closed", |frame| frame["op"] == 6).await;
+    }
+    restart(&mut node, false).await;
+    assert_eq!(members(&node, "room").await, Vec::<Value>::new());
+    let newest = get(&node, "/api/channels/room/presence/history?limit=1000").await;
+    let newest = newest["events"].as_array().expect("events");
+    assert!(newest.len() == 1_000 && newest.iter().all(|event| event["action"] == "leave"));
+}
+
+/// Whom the directory does not let be present when the node starts again leaves without a grace.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_be_present_any_more_leaves_at_once() {
+    let others = |directory: Directory| directory.key("k3", "secret", ALL).key("k4", "secret", ALL);
+    let full = others(directory().key("k1", "secret", ALL).key("k2", "secret", ALL))
+        .account("gone")
+        .key("k5", "secret", ALL);
+    let mut node =
+        Node::start(NodeOptions::default().directory(full.clone(), KEY).limit("presence_grace_ms", 600_000))
+            .await;
+    let mut sockets = Vec::new();
+    for key in ["k1", "k2", "k3", "k4", "k5"] {
+        let authorization = http::basic(&format!("secret.{key}"));
+        let mut socket = Socket::open_as(&node, &format!("?clientId={key}"), &authorization).await;
+        for room in ["room", "hall"] {
+            present(&mut socket, "enter", room, json!(key)).await;
+        }
+        sockets.push(socket);
+    }
+    node.kill();
+    let narrow = r#"{ "hall" = ["presence"], "room" = ["subscribe"] }"#;
+    let less = directory().key("k1", "secret", ALL).revoked_key("k2", "secret").key("k3", "secret", narrow);
+    node.replace_directory(&less);
+    node.restart().await;
+    let names = async |room: &str| {
+        let members = members(&node, room).await;
+        let mut names: Vec<_> = members.iter().map(|member| member["clientId"].to_string()).collect();
+        names.sort();
+        names.join(" ")
+    };
+    wait_until(SOON, "them to leave", async || {
+        names("room").await == r#""k1""# && names("hall").await == r#""k1" "k3""#
+    })
+    .await;
+    for name in ["k2", "k3", "k4"] {
+        let events = [format!("enter \"{name}\""), format!("leave \"{name}\"")];
+        wait_until(SOON, "the leave to be stored", async || stored(&node, "room", name).await == events)
+            .await;
+    }
+    node.replace_directory(&full);
+    let other = ("authorization", &*http::basic("secret.k5"));
+    wait_until(SOON, "the account to be there again", async || {
+        http::request(node.addr(), "GET", "/api/channels/room/presence", &[other], "").await.status == 200
+    })
+    .await;
+    let answer = http::request(node.addr(), "GET", "/api/channels/room/presence", &[other], "").await;
+    assert_eq!(answer.json()["members"], json!([]));
+    let path = "/api/channels/room/presence/history";
+    let answer = http::request(node.addr(), "GET", path, &[other], "").await.json();
+    let actions: Vec<_> =
+        answer["events"].as_array().expect("events").iter().map(|event| &event["action"]).collect();
+    assert_eq!(actions, ["leave", "enter"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_store_nobody_is_known_after_a_restart() {
+    let mut node = Node::start(options().environment("FANFARE_STORE", "none")).await;
+    let _ann = member(&node, "ann").await;
+    node.restart().await;
+    for room in ROOMS {
+        assert_eq!(members(&node, room).await, Vec::<Value>::new());
+    }
+}
