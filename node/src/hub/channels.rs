@@ -8,11 +8,12 @@ use std::time::Instant;
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
+use super::budget::Budget;
 use super::delivery::Delivery;
 use super::member_bytes::MemberBytes;
 use super::members::Members;
 use super::presence::{Crowds, PresenceDelivery};
-use super::ring::{Budget, Ring};
+use super::ring::Ring;
 use super::roster::Roster;
 use crate::model::{ChannelKey, Clock, Limits, Published, Stamp};
 
@@ -36,6 +37,8 @@ pub(super) struct State {
     pub(super) sequence: u64,
     /// Bit per target that has subscribers.
     pub(super) targets: u64,
+    /// The number of the last attach, over all channels from 1.
+    pub(super) attached: u64,
     /// From the first message while somebody is attached, or from the last detach, until nobody has been for twice the
     /// resume window, unless memory is scarce.
     pub(super) ring: Option<Box<Ring>>,
@@ -87,6 +90,7 @@ pub struct Hub {
     started: Instant,
     pub(super) incarnation: u64,
     next_number: AtomicU64,
+    attaches: AtomicU64,
     sequence_floor: AtomicU64,
     /// The last number given to a presence event, over all channels.
     pub(super) presence_sequence: AtomicU64,
@@ -107,6 +111,7 @@ impl Hub {
             started: Instant::now(),
             incarnation: u64::from_be_bytes(crate::model::random_bytes()),
             next_number: AtomicU64::new(0),
+            attaches: AtomicU64::new(0),
             sequence_floor: AtomicU64::new(0),
             presence_sequence: AtomicU64::new(0),
             roster: Roster::default(),
@@ -135,7 +140,7 @@ impl Hub {
         count: u64,
         build: impl FnOnce(Numbering) -> Arc<Published>,
     ) -> Arc<Published> {
-        self.with_channel(key, |channel, state| {
+        let published = self.with_channel(key, |channel, state| {
             let first_sequence = state.sequence + 1;
             state.sequence += count;
             let timestamp_ms = self.clock.now_ms();
@@ -144,10 +149,13 @@ impl Hub {
                 let delivery = Arc::new(Delivery::new(channel.number, Arc::clone(&published)));
                 let now_ms = self.now_ms();
                 if state.ring.is_none() {
-                    state.ring = Ring::begin(first_sequence - 1, now_ms, &self.rings);
+                    state.ring = Ring::begin(first_sequence - 1, &self.rings);
                 }
                 if let Some(ring) = &mut state.ring {
                     ring.push(Arc::clone(&delivery), now_ms);
+                    if ring.is_listed(0) {
+                        ring.list(channel, state.attached);
+                    }
                 }
                 for (bit, target) in self.targets.iter().enumerate() {
                     if state.targets & (1 << bit) != 0 {
@@ -156,7 +164,9 @@ impl Hub {
                 }
             }
             published
-        })
+        });
+        self.give_way();
+        published
     }
 
     /// Where the channel stands, for an attach that asks for no delivery.
@@ -175,13 +185,20 @@ impl Hub {
         if state.targets == 0 {
             let now_ms = self.now_ms();
             if state.ring.is_none() {
-                state.ring = Ring::begin(state.sequence, now_ms, &self.rings);
+                state.ring = Ring::begin(state.sequence, &self.rings);
             }
             if let Some(ring) = &mut state.ring {
                 ring.idle_ms = Some(now_ms);
             }
         }
         self.remove_if_unused(channel, &mut state);
+        drop(state);
+        self.give_way();
+    }
+
+    /// The number of one more attach.
+    pub(super) fn next_attach(&self) -> u64 {
+        self.attaches.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Since the hub began; unlike the clock it is not touched by who sets the time.
@@ -222,6 +239,7 @@ impl Hub {
                 state: Mutex::new(State {
                     sequence: self.sequence_floor.load(Ordering::SeqCst),
                     targets: 0,
+                    attached: 0,
                     ring: None,
                     members: None,
                     removed: false,

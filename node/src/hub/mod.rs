@@ -1,5 +1,6 @@
 //! This node's channels: who numbers, who listens, and the frame that each publish becomes.
 
+mod budget;
 mod channels;
 mod delivery;
 mod inbox;
@@ -11,6 +12,7 @@ mod resume;
 mod ring;
 mod roster;
 mod subscribers;
+mod sweep;
 mod sync;
 #[cfg(test)]
 mod tests;

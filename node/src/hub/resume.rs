@@ -93,8 +93,9 @@ impl Hub {
 
     fn register(&self, state: &mut State, target: usize) -> Stamp {
         if let Some(ring) = &mut state.ring {
-            (ring.attached_ms, ring.idle_ms) = (self.now_ms(), None);
+            ring.idle_ms = None;
         }
+        state.attached = self.next_attach();
         state.targets |= 1 << target;
         Stamp { incarnation: self.incarnation, sequence: state.sequence }
     }
@@ -104,58 +105,6 @@ impl Hub {
             Some(after) if after == state.sequence => Start::Live,
             Some(after) if after < state.sequence && reaches(state, after) => Start::Replay { after },
             _ => Start::Unknown,
-        }
-    }
-
-    /// Forgets what is older than it is kept, and where memory is scarce the rings that were attached to least
-    /// recently. Takes milliseconds where there are many channels; to be called a few times within a resume window.
-    pub fn sweep(&self) {
-        let now_ms = self.now_ms();
-        // Locked one by one: a channel that is being forgotten takes its own lock before that of the map.
-        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
-        for channel in &channels {
-            let mut state = channel.state.lock();
-            let keep_ms = self.rings.keep_ms;
-            if let Some(ring) = &mut state.ring {
-                ring.drop_old(now_ms);
-                if ring.idle_ms.is_some_and(|since_ms| since_ms + keep_ms < now_ms) {
-                    state.ring = None;
-                    self.remove_if_unused(channel, &mut state);
-                }
-            }
-        }
-        if self.rings.is_scarce() {
-            self.make_room(channels);
-        }
-    }
-
-    fn make_room(&self, channels: Vec<Arc<Channel>>) {
-        let attached_ms =
-            |channel: &Arc<Channel>| channel.state.lock().ring.as_ref().map(|ring| ring.attached_ms);
-        let dated = channels.into_iter().filter_map(|channel| Some((attached_ms(&channel)?, channel)));
-        let mut dated: Vec<(u64, Arc<Channel>)> = dated.collect();
-        dated.sort_by_key(|(attached_ms, _)| *attached_ms);
-        // A channel that is forgotten takes up its numbers elsewhere, and then the store cannot tell that nothing is missing:
-        // all messages go before the first channel does.
-        for (_, channel) in &dated {
-            if self.rings.held() <= self.rings.enough() {
-                return;
-            }
-            let mut state = channel.state.lock();
-            let sequence = state.sequence;
-            if let Some(ring) = &mut state.ring {
-                ring.clear(sequence);
-            }
-        }
-        for (_, channel) in dated {
-            if self.rings.held() <= self.rings.enough() {
-                return;
-            }
-            let mut state = channel.state.lock();
-            if state.targets == 0 {
-                state.ring = None;
-                self.remove_if_unused(&channel, &mut state);
-            }
         }
     }
 }

@@ -2,62 +2,25 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::budget::{Budget, RING_BYTES};
+use super::channels::Channel;
 use super::delivery::Delivery;
-use crate::model::Limits;
-
-/// What a ring costs before it holds anything: the channel that it keeps alive, with its name.
-const RING_BYTES: usize = 1024;
-
-/// What all rings of a node share. Times are milliseconds since the hub began.
-#[derive(Debug)]
-pub(super) struct Budget {
-    ring_bytes: usize,
-    rings_bytes: usize,
-    /// How long a message is kept, and a channel that nobody is attached to.
-    pub(super) keep_ms: u64,
-    held: AtomicUsize,
-}
-
-impl Budget {
-    pub(super) fn new(limits: &Limits) -> Arc<Self> {
-        Arc::new(Self {
-            ring_bytes: limits.ring_bytes,
-            rings_bytes: limits.rings_bytes,
-            keep_ms: 2 * limits.resume_window_ms,
-            held: AtomicUsize::new(0),
-        })
-    }
-
-    pub(super) fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
-    }
-
-    /// So much is held that rings have to go before the bound is met.
-    pub(super) fn is_scarce(&self) -> bool {
-        self.held() > self.rings_bytes / 8 * 7
-    }
-
-    /// What the rings are brought down to when they are scarce.
-    pub(super) fn enough(&self) -> usize {
-        self.rings_bytes / 4 * 3
-    }
-}
 
 /// The last deliveries of one channel, without a gap, from `begin` to the channel's last.
 ///
-/// Bounded by age, by `ring_bytes` and, all rings together, by `rings_bytes`: the oldest go first, and who would have
-/// needed them is continued from the store or told that continuity is lost.
+/// Bounded by age and by `ring_bytes`: the oldest go first, and who would have needed them is continued from the store or
+/// told that continuity is lost. The hub sees to the bound of all rings together.
 #[derive(Debug)]
 pub(super) struct Ring {
     entries: VecDeque<Entry>,
     /// The sequence before the first entry.
     begin: u64,
     bytes: usize,
-    /// When somebody last attached, and since when nobody is.
-    pub(super) attached_ms: u64,
+    /// Since when nobody is attached.
     pub(super) idle_ms: Option<u64>,
+    /// The number under which it stands in the order of those that may have to go; 0: it does not, having no messages.
+    listed: u64,
     budget: Arc<Budget>,
 }
 
@@ -80,23 +43,20 @@ struct Entry {
 
 impl Ring {
     /// Empty, for a channel whose last number is `begin`; none when there is no room for one more.
-    pub(super) fn begin(begin: u64, now_ms: u64, budget: &Arc<Budget>) -> Option<Box<Self>> {
-        if budget.held() + RING_BYTES > budget.rings_bytes {
-            return None;
-        }
-        budget.held.fetch_add(RING_BYTES, Ordering::Relaxed);
-        let budget = Arc::clone(budget);
-        let entries = VecDeque::new();
-        Some(Box::new(Self { entries, begin, bytes: 0, attached_ms: now_ms, idle_ms: None, budget }))
+    pub(super) fn begin(begin: u64, budget: &Arc<Budget>) -> Option<Box<Self>> {
+        budget.take_ring().then(|| {
+            let (entries, budget) = (VecDeque::new(), Arc::clone(budget));
+            Box::new(Self { entries, begin, bytes: 0, idle_ms: None, listed: 0, budget })
+        })
     }
 
     pub(super) fn push(&mut self, delivery: Arc<Delivery>, now_ms: u64) {
         let bytes = delivery.bytes();
         self.entries.push_back(Entry { at_ms: now_ms, bytes, delivery });
         self.bytes += bytes;
-        self.budget.held.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.take(bytes);
         self.drop_old(now_ms);
-        while self.bytes > self.budget.ring_bytes || self.budget.held() > self.budget.rings_bytes {
+        while self.bytes > self.budget.ring_bytes {
             if !self.drop_first() {
                 break;
             }
@@ -112,14 +72,45 @@ impl Ring {
 
     /// False when nothing is left.
     fn drop_first(&mut self) -> bool {
+        self.take_first().is_some()
+    }
+
+    fn take_first(&mut self) -> Option<Entry> {
         let Some(entry) = self.entries.pop_front() else {
             self.entries = VecDeque::new();
-            return false;
+            return None;
         };
         self.begin = entry.delivery.last().sequence;
         self.bytes -= entry.bytes;
-        self.budget.held.fetch_sub(entry.bytes, Ordering::Relaxed);
-        true
+        self.budget.give_back(entry.bytes);
+        Some(entry)
+    }
+
+    /// Takes out its oldest messages, of `bytes` if it has as many, and no more than `count_max` of them: to be dropped where
+    /// nobody waits.
+    pub(super) fn give_way(&mut self, bytes: usize, count_max: usize) -> Vec<Arc<Delivery>> {
+        let (mut given, mut taken) = (0, Vec::new());
+        while given < bytes
+            && taken.len() < count_max
+            && let Some(Entry { bytes, delivery, .. }) = self.take_first()
+        {
+            given += bytes;
+            taken.push(delivery);
+        }
+        taken
+    }
+
+    /// It stands in the order under this number, or was taken out of it there.
+    pub(super) fn is_listed(&self, number: u64) -> bool {
+        self.listed == number
+    }
+
+    /// Puts it into the order, if it has messages that could go: after those whose channels were attached to before.
+    pub(super) fn list(&mut self, channel: &Arc<Channel>, attached: u64) {
+        self.listed = if self.entries.is_empty() { 0 } else { attached };
+        if self.listed != 0 {
+            self.budget.list(attached, channel);
+        }
     }
 
     /// Whether everything after `sequence` is here.
@@ -151,12 +142,6 @@ impl Ring {
         back
     }
 
-    /// Forgets what it holds.
-    pub(super) fn clear(&mut self, sequence: u64) {
-        while self.drop_first() {}
-        self.begin = sequence;
-    }
-
     /// The deliveries that hold something after `sequence`, oldest first, at least one if there is one and then no
     /// more than about `bytes_max`.
     pub(super) fn after(&self, sequence: u64, bytes_max: usize) -> Vec<Arc<Delivery>> {
@@ -173,7 +158,10 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        self.budget.held.fetch_sub(self.bytes + RING_BYTES, Ordering::Relaxed);
+        self.budget.give_ring_back(self.bytes);
+        if self.listed != 0 {
+            self.budget.unlist(self.listed);
+        }
     }
 }
 
@@ -181,6 +169,7 @@ impl Drop for Ring {
 mod tests {
     use super::*;
     use crate::hub::tests::delivery_of;
+    use crate::model::Limits;
 
     const WINDOW_MS: u64 = 1_000;
 
@@ -195,7 +184,7 @@ mod tests {
 
     #[test]
     fn what_comes_after_a_position_is_given_in_order_and_in_part() {
-        let mut ring = Ring::begin(10, 0, &budget(1 << 20, 1 << 20)).unwrap();
+        let mut ring = Ring::begin(10, &budget(1 << 20, 1 << 20)).unwrap();
         ring.push(delivery_of(11..=11), 0);
         ring.push(delivery_of(12..=14), 0);
         ring.push(delivery_of(15..=15), 0);
@@ -209,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_is_older_than_twice_the_window_goes() {
-        let mut ring = Ring::begin(0, 0, &budget(1 << 20, 1 << 20)).unwrap();
+        let mut ring = Ring::begin(0, &budget(1 << 20, 1 << 20)).unwrap();
         ring.push(delivery_of(1..=1), 0);
         ring.push(delivery_of(2..=2), 1);
         ring.drop_old(2 * WINDOW_MS);
@@ -221,7 +210,7 @@ mod tests {
     #[test]
     fn a_ring_at_its_bound_and_one_past() {
         let one = delivery_of(1..=1).bytes();
-        let mut ring = Ring::begin(0, 0, &budget(3 * one, 1 << 20)).unwrap();
+        let mut ring = Ring::begin(0, &budget(3 * one, 1 << 20)).unwrap();
         for sequence in 1..=3 {
             ring.push(delivery_of(sequence..=sequence), 0);
         }
@@ -233,29 +222,31 @@ mod tests {
     }
 
     #[test]
-    fn all_rings_together_stay_within_their_bound() {
+    fn what_rings_hold_is_counted_for_all_together() {
         let one = delivery_of(1..=1).bytes();
-        let budget = budget(1 << 20, 2 * RING_BYTES + 3 * one);
-        let mut first = Ring::begin(0, 0, &budget).unwrap();
-        let mut second = Ring::begin(0, 0, &budget).unwrap();
+        let budget = budget(1 << 20, 1 << 20);
+        let mut first = Ring::begin(0, &budget).unwrap();
+        let second = Ring::begin(0, &budget).unwrap();
         first.push(delivery_of(1..=1), 0);
         first.push(delivery_of(2..=2), 0);
-        for sequence in 1..=2 {
-            second.push(delivery_of(sequence..=sequence), 0);
-        }
-        assert_eq!((first.reach(), second.reach()), (0, 1), "who brings it over the bound gives way");
-        assert!(budget.is_scarce());
-        drop(first);
-        assert_eq!(budget.held(), RING_BYTES + one);
+        assert_eq!(budget.held(), 2 * RING_BYTES + 2 * one);
+        assert_eq!(first.give_way(1, 9).len(), 1, "as many as it takes");
+        assert_eq!((first.reach(), budget.held()), (1, 2 * RING_BYTES + one));
         drop(second);
+        assert_eq!(budget.held(), RING_BYTES + one);
+        assert_eq!(first.give_way(usize::MAX, 0).len(), 0);
+        drop(first);
         assert_eq!(budget.held(), 0);
     }
 
     #[test]
     fn a_ring_that_would_be_over_the_bound_is_not_begun() {
         let budget = budget(1 << 20, 2 * RING_BYTES);
-        let rings = [0, 1].map(|_| Ring::begin(0, 0, &budget));
-        assert!(rings.iter().all(Option::is_some));
-        assert!(Ring::begin(0, 0, &budget).is_none());
+        let mut rings = [0, 1].map(|_| Ring::begin(0, &budget));
+        rings[0].as_mut().expect("within the bound").push(delivery_of(1..=1), 0);
+        assert!(rings.iter().all(Option::is_some), "messages can go");
+        assert!(Ring::begin(0, &budget).is_none());
+        drop(rings);
+        assert!(Ring::begin(0, &budget).is_some());
     }
 }

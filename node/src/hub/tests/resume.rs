@@ -80,29 +80,101 @@ fn after_twice_the_window_the_channel_is_forgotten() {
     assert_eq!(hub.attach_after(&key("a"), 0, &serial(&hub, mark.sequence)).start, Start::Unknown);
 }
 
+/// Bursts, between two sweeps: the messages of who was attached to least recently go, whoever brings it over the bound.
 #[test]
 fn where_memory_is_scarce_those_attached_to_least_recently_go_first() {
-    // Scarce with four publishes in three rings, and not with three.
-    let held = 4 * delivery_of(1..=20).bytes() + 3 * 1024;
-    let limits = Limits { rings_bytes: held * 8 / 7 - 200, ..Limits::default() };
+    // Six publishes in three rings, and not seven.
+    let one = delivery_of(101..=120).bytes();
+    let limits = Limits { rings_bytes: 6 * one + one / 2 + 3 * 1024, ..Limits::default() };
+    let bound = limits.rings_bytes;
     let (hub, _targets) = hub_within(1, Clock::manual(NOW_MS), limits);
-    let mut marks = Vec::new();
-    for name in ["first", "second", "third"] {
-        let begun = hub.now_ms();
-        marks.push(hub.attach(&key(name), 0).1);
+    let attach = |name| hub.attach(&key(name), 0);
+    let (first, second, third) = (attach("first").1, attach("second").1, attach("third").1);
+    // The order of their first messages is another one.
+    for name in ["third", "second", "first", "third", "second", "first"] {
         publish(&hub, &key(name), 20);
-        while hub.now_ms() == begun {
-            std::thread::yield_now();
-        }
+    }
+    let start = |name, mark: &Stamp| hub.look_after(&key(name), &serial(&hub, mark.sequence));
+    let replay = |mark: &Stamp| Start::Replay { after: mark.sequence };
+    for (name, mark) in [("first", &first), ("second", &second), ("third", &third)] {
+        assert_eq!(start(name, mark), replay(mark), "within the bound");
     }
     publish(&hub, &key("third"), 20);
+    assert_eq!(start("first", &first), Start::Unknown);
+    assert_eq!(start("second", &second), replay(&second));
+    assert_eq!(start("third", &third), replay(&third));
+    // Attached to once more, it is the last to go.
+    let first = attach("first").1;
+    for _ in 0..2 {
+        publish(&hub, &key("first"), 20);
+        assert_eq!(start("first", &first), replay(&first));
+        assert_eq!(start("second", &second), Start::Unknown);
+    }
+    assert_eq!(start("third", &third), replay(&third));
+    for _ in 0..9 {
+        publish(&hub, &key("second"), 20);
+        assert!(hub.rings.held() <= bound);
+    }
+    assert_eq!(start("first", &first), replay(&first), "who publishes most gives way itself");
+    assert_eq!(start("third", &third), replay(&third));
+    let mark = publish(&hub, &key("third"), 1).last();
+    publish(&hub, &key("third"), 1);
+    assert_eq!(start("third", &mark), replay(&mark), "it is kept from there on");
+}
+
+/// Under the races of many publishers, of attaches and of channels that come and go, nothing is counted wrong or left behind.
+#[test]
+fn rings_that_give_way_at_once_add_up() {
+    let limits = Limits { rings_bytes: 40_000, resume_window_ms: 1, ..Limits::default() };
+    let (hub, _targets) = hub_within(1, Clock::system(), limits);
+    let hub = &hub;
+    std::thread::scope(|scope| {
+        for own in 0..3 {
+            scope.spawn(move || {
+                for turn in 0..2_000 {
+                    let name = key(["a", "b", "c", "d", "e"][(turn * 7 + own) % 5]);
+                    let (channel, _) = hub.attach(&name, 0);
+                    publish(hub, &name, 3);
+                    publish(hub, &key("all"), 1);
+                    hub.detach(&channel, 0);
+                    if turn % 50 == own {
+                        hub.sweep();
+                    }
+                }
+            });
+        }
+    });
+    assert!(hub.rings.held() <= 40_000);
+    let begun = Instant::now();
+    while hub.channel_count() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        std::thread::yield_now();
+        hub.sweep();
+    }
+    assert_eq!(hub.rings.held(), 0);
+    assert!(hub.rings.first().is_none(), "nothing is left in the order");
+}
+
+#[test]
+fn where_rings_are_many_channels_are_forgotten_after_all_messages() {
+    let limits = Limits { rings_bytes: 100 * 1024, ..Limits::default() };
+    let (hub, _targets) = hub_within(1, Clock::manual(NOW_MS), limits);
+    let name = |number: usize| key(&format!("c{number}"));
+    let (kept, mark) = hub.attach(&key("kept"), 0);
+    publish(&hub, &key("kept"), 1);
+    for number in 0..95 {
+        let (channel, _) = hub.attach(&name(number), 0);
+        hub.detach(&channel, 0);
+    }
+    assert_eq!(
+        hub.look_after(&key("kept"), &serial(&hub, mark.sequence)),
+        Start::Replay { after: mark.sequence }
+    );
     hub.sweep();
-    let start = |name, mark: &Stamp| hub.look_after(&key(name), &serial(&hub, mark.sequence));
-    assert_eq!(start("first", &marks[0]), Start::Unknown);
-    assert_eq!(start("third", &marks[2]), Start::Replay { after: marks[2].sequence });
-    let mark = publish(&hub, &key("first"), 1).last();
-    publish(&hub, &key("first"), 1);
-    assert_eq!(start("first", &mark), Start::Replay { after: mark.sequence }, "it is kept from there on");
+    let lives = |number: usize| hub.live(&name(number)).is_some();
+    assert!((0..20).all(|number| !lives(number)) && (30..95).all(lives), "the first of them");
+    assert_eq!(hub.look_after(&key("kept"), &serial(&hub, mark.sequence)), Start::Unknown);
+    assert_eq!(kept.sequence(), mark.sequence + 1, "it goes on with its numbers");
 }
 
 /// Clients come and go, each from where it stands, while others publish: whoever goes live by the last pull has every
