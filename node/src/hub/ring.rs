@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::budget::{Budget, RING_BYTES};
+use super::budget::Budget;
 use super::channels::Channel;
 use super::delivery::Delivery;
 
@@ -168,6 +168,7 @@ impl Drop for Ring {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hub::budget::RING_BYTES;
     use crate::hub::tests::delivery_of;
     use crate::model::Limits;
 
