@@ -104,20 +104,18 @@ async fn every_refusal_has_one_form_wherever_it_is_made() {
     let node = Node::start(NodeOptions::default()).await;
     let get = |headers: &str| format!("GET /health HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
     let huge = get(&format!("x-filler: {}\r\n", "x".repeat(20 * 1024)));
-    let many = get(&(0..150).map(|number| format!("x-{number}: 1\r\n")).collect::<String>());
     let upgrade = "GET /realtime HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
                    sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
     let cases = [
-        ("an upgrade without a credential", upgrade, &[401][..]),
-        ("a header of 20 KB", &huge, &[431]),
-        ("150 headers", &many, &[431, 400]),
-        ("garbage", "\u{1}\u{2} garbage \u{3}\r\n\r\n", &[400]),
+        ("an upgrade without a credential", upgrade, 401),
+        ("a header of 20 KB", &huge, 431),
+        ("garbage", "\u{1}\u{2} garbage \u{3}\r\n\r\n", 400),
     ];
     for (what, request, expected) in cases {
         for second in [false, true] {
             let (status, head, body) = answer_to(&node, second, request).await;
             let what = format!("{what}, second on its connection: {second}: {head}{body}");
-            assert!(expected.contains(&status), "{what}");
+            assert_eq!(status, expected, "{what}");
             assert!(allows_every_origin(&head), "{what}");
             let body: Value = serde_json::from_str(&body).unwrap_or_else(|e| unreachable!("{what}: {e}"));
             assert!(body["error"].as_str().is_some_and(|error| !error.is_empty()), "{what}");

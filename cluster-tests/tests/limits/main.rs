@@ -27,7 +27,7 @@
 //! | length of a token | here; at issue `auth::tests::exchange` |
 //! | messages of a rewind | `session::tests::rewind`; `continuity::rewind` |
 //! | heartbeat, silence | `raw_socket`, `socket_session::basics` |
-//! | headers: bytes, time | here; `raw_socket` |
+//! | headers: bytes, number, time | `headers`; `raw_socket` |
 //! | outbox: bytes, time without progress | `socket_session::limits`, `whole_node` |
 //! | idempotency window | here; the store's contract |
 //! | history retention | the store's contract, `edge::http::tests::history` |
@@ -35,6 +35,7 @@
 //! | nonces, revocations and history, kept as is set | `embedded::tests`, `accounts::tests` |
 //! | connections of a tenant, of a node | `connections::ceiling`; `whole_node` |
 
+mod headers;
 mod presence;
 mod resume;
 mod settings;
@@ -365,30 +366,6 @@ async fn a_token_of_eight_kibibytes_is_taken_and_a_longer_one_is_not() {
         let mut raw = Raw::connect(node.addr()).await;
         let (upgrade, _) = raw.upgrade(&format!("/realtime?accessToken={token}"), &[]).await;
         assert_eq!([time, upgrade], expected, "{} bytes", token.len());
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn headers_of_exactly_sixteen_kibibytes_pass() {
-    let node = node().await;
-    let authorization = http::basic(KEY);
-    for (request, passed) in [
-        (
-            "GET /realtime HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
-             sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n",
-            101,
-        ),
-        ("GET /time HTTP/1.1\r\n", 200),
-    ] {
-        for (bytes, status) in [(16 * 1024, passed), (16 * 1024 + 1, 431)] {
-            let head = format!("{request}host: localhost\r\nauthorization: {authorization}\r\nx-pad: ");
-            let head = format!("{head}{}\r\n\r\n", "x".repeat(bytes - head.len() - 4));
-            assert_eq!(head.len(), bytes);
-            let mut raw = Raw::connect(node.addr()).await;
-            raw.write(head.as_bytes()).await;
-            let (answered, text) = raw.head(SOON).await.expect("an answer");
-            assert_eq!(answered, status, "{bytes} bytes: {text}");
-        }
     }
 }
 

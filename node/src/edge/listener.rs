@@ -8,15 +8,18 @@ mod tests;
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Method, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tower_service::Service as _;
 
@@ -29,7 +32,7 @@ use crate::auth::Authenticator;
 use crate::model::Limits;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
-use stream::ReadStream;
+use stream::{Headers, ReadStream};
 
 /// Connections that the kernel completes while this node is busy.
 const BACKLOG: i32 = 4096;
@@ -39,6 +42,8 @@ const RESERVED_FILES: u64 = 512;
 const STREAM_FILES: usize = 2;
 /// One in so many connections may be an event stream, where files are scarce.
 const STREAMS_SHARE: usize = 8;
+/// hyper takes as many headers of a request unless it is told otherwise.
+const HEADERS_FEW: usize = 100;
 /// What a request under way is given when the node stops.
 const LAST_REQUEST: Duration = Duration::from_secs(3);
 /// How long accepting pauses when no more connections may be held.
@@ -203,41 +208,104 @@ pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<
 
 async fn serve_connection(services: HttpServices, connection: HttpConnection) -> Result<(), hyper::Error> {
     let Ok(peer) = connection.link.socket.peer_addr() else { return Ok(()) };
-    let limits = Arc::clone(&services.limits);
-    let stall_max = Duration::from_millis(limits.http_stall_ms);
-    let Ok(stream) = ReadStream::new(connection, stall_max) else { return Ok(()) };
+    let stall_max = Duration::from_millis(services.limits.http_stall_ms);
+    let Ok(mut stream) = ReadStream::new(connection, stall_max) else { return Ok(()) };
+    loop {
+        let (result, back) = serve_stream(&services, peer, stream).await;
+        let Some(back) = back else { return result };
+        stream = back;
+    }
+}
+
+/// Gives the stream back when it is to be served with more headers.
+async fn serve_stream(
+    services: &HttpServices,
+    peer: SocketAddr,
+    mut stream: ReadStream,
+) -> (Result<(), hyper::Error>, Option<ReadStream>) {
     let stopping = services.tasks.stopping();
+    let adoption = Adoption::default();
     let socket = stream.client_socket();
-    let service = hyper::service::service_fn(move |request| {
-        let (services, socket) = (services.clone(), socket.clone());
-        async move { Ok::<_, Infallible>(respond(services, peer, socket, request).await) }
+    let service = hyper::service::service_fn(|request| {
+        let (services, socket, adoption) = (services.clone(), socket.clone(), Arc::clone(&adoption));
+        async move { Ok::<_, Infallible>(respond(services, peer, socket, adoption, request).await) }
     });
-    let serving = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
+    let http = protocol(&services.limits, *stream.headers());
+    let mut serving = http.serve_connection(TokioIo::new(stream), service);
+    drop(http);
+    let served = tokio::select! {
+        result = &mut serving => Some(result),
+        () = stopping.cancelled() => None,
+    };
+    let result = if let Some(result) = served {
+        result
+    } else {
+        Pin::new(&mut serving).graceful_shutdown();
+        // A publish has its answer by then; a body that is still not there is not worth waiting for.
+        tokio::time::timeout(LAST_REQUEST, &mut serving).await.unwrap_or(Ok(()))
+    };
+    let parts = serving.into_parts();
+    let mut stream = parts.io.into_inner();
+    stream.give_back(&parts.read_buf);
+    if *stream.headers() == Headers::TooMany {
+        *stream.headers() = Headers::Many;
+        return (Ok(()), Some(stream));
+    }
+    if let Some(adopt) = adoption.lock().take()
+        && result.is_ok()
+        && let Some(input) = adopt(stream)
+    {
+        services.shards.push_next(input);
+    }
+    (result, None)
+}
+
+fn protocol(limits: &Limits, headers: Headers) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(limits.header_ms))
         .max_buf_size(limits.header_bytes.max(8192))
-        .half_close(true)
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
-    tokio::pin!(serving);
-    tokio::select! {
-        result = serving.as_mut() => return result,
-        () = stopping.cancelled() => serving.as_mut().graceful_shutdown(),
+        .half_close(true);
+    if headers == Headers::Many {
+        // As many as the bytes can hold, of which a line takes at least three, and as a map takes.
+        http.max_headers((limits.header_bytes / 3).min(24_000));
     }
-    // A publish has its answer by then; a body that is still not there is not worth waiting for.
-    tokio::time::timeout(LAST_REQUEST, serving).await.unwrap_or(Ok(()))
+    http
+}
+
+/// What becomes of a connection that was upgraded, once its answer is on its way.
+type Adoption = Arc<Mutex<Option<Box<dyn FnOnce(ReadStream) -> Option<Input> + Send>>>>;
+
+/// Of many headers only those that are looked at stay: in a map they take many times their bytes, for as long as the
+/// request is under way.
+fn thin(headers: &mut HeaderMap) {
+    if headers.len() <= HEADERS_FEW {
+        return;
+    }
+    let mut thin = HeaderMap::new();
+    for value in headers.get_all(header::AUTHORIZATION) {
+        thin.append(header::AUTHORIZATION, value.clone());
+    }
+    for name in [header::CONTENT_LENGTH, header::EXPECT, HeaderName::from_static("last-event-id")] {
+        if let Some(value) = headers.remove(&name) {
+            thin.insert(name, value);
+        }
+    }
+    *headers = thin;
 }
 
 async fn respond(
     services: HttpServices,
     peer: SocketAddr,
     socket: ClientSocket,
+    adoption: Adoption,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    if let Some(mut response) = upgrade(&services, &mut request) {
+    if let Some(mut response) = upgrade(&services, &adoption, &request) {
         cors::on_every(response.headers_mut());
         return response;
     }
+    thin(request.headers_mut());
     request.extensions_mut().insert(PeerAddress(peer.ip()));
     request.extensions_mut().insert(socket);
     match services.router.clone().call(request.map(Body::new)).await {
@@ -247,7 +315,11 @@ async fn respond(
 }
 
 /// An upgrade that comes here followed another request on its connection, as through a proxy.
-fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<Response<Body>> {
+fn upgrade(
+    services: &HttpServices,
+    adoption: &Adoption,
+    request: &Request<Incoming>,
+) -> Option<Response<Body>> {
     let decision = {
         let headers =
             request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
@@ -275,17 +347,7 @@ fn upgrade(services: &HttpServices, request: &mut Request<Incoming>) -> Option<R
             (accept, Box::new(adopt))
         }
     };
-    let upgraded = hyper::upgrade::on(request);
-    let shards = Arc::clone(&services.shards);
-    services.tasks.spawn("upgrade", OnStop::Cancel, async move {
-        let Ok(upgraded) = upgraded.await else { return };
-        let Ok(parts) = upgraded.downcast::<TokioIo<ReadStream>>() else { return };
-        let mut stream = parts.io.into_inner();
-        stream.give_back(&parts.read_buf);
-        if let Some(input) = adopt(stream) {
-            shards.push_next(input);
-        }
-    });
+    *adoption.lock() = Some(adopt);
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();

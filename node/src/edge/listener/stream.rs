@@ -26,8 +26,19 @@ pub(super) struct ReadStream {
     taken: usize,
     /// An answer of ours that is being written in place of hyper's.
     own: Vec<u8>,
+    headers: Headers,
     stall: Stall,
     permit: Permit,
+}
+
+/// Whether hyper takes as many headers as the bytes of a head can hold. To have room for them costs each request several
+/// microseconds, so it is asked for when a head comes that has many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Headers {
+    Few,
+    /// hyper refused a head, which the client was not told.
+    TooMany,
+    Many,
 }
 
 impl ReadStream {
@@ -35,18 +46,40 @@ impl ReadStream {
     pub(super) fn new(connection: HttpConnection, stall_max: Duration) -> io::Result<Self> {
         let HttpConnection { link, permit, read } = connection;
         let stall = Stall::new(stall_max);
-        Ok(Self { socket: Socket::new(link)?, read, taken: 0, own: Vec::new(), stall, permit })
+        Ok(Self {
+            socket: Socket::new(link)?,
+            read,
+            taken: 0,
+            own: Vec::new(),
+            headers: Headers::Few,
+            stall,
+            permit,
+        })
     }
 
     pub(super) fn client_socket(&self) -> ClientSocket {
         ClientSocket(Arc::downgrade(&self.socket.tcp))
     }
 
-    /// What hyper has read beyond the request that it upgraded stands before what is still to be read.
+    /// What hyper has read and not used stands before what is still to be read.
     pub(super) fn give_back(&mut self, read: &[u8]) {
-        self.read.drain(..self.taken);
+        self.read = [read, &self.read[self.taken..]].concat();
         self.taken = 0;
-        self.read.extend_from_slice(read);
+    }
+
+    pub(super) fn headers(&mut self) -> &mut Headers {
+        &mut self.headers
+    }
+
+    /// Says in our form what hyper says by itself, if it does.
+    fn take_in_our_form(&mut self, bytes: &[u8]) -> bool {
+        let Some(own) = Self::in_our_form(bytes) else { return false };
+        if self.headers == Headers::Few && bytes.starts_with(b"HTTP/1.1 431") {
+            self.headers = Headers::TooMany;
+        } else {
+            self.own = own;
+        }
+        true
     }
 
     /// hyper answers a head that it cannot read by itself, with a status and nothing else. Every answer of ours
@@ -111,8 +144,7 @@ impl AsyncRead for ReadStream {
 
 impl AsyncWrite for ReadStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if let Some(own) = Self::in_our_form(bytes) {
-            self.own = own;
+        if self.take_in_our_form(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
@@ -128,6 +160,9 @@ impl AsyncWrite for ReadStream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.headers == Headers::TooMany {
+            return Poll::Ready(Ok(()));
+        }
         let closed = match self.poll_own(cx) {
             Poll::Ready(Ok(())) => Pin::new(&mut self.socket).poll_shutdown(cx),
             own => own,
@@ -142,9 +177,8 @@ impl AsyncWrite for ReadStream {
     ) -> Poll<io::Result<usize>> {
         let whole = slices.iter().filter(|slice| !slice.is_empty()).count() == 1;
         if let Some(first) = slices.iter().find(|slice| whole && !slice.is_empty())
-            && let Some(own) = Self::in_our_form(first)
+            && self.take_in_our_form(first)
         {
-            self.own = own;
             return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
         }
         let written = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);

@@ -16,6 +16,8 @@ use crate::edge::http::cors;
 use crate::model::{ClientId, Limits};
 
 pub const PATH: &str = "/realtime";
+/// A head with more headers than this is parsed with room for as many as it has.
+const HEADERS_FEW: usize = 64;
 
 /// The parts of a request's head that decide.
 #[derive(Debug)]
@@ -93,21 +95,47 @@ pub enum Decision {
 pub(super) enum FirstLook<'a> {
     /// With the length of the head.
     Upgrade(Head<'a>, usize),
-    /// For the HTTP side, with the length of the head where it is known.
+    /// For the HTTP side, with the length of the head.
     Http(usize),
     /// The head has not ended yet.
     Partial,
+    TooLarge,
     Malformed,
 }
 
-/// Tells an upgrade of the socket's path from everything else.
-pub(super) fn first_look<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]) -> FirstLook<'a> {
+/// Tells an upgrade of the socket's path from everything else. The first `seen` bytes were looked at before, and the
+/// head did not end in them.
+pub(super) fn first_look(bytes: &[u8], seen: usize, bytes_max: usize) -> FirstLook<'_> {
+    let look = if seen > 0 && !ends_behind(bytes, seen) {
+        FirstLook::Partial
+    } else {
+        parse(bytes, &mut [httparse::EMPTY_HEADER; HEADERS_FEW]).unwrap_or_else(|| {
+            let within = &bytes[..bytes.len().min(bytes_max)];
+            let lines = within.iter().filter(|byte| **byte == b'\n').count();
+            parse(bytes, &mut vec![httparse::EMPTY_HEADER; lines]).unwrap_or(FirstLook::TooLarge)
+        })
+    };
+    match look {
+        FirstLook::Partial if bytes.len() > bytes_max => FirstLook::TooLarge,
+        FirstLook::Upgrade(_, length) | FirstLook::Http(length) if length > bytes_max => FirstLook::TooLarge,
+        look => look,
+    }
+}
+
+/// Whether an empty line ends behind the first `seen` bytes. Without it a head that comes in many pieces would be parsed with
+/// each of them.
+fn ends_behind(bytes: &[u8], seen: usize) -> bool {
+    let new = &bytes[seen.saturating_sub(2)..];
+    new.windows(2).any(|line| line == b"\n\n") || new.windows(3).any(|line| line == b"\n\r\n")
+}
+
+/// None: there are more headers than slots.
+fn parse<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]) -> Option<FirstLook<'a>> {
     let mut request = httparse::Request::new(slots);
     let length = match request.parse(bytes) {
-        Ok(httparse::Status::Partial) => return FirstLook::Partial,
-        // The HTTP side knows how to answer these.
-        Err(httparse::Error::TooManyHeaders) => return FirstLook::Http(0),
-        Err(_) => return FirstLook::Malformed,
+        Ok(httparse::Status::Partial) => return Some(FirstLook::Partial),
+        Err(httparse::Error::TooManyHeaders) => return None,
+        Err(_) => return Some(FirstLook::Malformed),
         Ok(httparse::Status::Complete(length)) => length,
     };
     let target = request.path.unwrap_or_default();
@@ -115,9 +143,9 @@ pub(super) fn first_look<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]
     let head =
         Head { query, headers: request.headers.iter().map(|header| (header.name, header.value)).collect() };
     if request.method == Some("GET") && path == PATH && head.asks_for_websocket() {
-        FirstLook::Upgrade(head, length)
+        Some(FirstLook::Upgrade(head, length))
     } else {
-        FirstLook::Http(length)
+        Some(FirstLook::Http(length))
     }
 }
 

@@ -19,8 +19,6 @@ use crate::tls::Taken;
 
 /// Nothing is read from a client that leaves this much of its answers unread.
 pub(super) const UNREAD_BYTES_MAX: usize = 64 * 1024;
-/// A request with more headers goes to the HTTP side.
-const HEADERS_MAX: usize = 64;
 
 /// What becomes of a connection after its bytes were looked at.
 enum Next {
@@ -94,9 +92,10 @@ impl Shard {
     fn feed(&mut self, connection: &mut Connection, slot: u32, count: usize) -> Next {
         match &mut connection.stage {
             Stage::Opening { head, .. } => {
+                let seen = head.len();
                 head.extend_from_slice(&self.buffer[..count]);
                 let head = std::mem::take(head);
-                self.look(connection, slot, head)
+                self.look(connection, slot, head, seen)
             }
             Stage::Open(_) => {
                 let mut buffer = std::mem::take(&mut self.buffer);
@@ -118,19 +117,13 @@ impl Shard {
     }
 
     /// Decides on a fresh connection once its first head is whole.
-    fn look(&mut self, connection: &mut Connection, slot: u32, mut bytes: Vec<u8>) -> Next {
-        let mut slots = [httparse::EMPTY_HEADER; HEADERS_MAX];
-        let (head, length) = match handshake::first_look(&bytes, &mut slots) {
+    fn look(&mut self, connection: &mut Connection, slot: u32, mut bytes: Vec<u8>, seen: usize) -> Next {
+        let (head, length) = match handshake::first_look(&bytes, seen, self.services.limits.header_bytes) {
             FirstLook::Upgrade(head, length) => (head, length),
-            FirstLook::Http(length) if length > self.services.limits.header_bytes => {
-                return self.refuse(connection, slot, &headers_too_large());
-            }
             FirstLook::Http(_) => return Next::Http(bytes),
+            FirstLook::TooLarge => return self.refuse(connection, slot, &headers_too_large()),
             FirstLook::Malformed => {
                 return self.refuse(connection, slot, &Refusal::malformed("the request is malformed"));
-            }
-            FirstLook::Partial if bytes.len() > self.services.limits.header_bytes => {
-                return self.refuse(connection, slot, &headers_too_large());
             }
             FirstLook::Partial => {
                 if let Stage::Opening { head, .. } = &mut connection.stage {
@@ -139,9 +132,6 @@ impl Shard {
                 return Next::Keep;
             }
         };
-        if length > self.services.limits.header_bytes {
-            return self.refuse(connection, slot, &headers_too_large());
-        }
         match head.decide(self.services.gate()) {
             Decision::Refuse(refusal) => return self.refuse(connection, slot, &refusal),
             Decision::Open { accept, opening } => {
