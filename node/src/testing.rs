@@ -54,7 +54,7 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
         Err(StoreError::Off)
     }
 
-    fn read_metrics(&self, _: AccountId, _: u64) -> Result<Vec<MetricRow>, StoreError> {
+    fn read_metrics(&self, _: AccountId, _: u64, _: usize) -> Result<Vec<MetricRow>, StoreError> {
         Err(StoreError::Off)
     }
 }
@@ -104,8 +104,9 @@ impl<S: FakeStore> HistoryStore for S {
         &self,
         account: AccountId,
         from_ms: u64,
+        rows_max: usize,
     ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
-        Box::pin(ready(FakeStore::read_metrics(self, account, from_ms)))
+        Box::pin(ready(FakeStore::read_metrics(self, account, from_ms, rows_max)))
     }
 
     fn sweep(&self, _: u64) -> Result<(), StoreError> {

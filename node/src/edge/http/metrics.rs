@@ -1,16 +1,26 @@
 //! `GET /api/metrics/series`: what was counted for the caller's account.
 
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::HeaderValue;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
-use fanfare_proto::http::{MetricRow, MetricSeries};
+use fanfare_proto::http::MetricRow;
+use hyper::body::Frame;
 
 use super::query::Query;
+use super::room::SMALL_BYTES;
 use super::{Api, body};
 use crate::auth::Principal;
 use crate::edge::errors::Refusal;
-use crate::origin::history::StoreError;
-use crate::origin::metering::{KEPT_MS, MINUTE_MS, sum_nodes};
+use crate::model::AccountId;
+use crate::origin::history::{BoxFuture, StoreError};
+use crate::origin::metering::{KEPT_MS, MINUTE_MS, Meter, Point, sum_nodes};
 
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 /// A store that has not read the rows by then is taken for gone.
@@ -29,20 +39,95 @@ pub(super) async fn series(
         Some("sum") => true,
         Some(_) => return Err(Refusal::malformed("aggregate must be sum")),
     };
-    let account = &principal.account.id;
-    let read = tokio::time::timeout(READ_WAIT, api.services.meter.series(account, window_ms)).await;
-    let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
-    let points = read.inspect_err(|error| tracing::error!(%error, "metric rows could not be read"))?;
-    let points = if sum { sum_nodes(points) } else { points };
-    let rows = points.iter().map(|point| MetricRow {
-        account_id: account.as_str(),
-        minute: point.minute_ms,
-        node_id: &point.node_id,
-        kind: point.kind.as_str(),
-        count: point.amount.count,
-        bytes: point.amount.bytes,
-    });
-    Ok(body::json(&MetricSeries { series: rows.collect(), window_ms }))
+    let meter = Arc::clone(&api.services.meter);
+    let minutes = meter.window(window_ms);
+    let account = principal.account.id.clone();
+    let series = Series { account, meter, sum, window_ms, begun: false, rest: Some(minutes) };
+    let first = series.piece(b"{\"series\":[".to_vec()).await?;
+    if first.rest.is_none() && first.text.len() <= SMALL_BYTES {
+        return Ok(body::json_text(first.text));
+    }
+    let mut response = Response::new(Body::new(SeriesBody(Some(Box::pin(std::future::ready(Ok(first)))))));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+/// What is still to be told.
+struct Series {
+    meter: Arc<Meter>,
+    account: AccountId,
+    sum: bool,
+    window_ms: u64,
+    /// A row was written.
+    begun: bool,
+    /// The minutes that were not read.
+    rest: Option<Range<u64>>,
+}
+
+struct Piece {
+    text: Vec<u8>,
+    rest: Option<Series>,
+}
+
+impl Series {
+    /// As much as is nothing for the room, or a page of rows more. `text` is what it begins with.
+    async fn piece(mut self, mut text: Vec<u8>) -> Result<Piece, StoreError> {
+        while let Some(minutes) = self.rest.take() {
+            let read = tokio::time::timeout(READ_WAIT, self.meter.series(&self.account, minutes)).await;
+            let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
+            let page = read.inspect_err(|error| tracing::error!(%error, "metric rows could not be read"))?;
+            self.write(&mut text, page.points);
+            self.rest = page.rest;
+            if text.len() > SMALL_BYTES / 2 && self.rest.is_some() {
+                return Ok(Piece { text, rest: Some(self) });
+            }
+        }
+        text.extend_from_slice(format!("],\"windowMs\":{}}}", self.window_ms).as_bytes());
+        Ok(Piece { text, rest: None })
+    }
+
+    fn write(&mut self, text: &mut Vec<u8>, points: Vec<Point>) {
+        let points = if self.sum { sum_nodes(points) } else { points };
+        for point in points {
+            if std::mem::replace(&mut self.begun, true) {
+                text.push(b',');
+            }
+            let row = MetricRow {
+                account_id: self.account.as_str(),
+                minute: point.minute_ms,
+                node_id: &point.node_id,
+                kind: point.kind.as_str(),
+                count: point.amount.count,
+                bytes: point.amount.bytes,
+            };
+            // Texts and numbers can always be written.
+            let _ = serde_json::to_writer(&mut *text, &row);
+        }
+    }
+}
+
+/// Read and written as the client takes it: a week of a node is many megabytes.
+struct SeriesBody(Option<BoxFuture<'static, Result<Piece, StoreError>>>);
+
+impl HttpBody for SeriesBody {
+    type Data = Bytes;
+    type Error = StoreError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, StoreError>>> {
+        let Some(next) = &mut self.0 else { return Poll::Ready(None) };
+        let piece = ready!(next.as_mut().poll(cx));
+        self.0 = None;
+        let Piece { text, rest } = piece?;
+        self.0 = rest.map(|rest| Box::pin(rest.piece(Vec::new())) as BoxFuture<'static, _>);
+        Poll::Ready(Some(Ok(Frame::data(text.into()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
+    }
 }
 
 /// What cannot be read is an hour, never an error.

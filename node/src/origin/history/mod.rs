@@ -96,11 +96,13 @@ pub trait HistoryStore: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(StoreError::Off)))
     }
 
-    /// All rows of the account from the minute that begins at `from_ms` on, of every node and incarnation.
+    /// The rows of the account from the minute that begins at `from_ms` on, of every node and incarnation, oldest first. They end
+    /// with the minute that brings them to `rows_max`: only then there may be more.
     fn read_metrics(
         &self,
         _account: AccountId,
         _from_ms: u64,
+        _rows_max: usize,
     ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
         Box::pin(std::future::ready(Err(StoreError::Off)))
     }

@@ -6,6 +6,7 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub const MINUTE_MS: u64 = 60_000;
 pub const KEPT_MS: u64 = 7 * 24 * 60 * MINUTE_MS;
 /// With the time of a write, this is how far the store may be behind.
 const FLUSH_EVERY: Duration = Duration::from_secs(2);
+/// A page of a series ends with the minute that brings the rows that are read for it to so many.
+const PAGE_ROWS: usize = 64;
 /// Rows in one write.
 const WRITE_ROWS: usize = 4_096;
 /// A stopping node writes its last counts within this time.
@@ -39,6 +42,13 @@ pub struct MetricRow {
     pub incarnation: u64,
     pub kind: UsageKind,
     pub amount: Amount,
+}
+
+/// A part of a series, and the minutes of what follows.
+#[derive(Debug)]
+pub struct SeriesPage {
+    pub points: Vec<Point>,
+    pub rest: Option<Range<u64>>,
 }
 
 /// The meter of one node. What it has gathered can be read at once; the store has it a few seconds later.
@@ -135,33 +145,46 @@ impl Meter {
         }
     }
 
-    /// What was counted for the account in the last `window_ms`, in the order of minute, node and kind. A minute that
-    /// has not wholly passed before the window is in it.
-    pub async fn series(&self, account: &AccountId, window_ms: u64) -> Result<Vec<Point>, StoreError> {
+    /// The minutes of the last `window_ms`, the running one included. A minute that has not wholly passed before the window is in it.
+    pub fn window(&self, window_ms: u64) -> Range<u64> {
         let now_ms = self.clock.now_ms();
         // A minute is in the window when it ends after the window begins.
-        let from_ms = minute_of(now_ms.saturating_sub(window_ms));
-        let own = self.own_rows(account, from_ms, now_ms);
-        let mut rows = match self.store.read_metrics(account.clone(), from_ms).await {
+        minute_of(now_ms.saturating_sub(window_ms))..minute_of(now_ms) + MINUTE_MS
+    }
+
+    /// What was counted for the account in the minutes that begin within `minutes`, in the order of minute, node and kind; as much of it
+    /// as makes a page.
+    pub async fn series(&self, account: &AccountId, minutes: Range<u64>) -> Result<SeriesPage, StoreError> {
+        let own = self.own_rows(account, minutes.clone());
+        let mut rows = match self.store.read_metrics(account.clone(), minutes.start, PAGE_ROWS).await {
             Ok(rows) => rows,
             Err(StoreError::Off) => Vec::new(),
             Err(error) => return Err(error),
         };
+        let end_ms = read_to(&own, minutes.end).min(read_to(&rows, minutes.end));
         rows.extend(own);
-        Ok(series::points(rows))
+        rows.retain(|row| row.minute_ms < end_ms);
+        let rest = (end_ms < minutes.end).then_some(end_ms..minutes.end);
+        Ok(SeriesPage { points: series::points(rows), rest })
     }
 
-    /// Before the store is read, so that a row is in one of the two.
-    fn own_rows(&self, account: &AccountId, from_ms: u64, now_ms: u64) -> Vec<MetricRow> {
+    /// Before the store is read, so that a row is in one of the two. They end as those of the store do.
+    fn own_rows(&self, account: &AccountId, minutes: Range<u64>) -> Vec<MetricRow> {
+        let now_ms = self.clock.now_ms();
         let mut gathered = self.gathered.lock();
         if gathered.current_ms == minute_of(now_ms) {
             gathered.take(account, &self.accounts.usages().of(account));
         } else {
             self.gather(&mut gathered, now_ms);
         }
-        let minutes = gathered.minutes.range(from_ms..);
-        let of_account = minutes.filter_map(|(at, accounts)| Some((*at, accounts.get(account)?)));
-        of_account.flat_map(|(at, minute)| self.rows(account, at, minute)).collect()
+        let mut rows = Vec::new();
+        for (at, accounts) in gathered.minutes.range(minutes) {
+            if rows.len() >= PAGE_ROWS {
+                break;
+            }
+            rows.extend(accounts.get(account).into_iter().flat_map(|minute| self.rows(account, *at, minute)));
+        }
+        rows
     }
 
     /// What was counted since the last call belongs to the minute in which that was.
@@ -268,6 +291,12 @@ impl fmt::Debug for Meter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Meter").field("node_id", &self.node_id).finish_non_exhaustive()
     }
+}
+
+/// Where the rows of a page end that were read so far; they are all that there are when they are fewer than a page.
+fn read_to(rows: &[MetricRow], end_ms: u64) -> u64 {
+    let last = rows.last().filter(|_| rows.len() >= PAGE_ROWS);
+    last.map_or(end_ms, |last| end_ms.min(last.minute_ms + MINUTE_MS))
 }
 
 fn minute_of(ms: u64) -> u64 {

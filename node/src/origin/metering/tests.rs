@@ -45,10 +45,18 @@ impl FakeStore for Store {
         error.map_or(Ok(()), Err)
     }
 
-    fn read_metrics(&self, account: AccountId, from_ms: u64) -> Result<Vec<MetricRow>, StoreError> {
+    fn read_metrics(
+        &self,
+        account: AccountId,
+        from_ms: u64,
+        rows_max: usize,
+    ) -> Result<Vec<MetricRow>, StoreError> {
         let error = self.error.lock().clone();
         let mut rows = self.rows.lock().clone();
         rows.retain(|row| row.account == account && row.minute_ms >= from_ms);
+        rows.sort_by_key(|row| row.minute_ms);
+        let last = rows.get(rows_max - 1).map(|row| row.minute_ms);
+        rows.retain(|row| last.is_none_or(|last| row.minute_ms <= last));
         error.map_or(Ok(rows), Err)
     }
 }
@@ -95,12 +103,19 @@ impl Node {
 
     /// Minute, kind and count of what an account reads; the bytes are ten times the count.
     async fn read(&self, account: &str, window_ms: u64) -> Vec<(u64, &'static str, u64)> {
-        let points = self.meter.series(&AccountId::new(account), window_ms).await.unwrap();
-        let seen = points.iter().map(|point| {
-            assert_eq!((&*point.node_id, point.amount.bytes), ("n1", 10 * point.amount.count));
-            (point.minute_ms, point.kind.as_str(), point.amount.count)
-        });
-        seen.collect()
+        let mut seen = Vec::new();
+        let mut rest = Some(self.meter.window(window_ms));
+        while let Some(minutes) = rest {
+            let page = self.meter.series(&AccountId::new(account), minutes).await.expect("a page");
+            let points_max = 2 * (PAGE_ROWS + UsageKind::ALL.len());
+            assert!(page.points.len() < points_max, "a page of the store's and one of its own");
+            seen.extend(page.points.iter().map(|point| {
+                assert_eq!((&*point.node_id, point.amount.bytes), ("n1", 10 * point.amount.count));
+                (point.minute_ms, point.kind.as_str(), point.amount.count)
+            }));
+            rest = page.rest;
+        }
+        seen
     }
 
     fn held(&self) -> usize {
@@ -174,7 +189,8 @@ async fn a_store_that_fails_gets_the_rows_later() {
         *node.store.stores_all_the_same.lock() = stored;
         node.publish_over_a_minute().await;
         node.meter.flush().await;
-        assert!(node.meter.series(&AccountId::new("acme"), KEPT_MS).await.is_err(), "never a part of it");
+        let read = node.meter.series(&AccountId::new("acme"), node.meter.window(KEPT_MS)).await;
+        assert!(read.is_err(), "never a part of it");
         *node.store.error.lock() = None;
         node.meter.flush().await;
         let counts: Vec<_> = node.store.rows.lock().iter().map(|row| row.amount.count).collect();
@@ -229,6 +245,34 @@ async fn memory_is_bounded_and_the_oldest_go_first() {
     }
     let counts = node.read("acme", KEPT_MS).await.into_iter().map(|(_, _, count)| count);
     assert_eq!(counts.collect::<Vec<_>>(), (51..=100).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn pages_join_whoever_has_their_rows() {
+    let kinds = UsageKind::ALL.map(UsageKind::as_str);
+    // From which minute on the store takes no more, and what is counted stays in memory.
+    for fails_from in [0, 1, 9, 10, 30, 60] {
+        let node = Node::new();
+        let mut expected = Vec::new();
+        for minute in 0..60 {
+            if minute == fails_from {
+                *node.store.error.lock() = Some(StoreError::Off);
+            }
+            // All kinds, some, and none.
+            let kinds_counted = [UsageKind::ALL.len(), 3, 0, 1][minute as usize % 4];
+            for kind in &UsageKind::ALL[..kinds_counted] {
+                node.count("acme", *kind, minute + 1);
+            }
+            let mut names = kinds[..kinds_counted].to_vec();
+            names.sort_unstable();
+            expected.extend(names.into_iter().map(|name| (MINUTE + minute * MINUTE_MS, name, minute + 1)));
+            if minute != 59 {
+                node.begin_minute(minute + 1).await;
+            }
+        }
+        *node.store.error.lock() = None;
+        assert_eq!(node.read("acme", KEPT_MS).await, expected, "{fails_from}");
+    }
 }
 
 #[tokio::test]

@@ -1,8 +1,97 @@
 //! What requests leave in the metrics of their account.
 
+use std::sync::Arc;
+
+use axum::body::HttpBody as _;
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
 use super::fixture::{Answer, Fixture, NOW_MS, Sent};
+use crate::model::{AccountId, Amount, UsageKind};
+use crate::origin::history::StoreError;
+use crate::origin::metering::{MINUTE_MS, MetricRow};
+use crate::testing::FakeStore;
+
+/// A row of each kind for each of the last minutes, the one before the running one last.
+fn rows(minutes: u64) -> Vec<MetricRow> {
+    let (account, node_id): (_, Arc<str>) = (AccountId::new("acme"), "node-1".into());
+    let row = |minute, kind: UsageKind| MetricRow {
+        account: account.clone(),
+        minute_ms: NOW_MS - NOW_MS % MINUTE_MS - (minutes - minute) * MINUTE_MS,
+        node_id: Arc::clone(&node_id),
+        incarnation: 7,
+        kind,
+        amount: Amount { count: minute + 1, bytes: u64::MAX - minute },
+    };
+    (0..minutes).flat_map(|minute| UsageKind::ALL.map(|kind| row(minute, kind))).collect()
+}
+
+#[tokio::test]
+async fn a_long_series_is_read_and_written_in_pieces() {
+    const MINUTES: u64 = 1_000;
+    const PIECE_BYTES_MAX: usize = 40 * 1024;
+    let node = Fixture::new();
+    node.services.store.put_metrics(rows(MINUTES)).await.expect("stored");
+    for (query, node_id) in [("?window=24h", "node-1"), ("?window=24h&aggregate=sum", "*")] {
+        let path = format!("/api/metrics/series{query}");
+        let mut body = node.respond(Sent::new("GET", &path).key("full")).await.into_body();
+        assert_eq!(body.size_hint().exact(), None, "nobody knows yet how long it is");
+        let (mut text, mut pieces) = (Vec::new(), 0);
+        while let Some(frame) = body.frame().await {
+            let piece = frame.expect("a store that answers").into_data().expect("bytes");
+            assert!(piece.len() <= PIECE_BYTES_MAX, "a piece of {} bytes", piece.len());
+            text.extend_from_slice(&piece);
+            pieces += 1;
+        }
+        assert!(pieces > 10 && text.len() > 10 * PIECE_BYTES_MAX, "{pieces} pieces");
+        let series: Value = serde_json::from_slice(&text).expect("JSON");
+        assert_eq!(series["windowMs"], 86_400_000);
+        let told = series["series"].as_array().expect("rows");
+        let stored = rows(MINUTES);
+        // The last one is of these requests.
+        assert_eq!(told.len(), stored.len() + 1);
+        let mut names = UsageKind::ALL.map(UsageKind::as_str);
+        names.sort_unstable();
+        for (place, row) in told[..stored.len()].iter().enumerate() {
+            let amount = stored[place].amount;
+            let expected = json!({
+                "accountId": "acme", "minute": stored[place].minute_ms, "nodeId": node_id,
+                "kind": names[place % names.len()], "count": amount.count, "bytes": amount.bytes
+            });
+            assert_eq!(*row, expected, "{place}");
+        }
+    }
+}
+
+/// Gives half of the rows, and is gone.
+struct Short;
+
+impl FakeStore for Short {
+    fn read_metrics(
+        &self,
+        _: AccountId,
+        from_ms: u64,
+        rows_max: usize,
+    ) -> Result<Vec<MetricRow>, StoreError> {
+        let rows = rows(60);
+        if from_ms >= rows[rows.len() / 2].minute_ms {
+            return Err(StoreError::Failed("no disk".into()));
+        }
+        Ok(rows.into_iter().filter(|row| row.minute_ms >= from_ms).take(rows_max).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_series_that_cannot_be_read_to_its_end_is_no_whole_answer() {
+    let node = Fixture::over(Short);
+    let sent = Sent::new("GET", "/api/metrics/series?window=1h").key("full");
+    let mut body = node.respond(sent).await.into_body();
+    assert!(body.frame().await.is_some_and(|first| first.is_ok()));
+    assert!(body.frame().await.is_some_and(|second| second.is_err()));
+    assert!(body.frame().await.is_none());
+    let answer = series(&node, "full", "?window=60000").await;
+    assert_eq!(answer.status, 503, "gone from the beginning: {}", answer.text);
+}
 
 async fn series(node: &Fixture, key: &str, query: &str) -> Answer {
     node.send(Sent::new("GET", &format!("/api/metrics/series{query}")).key(key)).await

@@ -14,7 +14,8 @@ impl Bench<'_> {
 
     /// The rows of an account, in an order of the test's own.
     fn rows(&self, account: &str, from_ms: u64) -> Vec<MetricRow> {
-        let mut rows = wait(self.store.read_metrics(AccountId::new(account), from_ms)).expect("read");
+        let mut rows =
+            wait(self.store.read_metrics(AccountId::new(account), from_ms, usize::MAX)).expect("read");
         rows.sort_by_key(|row| (row.minute_ms, row.node_id.clone(), row.incarnation, row.kind));
         rows
     }
@@ -65,6 +66,35 @@ pub(in super::super) fn metric_rows_begin_at_their_minute(place: &dyn Place) {
     }
 }
 
+pub(in super::super) fn metric_rows_end_with_a_whole_minute(place: &dyn Place) {
+    let bench = Bench::new(place);
+    // Two and one in turn, over more than a day, and so in more than one table.
+    let rows: Vec<_> = (0..30)
+        .flat_map(|number| {
+            let at = bench.minute(60 * (30 - number));
+            let both = [row("acme", at, "n1", 1, 1 + number), row("acme", at, "n2", 1, 1 + number)];
+            both.into_iter().take(2 - number as usize % 2)
+        })
+        .collect();
+    bench.put(&rows).expect("stored");
+    bench.put(&[row("acmf", bench.minute(1), "n1", 1, 1)]).expect("stored");
+    for rows_max in [1, 2, 3, 4, 44, 45, 46] {
+        let (mut read, mut from_ms) = (Vec::new(), 0);
+        loop {
+            let next = bench.store.read_metrics(AccountId::new("acme"), from_ms, rows_max);
+            let next = wait(next).expect("read");
+            assert!(next.len() <= rows_max + 1, "at most the rest of a minute more");
+            let Some(last) = next.last().filter(|_| next.len() >= rows_max) else {
+                read.extend(next);
+                break;
+            };
+            from_ms = last.minute_ms + MINUTE_MS;
+            read.extend(next);
+        }
+        assert_eq!(read, rows, "{rows_max} at a time");
+    }
+}
+
 pub(in super::super) fn metric_rows_of_accounts_never_meet(place: &dyn Place) {
     let bench = Bench::new(place);
     let at = bench.minute(0);
@@ -96,6 +126,6 @@ pub(in super::super) fn metric_rows_after_shutdown(place: &dyn Place) {
     bench.store.shutdown();
     assert_eq!(wait(queued), Ok(()), "what was queued is written");
     assert!(matches!(bench.put(&rows), Err(StoreError::Failed(_))));
-    let read = wait(bench.store.read_metrics(AccountId::new("acme"), 0));
+    let read = wait(bench.store.read_metrics(AccountId::new("acme"), 0, usize::MAX));
     assert!(matches!(read, Err(StoreError::Failed(_))));
 }

@@ -28,14 +28,15 @@ pub(super) fn insert(
     Ok(())
 }
 
-/// The rows of an account from the minute `from_ms` on, oldest first.
+/// The rows of an account from the minute `from_ms` on, oldest first, until `rows_max` and the end of their minute.
 pub(super) fn read(
     partitions: &Partitions,
     account: &AccountId,
     from_ms: u64,
+    rows_max: usize,
 ) -> Result<Vec<MetricRow>, StoreError> {
     let (first, end) = keys::metric_range(account, from_ms);
-    let mut rows = Vec::new();
+    let mut rows: Vec<MetricRow> = Vec::new();
     for (_, keyspace) in partitions.overlapping(Kind::Metrics, from_ms, u64::MAX) {
         let range = (Bound::Included(first.as_slice()), Bound::Excluded(end.as_slice()));
         for pair in keyspace.range::<&[u8], _>(range) {
@@ -43,6 +44,9 @@ pub(super) fn read(
             let damaged = || failed("a stored metric row is damaged");
             let (minute_ms, node_id, incarnation, kind) =
                 keys::metric_parts(account, &key).ok_or_else(damaged)?;
+            if rows.len() >= rows_max && rows.last().is_some_and(|last| last.minute_ms < minute_ms) {
+                return Ok(rows);
+            }
             // A kind that a later version counts is left to it.
             let Some(kind) = UsageKind::parse(kind) else { continue };
             let field = |at: usize| value.get(at..)?.first_chunk().copied().map(u64::from_be_bytes);

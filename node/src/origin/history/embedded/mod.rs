@@ -244,12 +244,13 @@ impl HistoryStore for Embedded {
         &self,
         account: AccountId,
         from_ms: u64,
+        rows_max: usize,
     ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
         if !self.history {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
         let (answer, answered) = oneshot::channel();
-        let read = Read::Metrics { account, from_ms, answer };
+        let read = Read::Metrics { account, from_ms, rows_max, answer };
         if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, read) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }

@@ -19,8 +19,16 @@ use super::{failed, keys, metrics};
 const SKIPPED_MAX: usize = 50_000;
 
 pub(super) enum Read {
-    Page { query: HistoryQuery, answer: oneshot::Sender<Result<HistoryPage, StoreError>> },
-    Metrics { account: AccountId, from_ms: u64, answer: oneshot::Sender<Result<Vec<MetricRow>, StoreError>> },
+    Page {
+        query: HistoryQuery,
+        answer: oneshot::Sender<Result<HistoryPage, StoreError>>,
+    },
+    Metrics {
+        account: AccountId,
+        from_ms: u64,
+        rows_max: usize,
+        answer: oneshot::Sender<Result<Vec<MetricRow>, StoreError>>,
+    },
 }
 
 /// Until the queue is closed and empty.
@@ -28,8 +36,8 @@ pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>) {
     while let Some(read) = queue.take_one() {
         match read {
             Read::Page { query, answer } => give(answer, || page(partitions, &query)),
-            Read::Metrics { account, from_ms, answer } => {
-                give(answer, || metrics::read(partitions, &account, from_ms));
+            Read::Metrics { account, from_ms, rows_max, answer } => {
+                give(answer, || metrics::read(partitions, &account, from_ms, rows_max));
             }
         }
     }
