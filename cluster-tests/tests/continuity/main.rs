@@ -8,6 +8,7 @@ mod replay;
 mod restarts;
 mod rewind;
 mod stored;
+mod window;
 
 use fanfare_cluster_tests::{Node, NodeOptions, Socket};
 use serde_json::{Value, json};

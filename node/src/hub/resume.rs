@@ -15,6 +15,8 @@ pub struct Joined {
     /// All that was numbered before; what comes after it is delivered.
     pub mark: Stamp,
     pub start: Start,
+    /// How long ago the first message was published that [`Start::Replay`] gives; else 0.
+    pub missed_ms: u64,
 }
 
 /// How a client that gave a position is brought to the mark.
@@ -62,8 +64,12 @@ impl Hub {
     pub fn attach_after(&self, key: &ChannelKey, target: usize, position: &Serial) -> Joined {
         self.with_channel(key, |channel, state| {
             let start = self.start(state, position);
+            let missed_ms = match (start, &state.ring) {
+                (Start::Replay { after }, Some(ring)) => ring.age_ms(after, self.now_ms()),
+                _ => 0,
+            };
             let mark = self.register(state, target);
-            Joined { channel: Arc::clone(channel), mark, start }
+            Joined { channel: Arc::clone(channel), mark, start, missed_ms }
         })
     }
 

@@ -124,6 +124,12 @@ impl Ring {
         self.begin
     }
 
+    /// How long ago the first message after `sequence` came.
+    pub(super) fn age_ms(&self, sequence: u64, now_ms: u64) -> u64 {
+        let first = self.entries.partition_point(|entry| entry.delivery.last().sequence <= sequence);
+        self.entries.get(first).map_or(0, |entry| now_ms.saturating_sub(entry.at_ms))
+    }
+
     /// Where a client begins that asks for the last `count` messages, none older than `since_ms` (epoch milliseconds): the
     /// sequence before the first of them that is here, and how many these are.
     pub(super) fn back(&self, count: usize, since_ms: u64) -> Back {

@@ -55,8 +55,9 @@ struct Shared {
     /// When the node was ready, and the changes of what channels keep by then.
     ready: Instant,
     policy_changes: u64,
-    /// How old may be what is missed: as old as what a ring keeps.
+    /// How old may be what is missed, as what a ring keeps, and without the capability to read the history.
     keep_ms: u64,
+    window_ms: u64,
 }
 
 /// A run before the present one that can be followed into it: all of what it left, from any place that a client may have.
@@ -78,7 +79,8 @@ pub(super) struct Ask {
 
 pub(super) enum Question {
     /// What follows this stamp, up to the number `mark` of this run, after which the asker takes part in deliveries.
-    After { after: Stamp, mark: u64 },
+    /// Of the run of the stamp, nothing that is `back_ms` older than the end of that run, or than now.
+    After { after: Stamp, mark: u64, back_ms: Option<u64> },
     /// The last messages up to the number `mark` of this run.
     Back { rewind: Rewind, mark: u64 },
     /// The messages after a place, in this format, but for those that this connection has published.
@@ -154,12 +156,22 @@ impl Backlog {
     ) -> (Self, BacklogReader) {
         let policy_changes = accounts.policy_changes();
         let former = Former::followed(former, accounts.current().history_policies());
-        let keep_ms = 2 * limits.resume_window_ms;
+        let (keep_ms, window_ms) = (2 * limits.resume_window_ms, limits.resume_window_ms);
         let ready = Instant::now();
         let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
         let (publisher, accounts, clock) = (publisher.clone(), Arc::clone(accounts), clock.clone());
-        let shared =
-            Shared { hub, store, publisher, accounts, clock, former, ready, policy_changes, keep_ms };
+        let shared = Shared {
+            hub,
+            store,
+            publisher,
+            accounts,
+            clock,
+            former,
+            ready,
+            policy_changes,
+            keep_ms,
+            window_ms,
+        };
         let shared = Arc::new(shared);
         let (asked, asks) = mpsc::channel(QUEUE_MAX);
         (
@@ -175,9 +187,15 @@ impl Backlog {
         let shared = &self.shared;
         let former = || {
             let found = shared.former.iter().find_map(|run| Some((run, stamp(run.incarnation)?)));
-            found.filter(|(run, _)| shared.follows(run)).map(|(_, stamp)| stamp)
+            found.filter(|(run, _)| shared.follows(run, shared.keep_ms)).map(|(_, stamp)| stamp)
         };
         policy.history.then(|| stamp(shared.hub.incarnation()))?.or_else(former)
+    }
+
+    /// How old may be what is missed after a position that nothing is known of: a client could have made it up. Who may read
+    /// the history gains nothing by that; others are held to the window.
+    pub(super) fn back_ms(&self, history: bool) -> u64 {
+        if history { self.shared.keep_ms } else { self.shared.window_ms }
     }
 
     /// Answers with nothing at once where too much is asked.
@@ -188,10 +206,10 @@ impl Backlog {
 }
 
 impl Shared {
-    /// Clients of the former run may come back now, and this one has kept all that they may have missed of it.
-    fn follows(&self, former: &Former) -> bool {
+    /// Clients of the former run may come back within this time, and this run has kept all that they may have missed of it.
+    fn follows(&self, former: &Former, within_ms: u64) -> bool {
         let is_soon = self.ready.elapsed() + Duration::from_millis(former.passed_ms)
-            <= Duration::from_millis(self.keep_ms);
+            <= Duration::from_millis(within_ms);
         is_soon && self.publisher.stores_all() && self.accounts.policy_changes() == self.policy_changes
     }
 
@@ -217,7 +235,7 @@ impl Shared {
         let rows = Rows { shared: &self, channel: &channel, oldest_ms };
         let found = async {
             match question {
-                Question::After { after, mark } => rows.find_after(after, mark).await,
+                Question::After { after, mark, back_ms } => rows.find_after(after, mark, back_ms).await,
                 Question::Back { rewind, mark } => rows.find_back(rewind, mark).await,
                 Question::Page { place, format, without } => rows.page(place, format, without).await,
             }

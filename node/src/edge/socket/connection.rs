@@ -91,8 +91,8 @@ pub(super) struct Open {
     /// Silence is broken by WebSocket pings instead of op 0.
     pub(super) heartbeat_pings: bool,
     pub(super) transport: Transport,
-    /// Channels with delivery, by their numbers in the hub.
-    pub(super) subscriptions: Vec<(ChannelName, u64)>,
+    /// Channels with delivery.
+    pub(super) subscriptions: Vec<Subscription>,
     /// At most one for each subscription.
     pub(super) replays: Vec<Replay>,
     /// Member lists that are on their way, by the numbers of their channels.
@@ -103,6 +103,21 @@ pub(super) struct Open {
     pub(super) opened_ms: u64,
     /// Held as long as the session is open, and so given back before the last frames are out.
     _seat: Seat,
+}
+
+/// A channel with delivery.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    pub(super) name: ChannelName,
+    /// In the hub.
+    pub(super) number: u64,
+    /// All messages after this sequence of this run are the connection's to have.
+    pub(super) since: u64,
+}
+
+impl Subscription {
+    /// It takes no messages.
+    pub(super) const NEVER: u64 = u64::MAX;
 }
 
 impl Open {
@@ -126,11 +141,14 @@ impl Open {
         })
     }
 
-    /// A channel with delivery, by its number in the hub.
-    pub(super) fn add_subscription(&mut self, channel: ChannelName, number: u64) {
+    pub(super) fn add_subscription(&mut self, name: ChannelName, number: u64, since: u64) {
         // Most connections have one channel.
         self.subscriptions.reserve_exact(usize::from(self.subscriptions.is_empty()));
-        self.subscriptions.push((channel, number));
+        self.subscriptions.push(Subscription { name, number, since });
+    }
+
+    pub(super) fn subscription_mut(&mut self, name: &ChannelName) -> Option<&mut Subscription> {
+        self.subscriptions.iter_mut().find(|subscription| subscription.name == *name)
     }
 
     /// Whether the client may send one more ping within this second.

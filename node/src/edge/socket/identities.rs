@@ -7,6 +7,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use dashmap::DashMap;
@@ -16,6 +17,9 @@ use parking_lot::Mutex;
 use super::{Input, ShardHandle};
 use crate::auth::{ConnectionKeys, Place, Principal, Tenure};
 use crate::model::{ClientId, Clock, ConnectionId, Limits};
+
+/// Channels of lost connections that are kept, for each connection that may be kept.
+const HELD_FOR_EACH: usize = 10;
 
 /// Times are milliseconds since this was made, which is when the node became ready to take connections up.
 pub struct Identities {
@@ -32,6 +36,8 @@ pub struct Identities {
     /// The same by age. Bounded by `lost_max`: beyond it the oldest is forgotten, and with it the way back.
     by_age: Mutex<VecDeque<(u64, ConnectionId)>>,
     lost_max: usize,
+    /// What the records hold of channels, all together.
+    held: Arc<AtomicUsize>,
     /// Former runs of this node, with what has passed since each of the time in which its connections can be taken up.
     former: Vec<(u64, u64)>,
 }
@@ -42,6 +48,55 @@ struct Record {
     since_ms: u64,
     /// Where it is served; none while it is lost.
     place: Option<Place>,
+    held: Held,
+}
+
+/// The channels of a connection before it was lost: what it was given of them then it may have later too.
+#[derive(Debug)]
+struct Held {
+    channels: Vec<HeldChannel>,
+    /// Of all records.
+    total: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct HeldChannel {
+    /// In the hub.
+    number: u64,
+    /// All after this sequence was the connection's to have.
+    since: u64,
+    lost_ms: u64,
+}
+
+impl Held {
+    /// Adds channels that another socket of the connection had; what is not known yet wins, unless it is `newer`. Without
+    /// room nothing is kept, and then the age of the messages decides what may be given.
+    fn add(&mut self, channels: &[(u64, u64)], lost_ms: u64, is_newer: bool, total_max: usize) {
+        for (number, since) in channels.iter().copied() {
+            let known = self.channels.iter_mut().find(|held| held.number == number);
+            match known {
+                Some(held) if is_newer => (held.since, held.lost_ms) = (since, lost_ms),
+                Some(_) => {}
+                None if self.total.fetch_add(1, Ordering::Relaxed) < total_max => {
+                    self.channels.reserve_exact(channels.len().saturating_sub(self.channels.len()));
+                    self.channels.push(HeldChannel { number, since, lost_ms });
+                }
+                None => drop(self.total.fetch_sub(1, Ordering::Relaxed)),
+            }
+        }
+    }
+
+    fn forget_before(&mut self, lost_ms: u64) {
+        let before = self.channels.len();
+        self.channels.retain(|held| held.lost_ms >= lost_ms);
+        self.total.fetch_sub(before - self.channels.len(), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.channels.len(), Ordering::Relaxed);
+    }
 }
 
 /// A connection that somebody may take up.
@@ -72,6 +127,7 @@ impl Identities {
             records: DashMap::new(),
             by_age: Mutex::default(),
             lost_max: limits.lost_connections,
+            held: Arc::default(),
             former,
         }
     }
@@ -103,7 +159,16 @@ impl Identities {
                 // Above all epochs of former runs too.
                 let epoch = (last + 1).max(self.clock.now_ms());
                 let since_ms = self.now_ms();
-                entry.insert(Record { epoch, since_ms, place: Some(place) });
+                match entry {
+                    Entry::Occupied(mut occupied) => {
+                        let record = occupied.get_mut();
+                        (record.epoch, record.since_ms, record.place) = (epoch, since_ms, Some(place));
+                    }
+                    Entry::Vacant(vacant) => {
+                        let held = self.nothing_held();
+                        vacant.insert(Record { epoch, since_ms, place: Some(place), held });
+                    }
+                }
                 self.remember(since_ms, tenure.connection_id);
                 if let Some(holder @ Place { shard, slot, generation, .. }) = holder {
                     self.note_open(holder, 0);
@@ -115,14 +180,17 @@ impl Identities {
         (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, false)
     }
 
-    /// The socket of the connection is gone. False when another one has taken it up.
-    pub(super) fn end(&self, tenure: &Tenure, for_good: bool) -> bool {
+    /// The socket of the connection is gone, which had these channels, by their numbers, each since a sequence. False when
+    /// another one has taken it up.
+    pub(super) fn end(&self, tenure: &Tenure, for_good: bool, held: Vec<(u64, u64)>) -> bool {
         // Together, so that who looks meanwhile finds it open or finds it lost.
-        let entry = self.records.entry(tenure.connection_id);
+        let mut entry = self.records.entry(tenure.connection_id);
         self.note_open(tenure.place, 0);
-        if let Entry::Occupied(occupied) = &entry
+        let (since_ms, total_max) = (self.now_ms(), HELD_FOR_EACH * self.lost_max);
+        if let Entry::Occupied(occupied) = &mut entry
             && occupied.get().epoch > tenure.epoch
         {
+            occupied.get_mut().held.add(&held, since_ms, false, total_max);
             return false;
         }
         if for_good {
@@ -131,10 +199,28 @@ impl Identities {
             }
             return true;
         }
-        let since_ms = self.now_ms();
-        entry.insert(Record { epoch: tenure.epoch, since_ms, place: None });
+        let mut record = entry.or_insert_with(|| {
+            let held = self.nothing_held();
+            Record { epoch: tenure.epoch, since_ms, place: None, held }
+        });
+        (record.epoch, record.since_ms, record.place) = (tenure.epoch, since_ms, None);
+        record.held.forget_before(since_ms.saturating_sub(self.window_ms));
+        record.held.add(&held, since_ms, true, total_max);
+        drop(record);
         self.remember(since_ms, tenure.connection_id);
         true
+    }
+
+    /// The sequence after which all messages of a channel were a connection's to have, before it was lost within the window.
+    /// A socket that was just taken over may not have told yet.
+    pub(super) fn since(&self, connection_id: ConnectionId, channel: u64) -> Option<u64> {
+        let record = self.records.get(&connection_id)?;
+        let held = record.held.channels.iter().find(|held| held.number == channel)?;
+        (self.now_ms() <= held.lost_ms + self.window_ms).then_some(held.since)
+    }
+
+    fn nothing_held(&self) -> Held {
+        Held { channels: Vec::new(), total: Arc::clone(&self.held) }
     }
 
     /// None: the key is not good any more. Else where the connection is served, if it is.

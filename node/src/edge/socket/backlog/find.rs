@@ -9,7 +9,7 @@ use crate::session::Rewind;
 
 impl Rows<'_> {
     /// The place after a stamp of this run or of one before; none when what follows it is not all there.
-    pub(super) async fn find_after(&self, after: Stamp, mark: u64) -> Option<Found> {
+    pub(super) async fn find_after(&self, after: Stamp, mark: u64, back_ms: Option<u64>) -> Option<Found> {
         let shared = self.shared;
         // Rows up to the mark are on their way at least: wait until they can be read.
         shared.store.settled().await.ok()?;
@@ -17,9 +17,10 @@ impl Rows<'_> {
         let last_ms = if is_own {
             (after.sequence <= mark).then(|| shared.clock.now_ms())?
         } else {
-            shared.former(after.incarnation).filter(|run| shared.follows(run))?.last_ms
+            let within_ms = back_ms.unwrap_or(shared.keep_ms);
+            shared.former(after.incarnation).filter(|run| shared.follows(run, within_ms))?.last_ms
         };
-        let floor_ms = last_ms.saturating_sub(shared.keep_ms);
+        let floor_ms = back_ms.map_or(self.oldest_ms, |back_ms| last_ms.saturating_sub(back_ms));
         if floor_ms < self.oldest_ms {
             // Some of it may have outlived its retention.
             return None;

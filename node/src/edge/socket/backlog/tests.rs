@@ -38,6 +38,7 @@ impl Bench {
             publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store), limits.clone()),
             policy_changes: accounts.policy_changes(),
             keep_ms: 2 * limits.resume_window_ms,
+            window_ms: limits.resume_window_ms,
             ready: Instant::now(),
             hub,
             store,
@@ -85,7 +86,9 @@ impl Bench {
     /// The numbers that follow, and where the reader is then; none when continuity is lost.
     async fn read(&self, after: Stamp) -> Option<(Vec<u64>, Stamp)> {
         let mark = self.channel.sequence();
-        let Found::Begin { mut place, .. } = self.rows().find_after(after, mark).await? else {
+        let Found::Begin { mut place, .. } =
+            self.rows().find_after(after, mark, Some(self.shared.keep_ms)).await?
+        else {
             unreachable!("a beginning was asked for")
         };
         let mut seen = Vec::new();
@@ -218,4 +221,29 @@ fn runs_are_followed_back_to_one_that_was_different() {
         "it may be begun from, not passed through"
     );
     assert_eq!(followed(&[]), []);
+}
+
+#[tokio::test]
+async fn a_position_reaches_no_further_back_than_its_client_may() {
+    let bench = Bench::new();
+    let (mark, now_ms) = (bench.channel.sequence(), bench.shared.clock.now_ms());
+    (1..=3).for_each(|_| bench.publish(false));
+    for (sequence, age_ms) in [(1, 300_000), (2, 200_000), (3, 100_000)] {
+        let published = message(bench.own(), mark + sequence, now_ms - age_ms);
+        bench.shared.store.append(published, Some(72), Box::new(|_| {}));
+    }
+    let rows = bench.rows();
+    for (after, back_ms, is_found) in [
+        (0, None, true),
+        (0, Some(310_000), true),
+        (0, Some(240_000), false),
+        (1, Some(240_000), true),
+        (1, Some(120_000), false),
+        (2, Some(120_000), true),
+        (3, Some(120_000), true),
+    ] {
+        let after = Stamp { incarnation: bench.own(), sequence: mark + after };
+        let found = rows.find_after(after, mark + 3, back_ms).await;
+        assert_eq!(found.is_some(), is_found, "{after:?} {back_ms:?}");
+    }
 }

@@ -69,7 +69,7 @@ impl Identities {
 fn a_lost_connection_is_taken_up_once_with_a_higher_epoch() {
     let identities = within(60_000);
     let first = identities.fresh(1);
-    assert!(identities.end(&first, false));
+    assert!(identities.end(&first, false, Vec::new()));
     let former = identities.former(&first).expect("it can be taken up");
     assert!(!former.is_open);
     let (second, resumed) = identities.begin(Some(former), place(2));
@@ -88,13 +88,13 @@ fn an_open_one_is_taken_over_and_its_end_says_nothing_more() {
     let (second, resumed) = identities.begin(Some(former), place(2));
     assert!(resumed);
     assert_eq!(identities.told_to_end(), [1]);
-    assert!(!identities.end(&first, false), "another socket has it");
+    assert!(!identities.end(&first, false, Vec::new()), "another socket has it");
     let former = identities.former(&first).expect("a key of an earlier epoch is good within the window");
     let (third, resumed) = identities.begin(Some(former), place(3));
     assert!(resumed && third.epoch > second.epoch);
     assert_eq!(identities.told_to_end(), [2], "whoever holds it now");
-    assert!(!identities.end(&second, true));
-    assert!(identities.end(&third, false));
+    assert!(!identities.end(&second, true, Vec::new()));
+    assert!(identities.end(&third, false, Vec::new()));
     assert!(identities.former(&second).is_some());
 }
 
@@ -102,7 +102,7 @@ fn an_open_one_is_taken_over_and_its_end_says_nothing_more() {
 fn two_that_come_at_once_have_it_one_after_the_other() {
     let identities = within(60_000);
     let first = identities.fresh(1);
-    identities.end(&first, false);
+    identities.end(&first, false, Vec::new());
     let (one, other) = (identities.former(&first), identities.former(&first));
     let (second, _) = identities.begin(one, place(2));
     let (third, resumed) = identities.begin(other, place(3));
@@ -115,7 +115,7 @@ fn what_ended_for_good_is_over() {
     let identities = within(60_000);
     let first = identities.fresh(1);
     let former = identities.former(&first);
-    assert!(identities.end(&first, true));
+    assert!(identities.end(&first, true, Vec::new()));
     assert!(identities.former(&first).is_none());
     let (fresh, resumed) = identities.begin(former, place(2));
     assert!(!resumed && fresh.connection_id != first.connection_id, "it ended between look and begin");
@@ -128,7 +128,7 @@ fn after_the_window_a_lost_one_is_gone_and_an_open_one_keeps_its_latest_key() {
     let (second, _) = identities.begin(identities.former(&first), place(2));
     let lost = identities.fresh(3);
     let since = Instant::now();
-    identities.end(&lost, false);
+    identities.end(&lost, false, Vec::new());
     while identities.former(&lost).is_some() || identities.former(&first).is_some() {
         assert!(since.elapsed() < Duration::from_secs(10));
         std::thread::yield_now();
@@ -165,10 +165,63 @@ fn lost_connections_at_the_limit_and_one_past() {
     for lost_connections in [0, 3] {
         let identities = identities(&Limits { lost_connections, ..Limits::default() });
         let tenures: Vec<Tenure> = (1..=4).map(|generation| identities.fresh(generation)).collect();
-        assert!(tenures.iter().all(|tenure| identities.end(tenure, false)));
+        assert!(tenures.iter().all(|tenure| identities.end(tenure, false, Vec::new())));
         let kept: Vec<bool> = tenures.iter().map(|tenure| identities.former(tenure).is_some()).collect();
         let expected: Vec<bool> = (0..4).map(|place| place + lost_connections >= 4).collect();
         assert_eq!(kept, expected, "the oldest is forgotten");
         assert_eq!(identities.records.len(), lost_connections);
     }
+}
+
+#[test]
+fn what_a_lost_connection_had_of_its_channels_is_known_for_the_window() {
+    let identities = within(60_000);
+    let first = identities.fresh(1);
+    let since = |channel| identities.since(first.connection_id, channel);
+    assert!(identities.end(&first, false, vec![(7, 70), (8, 80)]));
+    assert_eq!((since(7), since(8), since(9)), (Some(70), Some(80), None));
+    let (second, _) = identities.begin(identities.former(&first), place(2));
+    assert_eq!(since(7), Some(70), "while it comes back");
+    // It comes back to one channel only before it is lost again, further on.
+    assert!(identities.end(&second, false, vec![(7, 75), (9, 90)]));
+    assert_eq!((since(7), since(8), since(9)), (Some(75), Some(80), Some(90)));
+    assert_eq!(identities.held.load(Ordering::Relaxed), 3);
+    let (third, _) = identities.begin(identities.former(&first), place(3));
+    assert!(identities.end(&third, true, vec![(7, 75)]));
+    assert_eq!((since(7), identities.held.load(Ordering::Relaxed)), (None, 0), "it is over");
+}
+
+#[test]
+fn a_socket_that_was_taken_over_tells_what_it_had() {
+    let identities = within(60_000);
+    let first = identities.fresh(1);
+    let since = |channel| identities.since(first.connection_id, channel);
+    let (second, _) = identities.begin(identities.former(&first), place(2));
+    assert_eq!(since(7), None, "nobody has told yet");
+    assert!(!identities.end(&first, false, vec![(7, 70)]));
+    assert_eq!(since(7), Some(70));
+    let (third, _) = identities.begin(identities.former(&second), place(3));
+    assert!(identities.end(&third, false, vec![(7, 90)]));
+    assert!(!identities.end(&second, true, vec![(7, 80), (8, 80)]));
+    assert_eq!((since(7), since(8)), (Some(90), Some(80)), "what is newer is known already");
+}
+
+#[test]
+fn what_is_known_of_channels_is_bounded_and_ends_with_the_window() {
+    let limits = Limits { lost_connections: 2, resume_window_ms: 30, ..Limits::default() };
+    let identities = identities(&limits);
+    let tenures: Vec<Tenure> = (1..=3).map(|generation| identities.fresh(generation)).collect();
+    let channels = |count: u64| (0..count).map(|number| (number, number)).collect::<Vec<_>>();
+    let since = Instant::now();
+    identities.end(&tenures[0], false, channels(15));
+    identities.end(&tenures[1], false, channels(15));
+    assert_eq!(identities.held.load(Ordering::Relaxed), 20, "10 for each connection that is kept");
+    identities.end(&tenures[2], false, channels(15));
+    let kept: usize = identities.records.iter().map(|record| record.held.channels.len()).sum();
+    assert_eq!(identities.held.load(Ordering::Relaxed), kept, "what is forgotten gives its room back");
+    while identities.since(tenures[1].connection_id, 1).is_some() {
+        assert!(since.elapsed() < Duration::from_secs(10));
+        std::thread::yield_now();
+    }
+    assert!(since.elapsed() >= Duration::from_millis(30), "late it may be, early never");
 }

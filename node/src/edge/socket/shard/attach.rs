@@ -7,7 +7,7 @@ use super::super::connection::Connection;
 use super::Shard;
 use super::replay::Replay;
 use crate::hub::{Start, Subscriber};
-use crate::model::{ChannelName, Stamp};
+use crate::model::{ChannelName, Operation, Stamp};
 use crate::session::{AttachReply, Begin, Rewind, Standing};
 
 /// Of a connection that has ended meanwhile.
@@ -47,7 +47,7 @@ impl Shard {
     ) -> Stamp {
         let Some(open) = connection.open_mut() else { return NOWHERE };
         let key = open.session.principal().channel(channel.clone());
-        let present = open.subscriptions.iter().find(|(name, _)| name == channel).map(|(_, number)| *number);
+        let present = open.subscription_mut(channel).map(|subscription| subscription.number);
         match (present, delivers) {
             (Some(number), true) => {
                 if let Some(own) = open.replay_position(number) {
@@ -59,7 +59,7 @@ impl Shard {
             }
             (None, true) => {
                 let (channel_state, mark) = self.services.hub.attach(&key, self.index);
-                open.add_subscription(channel.clone(), channel_state.number());
+                open.add_subscription(channel.clone(), channel_state.number(), mark.sequence);
                 self.subscribers.add(&channel_state, Subscriber::new(slot, mark.sequence));
                 mark
             }
@@ -84,6 +84,8 @@ impl Shard {
         let policy = account.policy(reply.channel.as_str());
         let key = open.session.principal().channel(reply.channel.clone());
         let (messages, _) = open.session.takes(&reply.channel);
+        let history = open.session.principal().allows(reply.channel.as_str(), Operation::History);
+        let connection_id = open.session.connection_id();
         if !delivers {
             let mark = self.services.hub.position(&key);
             return Some(match self.services.hub.look_after(&key, &position) {
@@ -92,27 +94,39 @@ impl Shard {
             });
         }
         let joined = self.services.hub.attach_after(&key, self.index, &position);
-        let (channel, mark) = (joined.channel, joined.mark);
-        open.add_subscription(reply.channel.clone(), channel.number());
+        let (channel, mark, services) = (joined.channel, joined.mark, &self.services);
+        // Whose connection was let in to all that it asks for may have it however old it is.
+        let is_own = |after| {
+            let since = services.identities.since(connection_id, channel.number());
+            since.is_some_and(|since| since <= after)
+        };
+        let back_ms = services.backlog.back_ms(history);
+        let mut since = mark.sequence;
         let mut subscriber = Subscriber::new(slot, mark.sequence);
         let resumed = Some(Standing { position: position.clone(), resumed: true, warning: None });
         let (standing, replay) = match joined.start {
             Start::Live => (resumed, None),
             // What it missed is messages, which it does not take.
             Start::Replay { .. } if !messages => (resumed, None),
-            Start::Replay { after } => {
+            Start::Replay { after } if joined.missed_ms <= back_ms || is_own(after) => {
+                since = after;
                 (resumed, Some(Replay::from_ring(&channel, Stamp { sequence: after, ..mark })))
             }
-            Start::Unknown => match self.services.backlog.follows(&position, policy).filter(|_| messages) {
+            Start::Replay { .. } => (Some(standing(mark, false)), None),
+            Start::Unknown => match services.backlog.follows(&position, policy).filter(|_| messages) {
                 None => (Some(standing(mark, false)), None),
                 Some(after) => {
-                    let question = Question::After { after, mark: mark.sequence };
+                    let is_own = after.incarnation == mark.incarnation && is_own(after.sequence);
+                    since = if is_own { after.sequence } else { since };
+                    let back_ms = (!is_own).then_some(back_ms);
+                    let question = Question::After { after, mark: mark.sequence, back_ms };
                     let at = (slot, generation);
                     let replay = self.replay_stored(open, at, &channel, question, Some(reply.clone()));
                     (None, Some(replay))
                 }
             },
         };
+        open.add_subscription(reply.channel.clone(), channel.number(), since);
         if let Some(replay) = replay {
             subscriber.after_sequence = Subscriber::IN_REPLAY;
             open.replays.push(replay);
@@ -135,8 +149,9 @@ impl Shard {
         let key = open.session.principal().channel(reply.channel.clone());
         let (channel, mark, recent) =
             self.services.hub.attach_back(&key, self.index, rewind.count, rewind.since_ms);
-        open.add_subscription(reply.channel.clone(), channel.number());
         let is_stored = policy.history && !recent.is_whole;
+        let since = if is_stored { mark.sequence } else { recent.after };
+        open.add_subscription(reply.channel.clone(), channel.number(), since);
         let (standing, replay) = if is_stored {
             let question = Question::Back { rewind, mark: mark.sequence };
             let at = (slot, generation);
@@ -155,8 +170,9 @@ impl Shard {
 
     pub(super) fn unsubscribe(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
         let Some(open) = connection.open_mut() else { return };
-        let Some(place) = open.subscriptions.iter().position(|(name, _)| name == channel) else { return };
-        let (_, number) = open.subscriptions.swap_remove(place);
+        let place = open.subscriptions.iter().position(|subscription| subscription.name == *channel);
+        let Some(place) = place else { return };
+        let number = open.subscriptions.swap_remove(place).number;
         let replay = open.replays.iter().position(|replay| replay.channel.number() == number);
         let replay = replay.map(|place| open.replays.remove(place));
         open.syncs.retain(|(channel, _)| *channel != number);

@@ -178,10 +178,11 @@ impl Shard {
         let Some(open) = connection.open_mut() else { return };
         self.metrics.connections.decrement(1.0);
         let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
-        for (_, number) in std::mem::take(&mut open.subscriptions) {
-            self.remove_subscriber(number, slot);
+        let subscriptions = std::mem::take(&mut open.subscriptions);
+        for subscription in &subscriptions {
+            self.remove_subscriber(subscription.number, slot);
         }
-        self.end_tenure(&tenure, for_good);
+        self.end_tenure(&tenure, for_good, &subscriptions);
     }
 
     pub(super) fn remove_subscriber(&mut self, number: u64, slot: u32) {

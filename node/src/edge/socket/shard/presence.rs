@@ -7,7 +7,7 @@ use crate::model::{ChannelName, Stamp};
 use crate::publish::{Departure, PresenceRequest};
 use crate::session::Leaving;
 
-use super::super::connection::{Connection, Stage};
+use super::super::connection::{Connection, Stage, Subscription};
 use super::Shard;
 
 impl Shard {
@@ -47,10 +47,15 @@ impl Shard {
     ) -> bool {
         let Some(open) = connection.open_mut() else { return false };
         let (messages, presence) = open.session.takes(channel);
-        let subscription = open.subscriptions.iter().find(|(name, _)| name == channel);
-        let Some(&(_, number)) = subscription else { return false };
+        let Some(subscription) = open.subscription_mut(channel) else { return false };
+        let number = subscription.number;
         if !messages {
+            subscription.since = Subscription::NEVER;
             self.end_replay(connection, slot, number);
+        } else if subscription.since == Subscription::NEVER
+            && let Some(channel) = self.subscribers.channel(number)
+        {
+            subscription.since = channel.sequence();
         }
         self.subscribers.set(number, slot, |own| own.messages = messages);
         self.subscribe_presence(connection, slot, number, presence)

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use fanfare_proto::serial::Serial;
 
 use super::super::backlog::{Ask, Found, Place, Question, Reply};
-use super::super::connection::{Connection, Open, Stage};
+use super::super::connection::{Connection, Open, Stage, Subscription};
 use super::{SLICE, Shard, context};
 use crate::hub::{Channel, Pulled};
 use crate::model::{Amount, Stamp, UsageKind};
@@ -210,7 +210,8 @@ impl Shard {
             (None, Source::Ring | Source::Asked(_)) => {
                 let (channel, after) = (replay.channel, replay.after);
                 if open.session.principal().account.policy(channel.key().channel()).history {
-                    let question = Question::After { after, mark: channel.sequence() };
+                    // It was let in to all of this before.
+                    let question = Question::After { after, mark: channel.sequence(), back_ms: None };
                     let stored = self.replay_stored(open, (slot, generation), &channel, question, None);
                     open.replays.push(stored);
                 } else {
@@ -285,6 +286,14 @@ impl Shard {
             Found::Page(page) => (page.place, false, Some((page.frames, page.amount))),
         };
         replay.after = place.after;
+        if page.is_none()
+            && let Some(subscription) = open.subscription_mut(replay.channel.key().name())
+            && subscription.since != Subscription::NEVER
+        {
+            let is_own = place.after.incarnation == self.services.hub.incarnation();
+            let since = if is_own { place.after.sequence } else { 0 };
+            subscription.since = subscription.since.min(since);
+        }
         replay.source = Source::Stored(Box::new(place));
         open.replays.push(replay);
         if let Some(reply) = reply {

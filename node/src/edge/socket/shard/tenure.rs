@@ -2,7 +2,7 @@
 
 use fanfare_proto::frame::{close, code};
 
-use super::super::connection::Connection;
+use super::super::connection::{Connection, Subscription};
 use super::super::identities::Former;
 use super::Shard;
 use crate::auth::{Place, Tenure};
@@ -29,8 +29,10 @@ impl Shard {
     }
 
     /// The socket is gone; unless its connection is over it may come back within the resume window.
-    pub(super) fn end_tenure(&self, tenure: &Tenure, for_good: bool) {
-        self.services.identities.end(tenure, for_good);
+    pub(super) fn end_tenure(&self, tenure: &Tenure, for_good: bool, subscriptions: &[Subscription]) {
+        let taking = subscriptions.iter().filter(|subscription| subscription.since != Subscription::NEVER);
+        let held = taking.map(|subscription| (subscription.number, subscription.since)).collect();
+        self.services.identities.end(tenure, for_good, held);
     }
 
     /// Another socket goes on with the connection of this one.

@@ -1,0 +1,116 @@
+//! How far back a position reaches: what the connection had before it was lost, however old; else the window.
+
+use std::time::{Duration, Instant};
+
+use fanfare_cluster_tests::{Directory, directory, http, wait_until};
+use tokio::time::sleep;
+
+use super::stored::SOON;
+use super::*;
+
+async fn connections(node: &Node) -> u64 {
+    let headers = [("authorization", &*http::basic(&node.key()))];
+    let answer = http::request(node.addr(), "GET", "/api/connections/count", &headers, "").await;
+    answer.json()["connections"].as_u64().expect("a count")
+}
+
+fn resuming(socket: &Socket) -> String {
+    format!("?resume={}", socket.connected["connectionKey"].as_str().expect("a key"))
+}
+
+/// The loss is what its window is counted from, and not the age of what it had not read by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_far_behind_when_it_was_lost_gets_it_all() {
+    let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.attach("a").await;
+    let before = publish(&mut publisher, "a", 0..5).await;
+    let mut readers = Vec::new();
+    for _ in 0..3 {
+        let mut reader = Socket::open(&node, "").await;
+        let follower = Follower::begin("a", &reader.attach("a").await);
+        readers.push((reader, follower));
+    }
+    publish(&mut publisher, "a", 5..15).await;
+    // Nobody reads for longer than recent messages are kept.
+    sleep(Duration::from_secs(3)).await;
+    let mut lost = Vec::new();
+    for (reader, follower) in readers {
+        lost.push((resuming(&reader), follower));
+        cut(reader);
+    }
+    wait_until(SOON, "the node to notice", async || connections(&node).await == 1).await;
+
+    let mut lost = lost.into_iter();
+    let mut next = || lost.next().expect("one of three");
+    let ((own, mut follower), (forging, _), (_, stranger)) = (next(), next(), next());
+    let mut socket = Socket::open(&node, &own).await;
+    assert_eq!(socket.connected["resumed"], true);
+    assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], true);
+    follower.read_to(&mut socket, 14).await;
+    assert_eq!(follower.next, Some(15));
+
+    let mut socket = Socket::open(&node, &forging).await;
+    assert_eq!(socket.connected["resumed"], true);
+    let answer = attach_after(&mut socket, "a", &before[2]).await;
+    assert_eq!(answer["resumed"], false, "it was never let in to what was before its attach");
+    let mut socket = Socket::open(&node, "").await;
+    let answer = attach_after(&mut socket, "a", &stranger.serial).await;
+    assert_eq!(answer["resumed"], false, "nobody knows who it was");
+}
+
+/// Lost twice: what it did not come to read the first time is its own also the second time.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_lost_again_before_it_has_read_gets_it_all_then() {
+    let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.attach("a").await;
+    let mut socket = Socket::open(&node, "").await;
+    let mut follower = Follower::begin("a", &socket.attach("a").await);
+    publish(&mut publisher, "a", 0..10).await;
+    for _ in 0..2 {
+        sleep(Duration::from_millis(2_500)).await;
+        let query = resuming(&socket);
+        cut(socket);
+        wait_until(SOON, "the node to notice", async || connections(&node).await == 1).await;
+        socket = Socket::open(&node, &query).await;
+        assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], true);
+    }
+    follower.read_to(&mut socket, 9).await;
+}
+
+/// A position can be made up, so it opens no more than a rewind would.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_history_a_position_reaches_back_to_the_window() {
+    const WINDOW: Duration = Duration::from_secs(4);
+    let account = Directory::default().account("acme").key("all", "s", directory::ALL);
+    let account = account.key("listen", "s", r#"{ "*" = ["subscribe"] }"#);
+    for ring_bytes in [0, 1 << 20] {
+        let options = unlimited().directory(account.clone(), "s.all").limit("ring_bytes", ring_bytes);
+        let mut node = Node::start(options.limit("resume_window_ms", WINDOW.as_millis() as u64)).await;
+        let mut publisher = Socket::open(&node, "").await;
+        publisher.attach("a").await;
+        let serials = publish(&mut publisher, "a", 0..3).await;
+        let published = Instant::now();
+        let ask = async |node: &Node, key: &str| {
+            let mut socket = Socket::open_as(node, "", &http::basic(key)).await;
+            (attach_after(&mut socket, "a", &serials[0]).await["resumed"].clone(), socket)
+        };
+        let (resumed, mut socket) = ask(&node, "s.listen").await;
+        assert!(resumed == true || published.elapsed() > WINDOW, "within the window");
+        if resumed == true {
+            assert_eq!(socket.message("a").await["messages"][0]["data"], 1);
+        }
+        sleep((WINDOW + Duration::from_millis(200)).saturating_sub(published.elapsed())).await;
+        assert_eq!(ask(&node, "s.listen").await.0, false);
+        let (resumed, _socket) = ask(&node, "s.all").await;
+        assert!(resumed == true || published.elapsed() > 2 * WINDOW, "the history may be read anyway");
+
+        let serials = publish(&mut publisher, "a", 3..6).await;
+        node.restart().await;
+        let restarted = Instant::now();
+        let mut socket = Socket::open_as(&node, "", &http::basic("s.listen")).await;
+        let resumed = attach_after(&mut socket, "a", &serials[0]).await["resumed"].clone();
+        assert!(resumed == true || restarted.elapsed() > WINDOW, "counted from when the node is ready");
+    }
+}
