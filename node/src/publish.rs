@@ -63,7 +63,7 @@ pub enum PublishError {
     Draft(DraftError),
     /// Nothing is known to be stored: retry with the same id.
     Unavailable,
-    /// Nothing was published: the store has more waiting than it takes.
+    /// Nothing was published: the store has more waiting than it takes, or a shard.
     Busy,
 }
 
@@ -167,7 +167,7 @@ impl Publisher {
             }
         };
         if tokio::time::timeout(wait, congested).await.is_err() {
-            return Err(PublishError::Unavailable);
+            return Err(PublishError::Busy);
         }
         let (answer, answered) = tokio::sync::oneshot::channel();
         self.publish(request, false, Box::new(move |result| drop(answer.send(result))));

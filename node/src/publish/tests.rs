@@ -127,6 +127,7 @@ impl FakeStore for Store {
 
 #[derive(Default)]
 struct Target {
+    congested: AtomicBool,
     deliveries: Mutex<Vec<Arc<Delivery>>>,
     presence: Mutex<Vec<Arc<PresenceDelivery>>>,
 }
@@ -141,7 +142,7 @@ impl DeliveryTarget for Target {
     }
 
     fn congested(&self) -> bool {
-        false
+        self.congested.load(Ordering::SeqCst)
     }
 }
 

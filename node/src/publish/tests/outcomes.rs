@@ -54,6 +54,17 @@ fn what_a_full_store_has_no_room_for_is_not_begun() {
     assert_eq!(node.acked("a", vec![given("x")]), [1], "nothing was numbered");
 }
 
+#[tokio::test]
+async fn what_no_shard_has_room_for_is_not_begun() {
+    let node = Node::waiting(Duration::from_millis(50));
+    node.target.congested.store(true, Ordering::SeqCst);
+    let refused = node.publisher.publish_and_wait(node.request("a", vec![plain("1")])).await;
+    assert_eq!(refused, Err(PublishError::Busy), "nothing of it is anywhere");
+    assert_eq!(node.store.take_asked(), []);
+    node.target.congested.store(false, Ordering::SeqCst);
+    assert_eq!(node.acked("a", vec![plain("1")]), [1], "nothing was numbered");
+}
+
 #[test]
 fn what_was_not_stored_is_not_a_repeat() {
     let node = Node::new();
