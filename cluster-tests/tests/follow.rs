@@ -128,8 +128,12 @@ async fn it_begins_with_what_was_asked_of_the_past_and_goes_on_over_a_restart_of
         following.printed(4).await.iter().map(|line| json_of(line)["data"].clone()).collect();
     assert_eq!(numbers, [3, 4, 5, 6]);
 
-    let mut wrong = follow(&node.url(), &node.key(), &["orders", "--rewind", "much"]);
-    wrong.told("not attached to orders: code 40000: ", 0).await;
+    let mut wrong = follow(&node.url(), &node.key(), &["orders", "--rewind", "1h"]);
+    wrong.told("a time in seconds or minutes such as 30s or 5m; 1h is 60m", 0).await;
+    assert_eq!(wrong.ended().await.code(), Some(2));
+    let mut wrong = follow(&node.url(), &node.key(), &["orders", "--rewind", "101"]);
+    let refused = "not attached to orders: code 40000: rewind must be a count of 1 to 100, or a time in seconds or minutes";
+    wrong.told(refused, 0).await;
     assert_eq!(wrong.ended().await.code(), Some(1));
 }
 

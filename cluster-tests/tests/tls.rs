@@ -6,7 +6,8 @@ use fanfare_client::{Client, Credential, Draft, Event, Options};
 use fanfare_cluster_tests::raw::{self, End, Raw};
 use fanfare_cluster_tests::socket::{Ended, Socket};
 use fanfare_cluster_tests::tls::{self, TLS12, TLS13, Tls};
-use fanfare_cluster_tests::{Node, Running, SOON, http, node, wait_for, wait_until};
+use fanfare_cluster_tests::{Node, NodeOptions, Running, SOON, http, node, wait_for, wait_until};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -364,6 +365,55 @@ async fn commands_beside_the_node_speak_tls_when_it_does() {
 
     let mut untrusting = Running::start(&["pub", "demo", "17", "--data-dir", data]);
     assert_eq!(untrusting.ended().await.code(), Some(1));
-    untrusting.told("certificate", 0).await;
+    let refused = "the certificate of 127.0.0.1 is not accepted: no authority that is trusted here has signed it; name the certificate of \
+                   the one that did by --ca-cert";
+    untrusting.told(refused, 0).await;
     assert_well(&tls, &node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_signed_itself_is_trusted_by_its_own_file_unless_it_is_an_authoritys() {
+    for (is_ca, name, expected) in [
+        (IsCa::ExplicitNoCa, "127.0.0.1", None),
+        (IsCa::NoCa, "127.0.0.1", None),
+        (
+            IsCa::Ca(BasicConstraints::Unconstrained),
+            "127.0.0.1",
+            Some("it is that of an authority (CA:TRUE)"),
+        ),
+        (IsCa::NoCa, "elsewhere", Some("not valid for name \"127.0.0.1\"")),
+    ] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (file, key_file) = (folder.path().join("own.crt"), folder.path().join("own.key"));
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        params.is_ca = is_ca;
+        std::fs::write(&file, params.self_signed(&key).expect("a certificate").pem()).expect("written");
+        std::fs::write(&key_file, key.serialize_pem()).expect("written");
+        let (file, key_file) = (file.to_str().expect("UTF-8"), key_file.to_str().expect("UTF-8"));
+        let options = NodeOptions::default()
+            .environment("FANFARE_TLS_CERT", file)
+            .environment("FANFARE_TLS_KEY", key_file);
+        let node = Node::start(options).await;
+        let data = node.data_dir().to_str().expect("UTF-8");
+        let mut publishing = Running::start(&["pub", "demo", "1", "--data-dir", data, "--ca-cert", file]);
+        let exit = publishing.ended().await.code();
+        match expected {
+            None => assert_eq!(exit, Some(0), "{:?}", publishing.stderr()),
+            Some(reason) => {
+                assert_eq!(exit, Some(1));
+                publishing.told(reason, 0).await;
+            }
+        }
+        node.assert_no_panic();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_asks_a_plain_node_for_tls_is_told_so() {
+    let node = Node::start(NodeOptions::default()).await;
+    let url = format!("https://{}", node.addr());
+    let mut asking = Running::start(&["pub", "demo", "1", "--url", &url, "--key", &node.key()]);
+    assert_eq!(asking.ended().await.code(), Some(1));
+    asking.told("no TLS is spoken there", 0).await;
 }

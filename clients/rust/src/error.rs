@@ -13,6 +13,9 @@ pub enum Error {
     BadValue(String),
     /// Nobody takes connections at `host:port`.
     Unreachable { address: String, source: io::Error },
+    /// The node's certificate is not taken. With `unknown_issuer` the one that signed it, or itself when it signed itself,
+    /// can be named in [`crate::Options::authorities`].
+    Untrusted { host: String, reason: String, unknown_issuer: bool },
     /// The link broke while it was opened.
     Io(io::Error),
     /// The node answered the upgrade with an HTTP error; `error` and `reason` are those of its body.
@@ -51,6 +54,9 @@ impl fmt::Display for Error {
             Self::BadKey => f.write_str("a key has the form <secret>.<keyName>"),
             Self::BadValue(reason) => f.write_str(reason),
             Self::Unreachable { address, .. } => write!(f, "cannot connect to {address}"),
+            Self::Untrusted { host, reason, .. } => {
+                write!(f, "the certificate of {host} is not accepted: {reason}")
+            }
             Self::Io(_) => f.write_str("the connection failed"),
             Self::Http { status, error, .. } => write!(f, "the node answered {status}: {error}"),
             Self::Refused { code, error } => write!(f, "refused with code {code}: {error}"),

@@ -1,5 +1,6 @@
 //! The client's side of TLS.
 
+use std::io;
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
@@ -8,7 +9,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{CertificateError, ClientConfig, Error as TlsError, RootCertStore};
 
 use crate::Error;
 
@@ -18,8 +19,9 @@ pub(crate) async fn connect(
     name: &str,
     authorities: Option<&[u8]>,
 ) -> Result<TlsStream<TcpStream>, Error> {
-    let name = ServerName::try_from(name.to_owned())
-        .map_err(|_| Error::BadUrl(format!("{name} cannot be the name of a certificate")))?;
+    let host = name;
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|_| Error::BadUrl(format!("{host} cannot be the name of a certificate")))?;
     let roots = match authorities {
         Some(pem) => roots_of(pem)?,
         None => platform_roots().await?,
@@ -31,7 +33,30 @@ pub(crate) async fn connect(
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
+    let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+    connected.map_err(|error| explained(host, error))
+}
+
+/// What an operator can do something about, in words that say what.
+fn explained(host: &str, error: io::Error) -> Error {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<TlsError>());
+    let unknown_issuer = matches!(cause, Some(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)));
+    let reason = match cause {
+        Some(TlsError::InvalidCertificate(reason)) => reason,
+        Some(TlsError::InvalidMessage(_)) => return Error::Protocol("no TLS is spoken there".into()),
+        _ => return Error::Io(error),
+    };
+    let reason = match reason {
+        CertificateError::UnknownIssuer => "no authority that is trusted here has signed it".to_owned(),
+        // By name, because the verifier's own error has no type here.
+        CertificateError::Other(other) if other.to_string() == "CaUsedAsEndEntity" => {
+            "it is that of an authority (CA:TRUE), which no node may use as its own; give the node one with CA:FALSE, signed by the \
+             authority or by itself (openssl req -x509 -addext basicConstraints=critical,CA:FALSE)"
+                .to_owned()
+        }
+        other => other.to_string(),
+    };
+    Error::Untrusted { host: host.to_owned(), reason, unknown_issuer }
 }
 
 fn roots_of(pem: &[u8]) -> Result<RootCertStore, Error> {

@@ -61,6 +61,9 @@ impl Failure {
             Error::Unreachable { address, source } if source.kind() == ErrorKind::ConnectionRefused => {
                 Self::failed(format!("cannot connect to {address}: connection refused; is the node running?"))
             }
+            Error::Untrusted { unknown_issuer: true, .. } => Self::failed(format!(
+                "{context}: {error}; name the certificate of the one that did by --ca-cert, or its own if it signed itself"
+            )),
             _ => Self::because(context, error),
         }
     }

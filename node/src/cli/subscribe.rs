@@ -19,8 +19,8 @@ pub(super) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
-    /// Begin with messages of the past: a number of them, or a time such as 10s or 5m
-    #[arg(long, value_name = "HOW MUCH")]
+    /// Begin with messages of the past: a number of them, or a time in seconds or minutes such as 10s or 5m
+    #[arg(long, value_name = "HOW MUCH", value_parser = rewind)]
     rewind: Option<String>,
 
     /// Also print who is present, and who enters, changes and leaves
@@ -29,6 +29,19 @@ pub(super) struct Arguments {
 
     #[arg(required = true, value_name = "CHANNEL")]
     channels: Vec<String>,
+}
+
+/// How many messages a node gives, and how far back, is its own to say.
+fn rewind(text: &str) -> Result<String, String> {
+    let number = text.strip_suffix(['s', 'm']).unwrap_or(text);
+    if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(text.to_owned());
+    }
+    let allowed =
+        "expected a number of messages such as 10, or a time in seconds or minutes such as 30s or 5m";
+    let hours = text.strip_suffix('h').and_then(|hours| hours.parse::<u32>().ok());
+    let minutes = hours.and_then(|hours| hours.checked_mul(60)).filter(|minutes| *minutes > 0);
+    Err(minutes.map_or_else(|| allowed.to_owned(), |minutes| format!("{allowed}; {text} is {minutes}m")))
 }
 
 /// Prints a JSON object per message and line, or on a terminal a line to read. How the channels stand is told on stderr.
@@ -193,6 +206,17 @@ mod tests {
             connection_id: "c_x".into(),
             timestamp: 86_400_000 + 3_723_004,
         }
+    }
+
+    #[test]
+    fn a_rewind_is_a_count_or_a_time_and_else_is_told_what_it_may_be() {
+        for good in ["1", "100", "10s", "5m", "00m"] {
+            assert_eq!(rewind(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "s", "much", "-1", "1.5m", "1d", "1 s", "h", "0h"] {
+            assert!(rewind(bad).expect_err(bad).ends_with("such as 30s or 5m"), "{bad}");
+        }
+        assert!(rewind("2h").expect_err("hours").ends_with("30s or 5m; 2h is 120m"));
     }
 
     #[test]

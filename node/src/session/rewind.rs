@@ -21,7 +21,7 @@ impl Rewind {
         let (count_max, window_ms) = (cx.limits.rewind_messages, cx.limits.resume_window_ms);
         let (count, back_ms) = read(text, count_max).ok_or_else(|| PublishResult::Refused {
             code: code::BAD_REQUEST,
-            error: format!("rewind must be a count of 1 to {count_max}, or a time such as 10s or 5m"),
+            error: format!("rewind must be a count of 1 to {count_max}, or a time in seconds or minutes such as 10s or 5m"),
             reason: None,
         })?;
         let is_cut = !history && back_ms.is_none_or(|back_ms| back_ms > window_ms);
