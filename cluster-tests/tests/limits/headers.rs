@@ -21,11 +21,19 @@ fn head(request: &str, filling: &str, bytes: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_of_exactly_sixteen_kibibytes_pass_however_many_they_are() {
-    let node = node().await;
+    pass_up_to(HEAD_BYTES, &node().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_are_held_to_fewer_bytes_where_that_is_set() {
+    pass_up_to(2_000, &Node::start(options().limit("header_bytes", 2_000)).await).await;
+}
+
+async fn pass_up_to(bytes_max: usize, node: &Node) {
     for (request, passed) in [(UPGRADE, 101), (HTTP, 200)] {
         // One, some hundred, over a thousand, and as many as there can be, with their shortest name.
         for filling in ["", &format!("x-filling: {}\r\n", "y".repeat(60)), "x-a: 1\r\n", "a:\r\n"] {
-            for (bytes, status) in [(HEAD_BYTES, passed), (HEAD_BYTES + 1, 431)] {
+            for (bytes, status) in [(bytes_max, passed), (bytes_max + 1, 431)] {
                 let head = head(request, filling, bytes);
                 for pieces in [1, 3] {
                     // As the first request of a connection, and as one that follows another.

@@ -265,6 +265,7 @@ fn protocol(limits: &Limits, headers: Headers) -> http1::Builder {
     http.timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(limits.header_ms))
         .max_buf_size(limits.header_bytes.max(8192))
+        .max_header_size(limits.header_bytes)
         .half_close(true);
     if headers == Headers::Many {
         // As many as the bytes can hold, of which a line takes at least three, and as a map takes.
