@@ -46,21 +46,21 @@ impl Members {
     }
 }
 
-pub(super) fn row(event: &PresenceEvent) -> MemberRow {
+pub(super) fn row(event: &PresenceEvent, (name, value): &mut (Vec<u8>, Vec<u8>)) -> MemberRow {
     let PresenceEvent { key, member, hold, data, timestamp_ms, .. } = event;
-    let mut name = Vec::new();
-    keys::member_key(key, member, &mut name);
-    let name = Slice::from(name);
+    keys::member_key(key, member, name);
+    let name = Slice::from(name.as_slice());
     if event.action == PresenceAction::Leave {
         return (name, None);
     }
-    let mut value = vec![VERSION];
+    value.clear();
+    value.push(VERSION);
     value.extend_from_slice(&timestamp_ms.to_be_bytes());
     value.extend_from_slice(&hold.epoch.to_be_bytes());
-    keys::push_part(&mut value, &hold.key_name);
+    keys::push_part(value, &hold.key_name);
     // No JSON text is empty, so an empty one says that there is none.
     value.extend_from_slice(data.as_ref().map_or("", |data| data.get()).as_bytes());
-    (name, Some(Slice::from(value)))
+    (name, Some(Slice::from(value.as_slice())))
 }
 
 /// None: the row is damaged, or of a later form.

@@ -146,11 +146,11 @@ impl HistoryStore for Embedded {
             return done(Err(error));
         }
         let rows: Vec<_> = retention_hours.iter().map(|_| presence_row(&event)).collect();
-        let (name, member) = members::row(&event);
+        let (name, member) = SCRATCH.with_borrow_mut(|scratch| members::row(&event, scratch));
         let bytes = rows.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
             + name.len()
             + member.as_ref().map_or(0, |member| member.len());
-        let weight = Weight { items: rows.len() + 1, bytes };
+        let weight = Weight { items: 1, bytes };
         let rows = Rows {
             kind: Kind::Presence,
             timestamp_ms: event.timestamp_ms,
@@ -327,10 +327,12 @@ fn join(thread: Option<JoinHandle<()>>) {
     }
 }
 
+thread_local! {
+    /// Where keys and values are written before it is known how long they are.
+    static SCRATCH: RefCell<(Vec<u8>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
 fn message_rows(published: &Published) -> Vec<(fjall::Slice, fjall::Slice)> {
-    thread_local! {
-        static SCRATCH: RefCell<(Vec<u8>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
-    }
     SCRATCH.with_borrow_mut(|(key, record)| {
         keys::channel_prefix(&published.key, key);
         let prefix = key.len();
@@ -359,21 +361,22 @@ fn message_rows(published: &Published) -> Vec<(fjall::Slice, fjall::Slice)> {
 }
 
 fn presence_row(event: &PresenceEvent) -> (fjall::Slice, fjall::Slice) {
-    let PresenceEvent { incarnation, timestamp_ms, sequence, .. } = *event;
-    let mut key = Vec::new();
-    keys::channel_prefix(&event.key, &mut key);
-    key.extend_from_slice(&keys::position_suffix(Position { timestamp_ms, sequence, incarnation }));
-    let mut record = Vec::new();
-    let fields = PresenceRecord {
-        channel: event.key.channel(),
-        action: event.action.as_str(),
-        client_id: event.member.client_id.as_str(),
-        connection_id: &event.member.connection_id.to_string(),
-        data: event.data.as_deref(),
-        timestamp: timestamp_ms,
-    };
-    write_presence_record(&mut record, &fields);
-    (key.as_slice().into(), record.as_slice().into())
+    SCRATCH.with_borrow_mut(|(key, record)| {
+        let PresenceEvent { incarnation, timestamp_ms, sequence, .. } = *event;
+        keys::channel_prefix(&event.key, key);
+        key.extend_from_slice(&keys::position_suffix(Position { timestamp_ms, sequence, incarnation }));
+        record.clear();
+        let fields = PresenceRecord {
+            channel: event.key.channel(),
+            action: event.action.as_str(),
+            client_id: event.member.client_id.as_str(),
+            connection_id: &event.member.connection_id.to_string(),
+            data: event.data.as_deref(),
+            timestamp: timestamp_ms,
+        };
+        write_presence_record(record, &fields);
+        (key.as_slice().into(), record.as_slice().into())
+    })
 }
 
 fn id_rows(published: &Published) -> Vec<Remembered> {
