@@ -59,6 +59,29 @@ async fn who_was_far_behind_when_it_was_lost_gets_it_all() {
     assert_eq!(answer["resumed"], false, "nobody knows who it was");
 }
 
+/// A link that died without a word is still open to the node when its client is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_far_behind_on_a_socket_that_is_still_open_gets_it_all_too() {
+    const SOCKETS: usize = 50;
+    let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
+    let mut publisher = Socket::open(&node, "").await;
+    publisher.attach("a").await;
+    let mut readers = Vec::new();
+    for _ in 0..SOCKETS {
+        let mut reader = Socket::open(&node, "").await;
+        let follower = Follower::begin("a", &reader.attach("a").await);
+        readers.push((reader, follower));
+    }
+    publish(&mut publisher, "a", 0..10).await;
+    sleep(Duration::from_secs(3)).await;
+    for (reader, mut follower) in readers {
+        let mut socket = Socket::open(&node, &resuming(&reader)).await;
+        let answer = attach_after(&mut socket, "a", &follower.serial).await;
+        assert_eq!((&socket.connected["resumed"], &answer["resumed"]), (&json!(true), &json!(true)));
+        follower.read_to(&mut socket, 9).await;
+    }
+}
+
 /// Lost twice: what it did not come to read the first time is its own also the second time.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_lost_again_before_it_has_read_gets_it_all_then() {
