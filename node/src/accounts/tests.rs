@@ -269,6 +269,12 @@ fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
         accounts.reload().expect("a good directory");
         assert_eq!(accounts.policy_changes(), changes, "{now:?}");
     }
+    let policies = |accounts: &[(&str, &str)]| {
+        Accounts::from_text(&text(accounts, "k")).expect("a good directory").current().history_policies()
+    };
+    assert_eq!(policies(&[("one", on)]), policies(&[("two", on), ("one", on)]), "both keep all");
+    assert_ne!(policies(&[("one", on)]), policies(&[("one", on), ("two", off)]));
+    assert_ne!(policies(&[("one", off), ("two", on)]), policies(&[("one", on), ("two", off)]));
 }
 
 #[test]
