@@ -10,7 +10,7 @@ help:
 	@echo "make test   format check, clippy, all tests; all that a change must pass"
 	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
-	@echo "make bench-peers  measure fan-out beside the floor, centrifuge and NATS, which it builds; needs Go"
+	@echo "make bench-peers  measure fan-out beside the floor, centrifuge, NATS and Sockudo, which it builds; needs Go and protoc"
 
 run:
 	cargo run --release --locked
@@ -38,8 +38,9 @@ bench:
 PEERS := $(TOOLS)/peers
 
 NATS := v2.15.2
+SOCKUDO := 5.2.0
 
-bench-peers: $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS)
+bench-peers: $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
 	cargo build --release --locked -p fanfare
 	cargo run --release --locked -p fanfare-benches --bin bench -- peers --peers "$(PEERS)"
 
@@ -49,6 +50,10 @@ $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/g
 $(PEERS)/nats-server-$(NATS): | go
 	@mkdir -p "$(PEERS)"
 	GOBIN="$(PEERS)" go install -trimpath github.com/nats-io/nats-server/v2@$(NATS) && touch "$@"
+
+$(PEERS)/sockudo-$(SOCKUDO):
+	@command -v protoc >/dev/null || { echo "protoc is missing: install protobuf-compiler"; exit 1; }
+	cargo install sockudo --locked --version "=$(SOCKUDO)" --root "$(PEERS)" && touch "$@"
 
 .PHONY: go
 go:

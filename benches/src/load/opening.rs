@@ -40,7 +40,8 @@ pub(super) fn open<Channels: IntoIterator<Item = String>>(
             }
             opening.answered()?;
             for (nth, channel) in (FIRST_ID..).zip(channels(number)) {
-                opening.send(&target.dialect.subscribe(nth, &channel))?;
+                let request = target.dialect.subscribe(nth, &channel, &opening.welcome);
+                opening.send(&request)?;
                 opening.awaited += 1;
             }
         }
@@ -73,6 +74,8 @@ struct Opening {
     stream: TcpStream,
     dialect: Dialect,
     read: Vec<u8>,
+    /// What was said first.
+    welcome: Vec<u8>,
     /// Said by the server and not looked at yet.
     said: VecDeque<Said>,
     /// Channels that were asked for.
@@ -86,7 +89,7 @@ impl Opening {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(upgrade)?;
         let (read, said) = (Vec::new(), VecDeque::new());
-        Ok(Self { stream, dialect: target.dialect, read, said, awaited: 0 })
+        Ok(Self { stream, dialect: target.dialect, read, welcome: Vec::new(), said, awaited: 0 })
     }
 
     fn upgraded(&mut self) -> Result<()> {
@@ -120,6 +123,9 @@ impl Opening {
             let payload = &read[frame.payload];
             if frame.opcode == opcode::CLOSE {
                 return Err(format!("closed by the server: {}", String::from_utf8_lossy(payload)).into());
+            }
+            if self.welcome.is_empty() {
+                self.welcome = payload.to_vec();
             }
             let (dialect, said, mut pongs) = (self.dialect, &mut self.said, Vec::new());
             let mut refused = None;

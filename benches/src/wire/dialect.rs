@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use super::websocket::opcode;
-use super::{centrifuge, frames, handshake, nats};
+use super::{centrifuge, frames, handshake, nats, pusher};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -14,6 +14,7 @@ pub enum Dialect {
     CentrifugeJson,
     CentrifugeProtobuf,
     Nats,
+    Pusher,
 }
 
 /// What a server says to a client of its own accord or in answer.
@@ -34,6 +35,7 @@ impl Dialect {
             Self::CentrifugeJson => "centrifuge-json",
             Self::CentrifugeProtobuf => "centrifuge-protobuf",
             Self::Nats => "nats",
+            Self::Pusher => "pusher",
         }
     }
 
@@ -41,15 +43,16 @@ impl Dialect {
         let subprotocol = match self {
             Self::CentrifugeJson => Some("centrifuge-json"),
             Self::CentrifugeProtobuf => Some("centrifuge-protobuf"),
-            Self::Fanfare | Self::Nats => None,
+            Self::Fanfare | Self::Nats | Self::Pusher => None,
         };
-        handshake::request(host, authorization, subprotocol)
+        let path = if self == Self::Pusher { pusher::path() } else { handshake::PATH.to_owned() };
+        handshake::request(host, &path, authorization, subprotocol)
     }
 
     /// The opcode of the WebSocket frames that a client sends.
     pub fn opcode(self) -> u8 {
         match self {
-            Self::Fanfare | Self::CentrifugeJson => opcode::TEXT,
+            Self::Fanfare | Self::CentrifugeJson | Self::Pusher => opcode::TEXT,
             Self::CentrifugeProtobuf | Self::Nats => opcode::BINARY,
         }
     }
@@ -57,20 +60,21 @@ impl Dialect {
     /// What a client sends first, if it is not the server that begins.
     pub fn hello(self) -> Option<Vec<u8>> {
         match self {
-            Self::Fanfare => None,
+            Self::Fanfare | Self::Pusher => None,
             Self::CentrifugeJson => Some(centrifuge::json::CONNECT.into()),
             Self::CentrifugeProtobuf => Some(centrifuge::protobuf::connect()),
             Self::Nats => Some(nats::CONNECT.into()),
         }
     }
 
-    /// Asks for a channel; `id` is another one for each request of a connection.
-    pub fn subscribe(self, id: u32, channel: &str) -> Vec<u8> {
+    /// Asks for a channel; `id` is another one for each request of a connection, `welcome` what the server said first.
+    pub fn subscribe(self, id: u32, channel: &str, welcome: &[u8]) -> Vec<u8> {
         match self {
             Self::Fanfare => frames::attach(id.into(), channel).into(),
             Self::CentrifugeJson => centrifuge::json::subscribe(id, channel).into(),
             Self::CentrifugeProtobuf => centrifuge::protobuf::subscribe(id, channel),
             Self::Nats => nats::subscribe(id, channel).into(),
+            Self::Pusher => pusher::subscribe(welcome, channel).into(),
         }
     }
 
@@ -81,18 +85,24 @@ impl Dialect {
             Self::CentrifugeJson => centrifuge::json::publish(id, channel, data).into(),
             Self::CentrifugeProtobuf => centrifuge::protobuf::publish(id, channel, data),
             Self::Nats => nats::publish(channel, data).into(),
+            Self::Pusher => pusher::publish(channel, data).into(),
         }
     }
 
-    /// Whether a publish is `Done` when the server has taken it. NATS says nothing.
+    /// Whether a publish is `Done` when the server has taken it. The others say nothing.
     pub fn acks(self) -> bool {
-        self != Self::Nats
+        !matches!(self, Self::Nats | Self::Pusher)
+    }
+
+    /// Whether only who listens to a channel may publish to it. It does not hear itself.
+    pub fn publishers_listen(self) -> bool {
+        self == Self::Pusher
     }
 
     /// Cuts what one WebSocket frame holds into what the server says, in order.
     pub fn each(self, payload: &[u8], take: impl FnMut(&[u8])) {
         match self {
-            Self::Fanfare => [payload].into_iter().for_each(take),
+            Self::Fanfare | Self::Pusher => [payload].into_iter().for_each(take),
             Self::CentrifugeJson => centrifuge::json::replies(payload, take),
             Self::CentrifugeProtobuf => centrifuge::protobuf::replies(payload).for_each(take),
             Self::Nats => nats::operations(payload).for_each(take),
@@ -106,6 +116,7 @@ impl Dialect {
             Self::CentrifugeJson => (said == b"{}").then_some(b"{}"),
             Self::CentrifugeProtobuf => said.is_empty().then_some(&[0]),
             Self::Nats => said.starts_with(b"PING").then_some(b"PONG\r\n"),
+            Self::Pusher => pusher::is_ping(said).then_some(pusher::PONG),
         }
     }
 
@@ -121,6 +132,7 @@ impl Dialect {
             Self::CentrifugeJson => centrifuge::json::said(said),
             Self::CentrifugeProtobuf => centrifuge::protobuf::said(said),
             Self::Nats => nats::said(said),
+            Self::Pusher => pusher::said(said),
         }
     }
 }

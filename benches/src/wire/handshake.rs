@@ -6,18 +6,18 @@ use sha1::{Digest as _, Sha1};
 
 /// Every connection offers the same nonce: nothing here depends on it, and the answer is not checked.
 const NONCE: &str = "ZmFuZmFyZS1iZW5jaG1hcg==";
+/// The path of Fanfare's socket; of the peers only Sockudo looks at it.
+pub const PATH: &str = "/realtime";
 const END: &[u8] = b"\r\n\r\n";
 
 /// The upgrade request of a client; `authorization` and `subprotocol` are the whole values of their headers.
-///
-/// The path is the one of Fanfare; no peer looks at it.
-pub fn request(host: &str, authorization: Option<&str>, subprotocol: Option<&str>) -> Vec<u8> {
+pub fn request(host: &str, path: &str, authorization: Option<&str>, subprotocol: Option<&str>) -> Vec<u8> {
     let header = |name: &str, value: Option<&str>| {
         value.map_or_else(String::new, |value| format!("{name}: {value}\r\n"))
     };
     let offered = header("Authorization", authorization) + &header("Sec-WebSocket-Protocol", subprotocol);
     format!(
-        "GET /realtime HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
          Sec-WebSocket-Key: {NONCE}\r\nSec-WebSocket-Version: 13\r\n{offered}\r\n"
     )
     .into_bytes()
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_request_is_answered() {
-        let request = request("127.0.0.1:1", Some(&basic("s.k")), None);
+        let request = request("127.0.0.1:1", PATH, Some(&basic("s.k")), None);
         assert_eq!(head_bytes(&request), Some(request.len()));
         assert!(answer(&request).is_some());
     }

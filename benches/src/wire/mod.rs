@@ -5,6 +5,7 @@ pub mod dialect;
 pub mod frames;
 pub mod handshake;
 pub mod nats;
+pub mod pusher;
 pub mod reader;
 pub mod stamp;
 pub mod websocket;

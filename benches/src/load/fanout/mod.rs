@@ -77,7 +77,7 @@ impl Fanout {
             Layout { subscribers: self.subscribers, channels: self.channels, attached: self.attached };
         let names = |subscriber| layout.channels_of(subscriber).map(Layout::name);
         let subscribers = open(&self.target, self.subscribers, names)?;
-        let publishers = open(&self.target, self.publishers, |_| None)?;
+        let publishers = open(&self.target, self.publishers, |publisher| self.listening(publisher))?;
         let progress = Arc::new(Progress::default());
         let publishing = Publishing::new(self.clone(), layout, publishers, Arc::clone(&progress));
         let timed_from = publishing.warm_up_messages();
@@ -104,6 +104,13 @@ impl Fanout {
             lag_p99_ms: lag.quantile_ms(0.99),
             lag_max_ms: lag.highest_ms(),
         })
+    }
+
+    /// What a publisher has to listen to, so that it may publish.
+    fn listening(&self, publisher: usize) -> impl Iterator<Item = String> {
+        let listens = self.target.dialect.publishers_listen();
+        let own = (publisher..self.channels).step_by(self.publishers);
+        own.filter(move |_| listens).map(Layout::name)
     }
 
     fn check(&self) -> Result<()> {

@@ -22,6 +22,7 @@ pub(super) enum Contender {
     CentrifugeProtobuf,
     CentrifugeProtobufBatching,
     Nats,
+    Sockudo,
 }
 
 /// Where the binaries are, and a folder for what the servers write.
@@ -56,6 +57,7 @@ impl Contender {
             Self::CentrifugeProtobuf => "centrifuge, Protobuf",
             Self::CentrifugeProtobufBatching => "centrifuge, Protobuf, 5 ms batching",
             Self::Nats => "NATS",
+            Self::Sockudo => "Sockudo",
         }
     }
 
@@ -70,6 +72,7 @@ impl Contender {
             Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
             Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
             Self::Nats => Dialect::Nats,
+            Self::Sockudo => Dialect::Pusher,
         }
     }
 
@@ -85,6 +88,7 @@ impl Contender {
                 servers::centrifuge(&places.peers.join("centrifuge"), true)
             }
             Self::Nats => servers::nats(&places.peers.join("nats-server"), &places.data),
+            Self::Sockudo => servers::sockudo(&places.peers.join("bin/sockudo"), &places.data),
         }
     }
 
@@ -110,6 +114,10 @@ impl Contender {
             Self::Nats => (
                 ask(places.peers.join("nats-server"), "--version"),
                 "WebSocket listener, no TLS, no compression, else defaults",
+            ),
+            Self::Sockudo => (
+                ask(places.peers.join("bin/sockudo"), "--version"),
+                "client events on private channels, rate_limiter and metrics off, else defaults",
             ),
         };
         Described { name: self.name(), version, settings }

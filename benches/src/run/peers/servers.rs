@@ -1,7 +1,7 @@
 //! How the peers are started and set.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 
@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::super::server::Server;
 use crate::Result;
+use crate::wire::pusher::{KEY, SECRET};
 
 /// The server of `benches/peers/centrifuge`.
 pub(super) fn centrifuge(binary: &Path, batching: bool) -> Result<Server> {
@@ -32,6 +33,31 @@ pub(super) fn nats(binary: &Path, data: &Path) -> Result<Server> {
     let mut command = Command::new(binary);
     command.arg("-c").arg(&configuration);
     Server::writing(&mut command, folder, nats_address)
+}
+
+/// A Sockudo server with one application, and a folder of its own under `data`.
+pub(super) fn sockudo(binary: &Path, data: &Path) -> Result<Server> {
+    let folder = tempfile::Builder::new().prefix("sockudo-").tempdir_in(data)?;
+    // It does not say which port it has, so it is given one that was free a moment ago.
+    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+    let configuration = folder.path().join("sockudo.toml");
+    fs::write(
+        &configuration,
+        format!(
+            "host = \"{}\"\nport = {}\n\
+             [app_manager]\ndriver = \"memory\"\n\
+             [[app_manager.array.apps]]\nid = \"bench\"\nkey = \"{KEY}\"\nsecret = \"{SECRET}\"\nenabled = true\n\
+             [app_manager.array.apps.policy.limits]\nmax_connections = 100000\nmax_client_events_per_second = 0\n\
+             [app_manager.array.apps.policy.features]\nenable_client_messages = true\n\
+             [rate_limiter]\nenabled = false\n\
+             [metrics]\nenabled = false\n",
+            address.ip(),
+            address.port(),
+        ),
+    )?;
+    let mut command = Command::new(binary);
+    command.arg("--config").arg(&configuration).current_dir(folder.path());
+    Server::writing(&mut command, folder, |_| Ok(TcpStream::connect(address).ok().map(|_| address)))
 }
 
 /// None while the file is not there or not whole: the server writes it in place, under a name with its process id.

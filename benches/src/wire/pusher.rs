@@ -1,0 +1,90 @@
+//! The protocol of Pusher, version 7, as Sockudo speaks it: an event a frame. Clients publish on private channels, each
+//! of which is asked for with a signature.
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+use super::dialect::Said;
+
+/// The application that the bench sets up.
+pub const KEY: &str = "bench-key";
+pub const SECRET: &str = "bench-secret";
+
+const PING: &[u8] = br#"{"event":"pusher:ping""#;
+pub const PONG: &[u8] = br#"{"event":"pusher:pong","data":{}}"#;
+
+pub fn path() -> String {
+    format!("/app/{KEY}?protocol=7&client=bench&version=1")
+}
+
+/// `welcome` is the first event of the connection, which has the id that the signature is for.
+pub fn subscribe(welcome: &[u8], channel: &str) -> String {
+    let channel = private(channel);
+    let signature = sign(&format!("{}:{channel}", socket_id(welcome)));
+    format!(r#"{{"event":"pusher:subscribe","data":{{"channel":"{channel}","auth":"{KEY}:{signature}"}}}}"#)
+}
+
+pub fn publish(channel: &str, data: &str) -> String {
+    let channel = private(channel);
+    format!(r#"{{"event":"client-bench","channel":"{channel}","data":{data}}}"#)
+}
+
+pub fn is_ping(event: &[u8]) -> bool {
+    event.starts_with(PING)
+}
+
+pub fn said(event: &[u8]) -> Said {
+    let event = event.strip_prefix(br#"{"event":""#).unwrap_or_default();
+    let name = event.split(|byte| *byte == b'"').next().unwrap_or_default();
+    match name {
+        b"pusher:connection_established" | b"pusher_internal:subscription_succeeded" => Said::Done,
+        b"pusher:error" | b"pusher:subscription_error" => Said::Refused,
+        _ => Said::Other,
+    }
+}
+
+/// A colon means something else here.
+fn private(channel: &str) -> String {
+    format!("private-{}", channel.replace(':', "-"))
+}
+
+/// Two numbers with a dot, in JSON within a string; empty when there is none.
+fn socket_id(welcome: &[u8]) -> String {
+    let text = String::from_utf8_lossy(welcome);
+    let after = text.split_once("socket_id").map_or("", |(_, after)| after);
+    let digits = after.trim_start_matches(|letter: char| !letter.is_ascii_digit());
+    digits.chars().take_while(|letter| letter.is_ascii_digit() || *letter == '.').collect()
+}
+
+fn sign(text: &str) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(SECRET.as_bytes()).expect("HMAC takes a key of any length");
+    mac.update(text.as_bytes());
+    mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WELCOME: &[u8] = br#"{"event":"pusher:connection_established","data":"{\"socket_id\":\"1234.5678\",\"activity_timeout\":120}"}"#;
+
+    #[test]
+    fn a_subscription_is_signed_for_its_connection() {
+        assert_eq!(socket_id(WELCOME), "1234.5678");
+        let signature = sign("1234.5678:private-a-b");
+        assert_eq!(signature.len(), 64);
+        let expected = format!(
+            r#"{{"event":"pusher:subscribe","data":{{"channel":"private-a-b","auth":"bench-key:{signature}"}}}}"#
+        );
+        assert_eq!(subscribe(WELCOME, "a:b"), expected);
+    }
+
+    #[test]
+    fn events_are_told_apart() {
+        assert_eq!(said(WELCOME), Said::Done);
+        assert_eq!(said(br#"{"event":"pusher_internal:subscription_succeeded","channel":"c"}"#), Said::Done);
+        assert_eq!(said(br#"{"event":"pusher:error","data":{"code":4009}}"#), Said::Refused);
+        assert_eq!(said(br#"{"event":"client-bench","channel":"c","data":{}}"#), Said::Other);
+        assert!(is_ping(br#"{"event":"pusher:ping","data":{}}"#));
+    }
+}
