@@ -155,7 +155,7 @@ async fn a_node_stops_at_once_when_nobody_is_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_stay_are_closed_within_a_short_drain_timeout() {
-    let mut node = Node::start(NodeOptions::default().environment("FANFARE_DRAIN_TIMEOUT", "300ms")).await;
+    let mut node = Node::start(NodeOptions::default().environment("FANFARE_DRAIN_TIMEOUT", "1s")).await;
     let mut sockets = Vec::new();
     for _ in 0..4 {
         sockets.push(Socket::open(&node, "").await);
@@ -164,11 +164,11 @@ async fn clients_that_stay_are_closed_within_a_short_drain_timeout() {
     let exit = node.stop().await;
     let took = started.elapsed();
     assert!(exit.success(), "{exit}");
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(4), "{took:?}");
     for socket in &mut sockets {
         let (frames, ended) = socket.to_end(SOON).await;
         let told = frames.iter().find(|frame| frame["op"] == 4).expect("told to leave");
-        assert!(told["reconnectAfterMs"].as_u64().is_some_and(|ms| ms < 300), "{told}");
+        assert!(told["reconnectAfterMs"].as_u64().is_some_and(|ms| ms < 1_000), "{told}");
         assert_eq!(ended, Ended::Closed(1012));
     }
     assert!(!node.log().contains("did not end in time"), "{}", node.log());
