@@ -64,7 +64,7 @@ impl Bench<'_> {
         for repetition in 1..=self.options.repetitions {
             self.say(&format!("fan-out × {subscribers}"), repetition);
             fanout.floor.push(self.fan_out_over(&Server::floor(&self.this, 0)?, subscribers, rate)?);
-            let node = Server::node(&self.node, &self.data, "none")?;
+            let node = Server::node(&self.node, &self.data, "none", None)?;
             fanout.node.push(self.fan_out_over(&node, subscribers, rate)?);
         }
         Ok(fanout)
@@ -81,7 +81,7 @@ impl Bench<'_> {
         let mut runs: Vec<IdleOutcome> = Vec::new();
         for repetition in 1..=self.options.repetitions {
             self.say("idle connections", repetition);
-            let node = Server::node(&self.node, &self.data, "none")?;
+            let node = Server::node(&self.node, &self.data, "none", None)?;
             let mut command = load(&self.this, "idle", &node);
             command.args(["--connections", &IDLE_CONNECTIONS.to_string()]);
             runs.push(result_of(command)?);
@@ -94,7 +94,7 @@ impl Bench<'_> {
         for repetition in 1..=self.options.repetitions {
             self.say("durable publishes", repetition);
             publish.bare_loop.push(self.bare_loop(PUBLISHERS * WINDOW)?);
-            let node = Server::node(&self.node, &self.data, "embedded")?;
+            let node = Server::node(&self.node, &self.data, "embedded", None)?;
             let mut command = load(&self.this, "publish", &node);
             command.args(["--connections", &PUBLISHERS.to_string(), "--window", &WINDOW.to_string()]);
             command.args([
@@ -112,7 +112,7 @@ impl Bench<'_> {
         let mut presence = Presence { members: MEMBERS, subscribers, runs: Vec::new() };
         for repetition in 1..=self.options.repetitions {
             self.say(&format!("presence × {subscribers}"), repetition);
-            let node = Server::node(&self.node, &self.data, "none")?;
+            let node = Server::node(&self.node, &self.data, "none", None)?;
             let mut command = load(&self.this, "presence", &node);
             command.args(["--members", &MEMBERS.to_string(), "--subscribers", &subscribers.to_string()]);
             presence.runs.push(result_of(command)?);

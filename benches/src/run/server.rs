@@ -30,13 +30,15 @@ impl Server {
         Self::announcing(Command::new(bench).args(["floor-server", "--window-ms", &window_ms.to_string()]))
     }
 
-    /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes.
-    pub(super) fn node(binary: &Path, data: &Path, store: &str) -> Result<Self> {
+    /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes, and for the
+    /// delivery window where one is given.
+    pub(super) fn node(binary: &Path, data: &Path, store: &str, window_ms: Option<u32>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("node-").tempdir_in(data)?;
         let key_file = folder.path().join("dev-key");
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--store", store]);
         command.arg("--data-dir").arg(folder.path()).env("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0");
+        command.envs(window_ms.map(|ms| ("FANFARE_LIMITS_DELIVERY_WINDOW_MS", ms.to_string())));
         let mut server = Self::writing(&mut command, folder, node_address)?;
         server.key_file = Some(key_file);
         Ok(server)

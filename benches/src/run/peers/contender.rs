@@ -17,6 +17,12 @@ pub(super) enum Contender {
     Floor,
     FloorWindow,
     Fanfare,
+    #[value(name = "fanfare-window-0")]
+    #[serde(rename = "fanfare-window-0")]
+    FanfareWindow0,
+    #[value(name = "fanfare-window-5")]
+    #[serde(rename = "fanfare-window-5")]
+    FanfareWindow5,
     CentrifugeJson,
     CentrifugeJsonBatching,
     CentrifugeProtobuf,
@@ -52,6 +58,8 @@ impl Contender {
             Self::Floor => "floor",
             Self::FloorWindow => "floor, 1 ms window",
             Self::Fanfare => "Fanfare",
+            Self::FanfareWindow0 => "Fanfare, no window",
+            Self::FanfareWindow5 => "Fanfare, 5 ms window",
             Self::CentrifugeJson => "centrifuge, JSON",
             Self::CentrifugeJsonBatching => "centrifuge, JSON, 5 ms batching",
             Self::CentrifugeProtobuf => "centrifuge, Protobuf",
@@ -63,12 +71,14 @@ impl Contender {
 
     /// Whether it belongs to this project, so that a fault of it is an error.
     pub(super) fn is_ours(self) -> bool {
-        matches!(self, Self::Floor | Self::FloorWindow | Self::Fanfare)
+        self.dialect() == Dialect::Fanfare
     }
 
     pub(super) fn dialect(self) -> Dialect {
         match self {
-            Self::Floor | Self::FloorWindow | Self::Fanfare => Dialect::Fanfare,
+            Self::Floor | Self::FloorWindow | Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 => {
+                Dialect::Fanfare
+            }
             Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
             Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
             Self::Nats => Dialect::Nats,
@@ -80,7 +90,9 @@ impl Contender {
         match self {
             Self::Floor => Server::floor(&places.bench, 0),
             Self::FloorWindow => Server::floor(&places.bench, 1),
-            Self::Fanfare => Server::node(&places.node, &places.data, "none"),
+            Self::Fanfare => Server::node(&places.node, &places.data, "none", None),
+            Self::FanfareWindow0 => Server::node(&places.node, &places.data, "none", Some(0)),
+            Self::FanfareWindow5 => Server::node(&places.node, &places.data, "none", Some(5)),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => {
                 servers::centrifuge(&places.peers.join("centrifuge"), false)
             }
@@ -102,6 +114,12 @@ impl Contender {
                 ask(places.node.clone(), "--version"),
                 "default settings with authentication, store none, limits.publishes_per_second 0",
             ),
+            Self::FanfareWindow0 => {
+                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 0")
+            }
+            Self::FanfareWindow5 => {
+                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 5")
+            }
             Self::CentrifugeJson | Self::CentrifugeProtobuf => (
                 ask(places.peers.join("centrifuge"), "-version"),
                 "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024",
