@@ -10,7 +10,7 @@ help:
 	@echo "make test   format check, clippy, all tests; all that a change must pass"
 	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
-	@echo "make bench-peers  measure fan-out beside the floor, centrifuge, NATS and Sockudo, which it builds; needs Go and protoc"
+	@echo "make bench-peers  measure the node beside the floor, centrifuge, NATS and Sockudo, which it builds; needs Go and protoc"
 
 run:
 	cargo run --release --locked

@@ -2,9 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "in a test a failed step is a failed test")]
 
 use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
-use fanfare_benches::load::{FanoutOutcome, IdleOutcome, PublishOutcome};
+use fanfare_benches::load::{FanoutOutcome, HerdOutcome, IdleOutcome, PublishOutcome};
+use socket2::{Domain, Socket, Type};
 
 const BENCH: &str = env!("CARGO_BIN_EXE_bench");
 
@@ -19,8 +21,12 @@ impl Floor {
     }
 
     fn with_window(window_ms: &str) -> Self {
+        Self::with(&["--window-ms", window_ms])
+    }
+
+    fn with(options: &[&str]) -> Self {
         let mut floor = Command::new(BENCH);
-        floor.args(["floor-server", "--window-ms", window_ms]);
+        floor.arg("floor-server").args(options);
         let mut process = floor.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut address = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut address).unwrap();
@@ -66,6 +72,14 @@ fn messages_of_many_channels_are_counted_with_those_who_asked_for_them() {
 }
 
 #[test]
+fn nothing_is_expected_of_who_does_not_read() {
+    let fanout = ["fanout", "--subscribers", "20", "--slow", "2", "--rate", "200", "--seconds", "1"];
+    let outcome: FanoutOutcome = Floor::start().load(&[&fanout[..], &["--bytes", "4096"]].concat());
+    assert_eq!(outcome.deliveries, 18 * 200);
+    assert!(!outcome.faults.any(), "{:?}", outcome.faults);
+}
+
+#[test]
 fn with_a_window_messages_wait_and_none_is_missed() {
     let fanout = ["fanout", "--subscribers", "50", "--rate", "500", "--seconds", "1"];
     let outcome: FanoutOutcome = Floor::with_window("40").load(&fanout);
@@ -80,6 +94,40 @@ fn idle_connections_are_held() {
         Floor::start().load(&["idle", "--connections", "250", "--settle-seconds", "1"]);
     assert_eq!(outcome.connections, 250);
     assert!(outcome.holding.wall_s >= 1.0);
+    assert_eq!(outcome.heard, 0.0);
+}
+
+#[test]
+fn each_connection_hears_each_heartbeat() {
+    let idle = ["idle", "--connections", "50", "--attached", "3", "--settle-seconds", "2"];
+    let outcome: IdleOutcome = Floor::with(&["--heartbeat-ms", "200"]).load(&idle);
+    // A heartbeat that is late puts off the next one, and none comes early.
+    let most = (outcome.opening.wall_s + outcome.holding.wall_s) / 0.2 + 1.0;
+    assert!((2.0..=most).contains(&outcome.heard), "{}", outcome.heard);
+    assert_eq!(outcome.said, 0.0, "who spoke a moment ago need not say that it lives");
+}
+
+#[test]
+fn a_herd_is_attached_to_the_last() {
+    let floor = Floor::start();
+    for together in [&[][..], &["--together", "7"]] {
+        let herd = ["herd", "--connections", "300", "--sources", "3"];
+        let outcome: HerdOutcome = floor.load(&[&herd[..], together].concat());
+        assert_eq!((outcome.connections, outcome.refused), (300, 0), "{:?}", outcome.refusal);
+        assert!(outcome.p50_ms > 0.0 && outcome.p99_ms <= outcome.cost.wall_s * 1e3);
+    }
+}
+
+#[test]
+fn who_is_refused_is_counted() {
+    let mut refusing = Floor::start();
+    // Bound, so that nobody else has the port, and not listened on.
+    let nobody = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    nobody.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    refusing.address = nobody.local_addr().unwrap().as_socket().unwrap().to_string();
+    let outcome: HerdOutcome = refusing.load(&["herd", "--connections", "20"]);
+    assert_eq!(outcome.refused, 20);
+    assert!(outcome.refusal.is_some());
 }
 
 #[test]

@@ -19,6 +19,10 @@ pub(super) fn connected() -> Vec<u8> {
     ))
 }
 
+pub(super) fn heartbeat() -> Vec<u8> {
+    encode(frames::HEARTBEAT)
+}
+
 impl Channel {
     pub(super) fn attached(&self, id: &str, name: &str) -> Vec<u8> {
         let serial = self.serial();

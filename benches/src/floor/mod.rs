@@ -8,7 +8,7 @@
 mod channel;
 mod peer;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _};
 use std::mem;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token};
+use socket2::{Domain, Socket, Type};
 
 use crate::Result;
 use crate::wire::frames::{self, op};
@@ -27,24 +28,27 @@ use channel::Channel;
 use peer::Peer;
 
 const LISTENER: Token = Token(usize::MAX);
+const BACKLOG: i32 = 4096;
 
 #[derive(Args)]
 pub struct Options {
     /// How long a message may wait for others, so that they go out in one write; 0 writes each at once.
     #[arg(long, default_value_t = 0)]
     pub window_ms: u64,
+    /// Says on each connection that it is there, once in so long, as the node does when nothing is published; 0: never.
+    #[arg(long, default_value_t = 0)]
+    pub heartbeat_ms: u64,
 }
 
 /// Serves on a free port, which is the one line on stdout, until stdin ends.
 pub fn serve(options: &Options) -> Result<()> {
-    let mut floor = Floor::bind(Duration::from_millis(options.window_ms))?;
+    let mut floor = Floor::bind(options)?;
     println!("{}", floor.listener.local_addr()?);
     thread::spawn(exit_with_stdin);
     let mut events = Events::with_capacity(1024);
     let mut shared = vec![0; SHARED_BYTES];
     loop {
-        let left = floor.due.map(|due| due.saturating_duration_since(Instant::now()));
-        match floor.poll.poll(&mut events, left) {
+        match floor.poll.poll(&mut events, floor.left()) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             polled => polled?,
         }
@@ -55,6 +59,7 @@ pub fn serve(options: &Options) -> Result<()> {
             }
         }
         floor.flush_when_due();
+        floor.beat_when_due();
     }
 }
 
@@ -62,6 +67,14 @@ fn exit_with_stdin() {
     let mut ignored = [0; 256];
     while matches!(io::stdin().read(&mut ignored), Ok(read) if read > 0) {}
     std::process::exit(0);
+}
+
+/// On a free port, with a backlog as long as the node's.
+fn listen() -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+    socket.listen(BACKLOG)?;
+    Ok(TcpListener::from_std(socket.into()))
 }
 
 struct Floor {
@@ -75,15 +88,36 @@ struct Floor {
     due: Option<Instant>,
     /// Peers with frames that wait for it.
     dirty: Vec<usize>,
+    /// From one heartbeat of a connection to the next; zero: there are none.
+    heartbeat: Duration,
+    /// When each connection has its next one, soonest first.
+    beats: VecDeque<(Instant, usize)>,
 }
 
 impl Floor {
-    fn bind(window: Duration) -> io::Result<Self> {
+    fn bind(options: &Options) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let mut listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let mut listener = listen()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        let (peers, channels, dirty) = (Vec::new(), HashMap::new(), Vec::new());
-        Ok(Self { poll, listener, peers, channels, window, due: None, dirty })
+        let [window, heartbeat] = [options.window_ms, options.heartbeat_ms].map(Duration::from_millis);
+        Ok(Self {
+            poll,
+            listener,
+            peers: Vec::new(),
+            channels: HashMap::new(),
+            window,
+            due: None,
+            dirty: Vec::new(),
+            heartbeat,
+            beats: VecDeque::new(),
+        })
+    }
+
+    /// How long it may wait for a socket: until a window ends or a heartbeat is due.
+    fn left(&self) -> Option<Duration> {
+        let beat = self.beats.front().map(|(due, _)| *due);
+        let first = self.due.into_iter().chain(beat).min();
+        first.map(|due| due.saturating_duration_since(Instant::now()))
     }
 
     fn accept(&mut self) -> io::Result<()> {
@@ -95,6 +129,9 @@ impl Floor {
             };
             stream.set_nodelay(true)?;
             self.poll.registry().register(&mut stream, Token(self.peers.len()), Interest::READABLE)?;
+            if !self.heartbeat.is_zero() {
+                self.beats.push_back((Instant::now() + self.heartbeat, self.peers.len()));
+            }
             self.peers.push(Some(Peer::new(stream)));
         }
     }
@@ -164,6 +201,17 @@ impl Floor {
                 if self.peers[at].as_mut().is_some_and(|peer| peer.flush().is_err()) {
                     self.close(at);
                 }
+            }
+        }
+    }
+
+    fn beat_when_due(&mut self) {
+        let now = Instant::now();
+        while let Some((_, at)) = self.beats.pop_front_if(|(due, _)| *due <= now) {
+            match self.send(at, &channel::heartbeat()) {
+                Ok(()) if self.peers[at].is_some() => self.beats.push_back((now + self.heartbeat, at)),
+                Ok(()) => {}
+                Err(_) => self.close(at),
             }
         }
     }

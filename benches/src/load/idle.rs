@@ -1,4 +1,4 @@
-//! Connections that are attached to a channel each and hear nothing.
+//! Connections that are attached to channels of their own and hear nothing.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use clap::Args;
 use mio::{Events, Poll};
 use serde::{Deserialize, Serialize};
 
-use super::link::Link;
+use super::link::{Frames, Link};
 use super::opening::open;
 use super::{Cost, Meter, Target};
 use crate::wire::reader::SHARED_BYTES;
@@ -19,6 +19,9 @@ pub struct Idle {
     pub target: Target,
     #[arg(long)]
     pub connections: usize,
+    /// Channels per connection, each with this subscriber alone.
+    #[arg(long, default_value_t = 1)]
+    pub attached: usize,
     /// How long the connections are held before the memory is read.
     #[arg(long, default_value_t = 5)]
     pub settle_seconds: u64,
@@ -35,6 +38,9 @@ pub struct Outcome {
     pub opening: Cost,
     /// Holding them.
     pub holding: Cost,
+    /// Frames while they were held, per connection: from the server and to it.
+    pub heard: f64,
+    pub said: f64,
 }
 
 impl Idle {
@@ -42,11 +48,15 @@ impl Idle {
         let server = self.target.server_pid;
         let (resident_before, socket_before) = (procfs::resident_bytes(server)?, procfs::socket_bytes()?);
         let meter = Meter::start(server)?;
-        let links = open(&self.target, self.connections, |number| Some(format!("bench:idle:{number}")))?;
+        let links = open(&self.target, self.connections, |number| {
+            (0..self.attached).map(move |nth| format!("bench:idle:{number}:{nth}"))
+        })?;
+        let frames_before = frames(&links);
         let opening = meter.stop()?;
         let meter = Meter::start(server)?;
         let links = hold(links, Duration::from_secs(self.settle_seconds))?;
         let holding = meter.stop()?;
+        let frames_after = frames(&links);
         let (resident, socket) = (procfs::resident_bytes(server)?, procfs::socket_bytes()?);
         let connections = links.len();
         let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / connections as f64;
@@ -56,8 +66,17 @@ impl Idle {
             socket_bytes: each(socket_before, socket),
             opening,
             holding,
+            heard: each(frames_before.heard, frames_after.heard),
+            said: each(frames_before.said, frames_after.said),
         })
     }
+}
+
+fn frames(links: &[Link]) -> Frames {
+    links.iter().map(Link::frames).fold(Frames::default(), |sum, each| Frames {
+        heard: sum.heard + each.heard,
+        said: sum.said + each.said,
+    })
 }
 
 /// Answers heartbeats until the time is over; a connection that ends meanwhile is an error.

@@ -2,14 +2,16 @@ use std::io::{self, Write as _};
 
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
+use socket2::SockRef;
 
 use crate::os;
 use crate::wire::dialect::Dialect;
 use crate::wire::reader::Reader;
 use crate::wire::websocket::{opcode, write_client};
 
-/// How long a client of Fanfare may say nothing: the protocol's default `heartbeatMs`.
-const SILENCE_NS: u64 = 15_000_000_000;
+/// How long a client of Fanfare may say nothing: the protocol's default `heartbeatMs`, less what two clocks of either side
+/// may be apart, so that each heartbeat of a silent server is answered.
+const SILENCE_NS: u64 = 14_500_000_000;
 
 /// An open connection of the generator.
 pub(super) struct Link {
@@ -18,12 +20,24 @@ pub(super) struct Link {
     reader: Reader,
     unsent: Vec<u8>,
     sent_ns: u64,
+    /// Frames that came, and frames that were sent, since the connection is open.
+    frames: Frames,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(super) struct Frames {
+    pub(super) heard: u64,
+    pub(super) said: u64,
 }
 
 impl Link {
     pub(super) fn new(stream: TcpStream, dialect: Dialect, read: Vec<u8>) -> Self {
         let (reader, sent_ns) = (Reader::with_bytes(read), os::monotonic_ns());
-        Self { stream, dialect, reader, unsent: Vec::new(), sent_ns }
+        Self { stream, dialect, reader, unsent: Vec::new(), sent_ns, frames: Frames::default() }
+    }
+
+    pub(super) fn frames(&self) -> Frames {
+        self.frames
     }
 
     pub(super) fn dialect(&self) -> Dialect {
@@ -32,6 +46,11 @@ impl Link {
 
     pub(super) fn register(&mut self, registry: &Registry, at: usize) -> io::Result<()> {
         registry.register(&mut self.stream, Token(at), Interest::READABLE | Interest::WRITABLE)
+    }
+
+    /// Bounds what the kernel takes in while nobody reads.
+    pub(super) fn take_little(&self, buffer_bytes: usize) -> io::Result<()> {
+        SockRef::from(&self.stream).set_recv_buffer_size(buffer_bytes)
     }
 
     /// Hands over what the server has said, answers pings, and says that it lives when it was long silent.
@@ -43,15 +62,25 @@ impl Link {
     ) -> io::Result<()> {
         let dialect = self.dialect;
         let (mut closed, mut pong) = (None, Vec::new());
-        self.reader.read(&mut self.stream, shared, |opcode, payload| match opcode {
-            opcode::TEXT | opcode::BINARY => dialect.each(payload, |piece| match dialect.pong(piece) {
-                Some(answer) => write_client(dialect.opcode(), answer, &mut pong),
-                None => said(piece),
-            }),
-            opcode::PING => write_client(opcode::PONG, payload, &mut pong),
-            opcode::CLOSE => closed = Some(String::from_utf8_lossy(payload).into_owned()),
-            _ => {}
+        let frames = &mut self.frames;
+        let mut answer = |opcode, payload: &[u8]| {
+            frames.said += 1;
+            write_client(opcode, payload, &mut pong);
+        };
+        let mut heard = 0;
+        self.reader.read(&mut self.stream, shared, |opcode, payload| {
+            heard += 1;
+            match opcode {
+                opcode::TEXT | opcode::BINARY => dialect.each(payload, |piece| match dialect.pong(piece) {
+                    Some(pong) => answer(dialect.opcode(), pong),
+                    None => said(piece),
+                }),
+                opcode::PING => answer(opcode::PONG, payload),
+                opcode::CLOSE => closed = Some(String::from_utf8_lossy(payload).into_owned()),
+                _ => {}
+            }
         })?;
+        frames.heard += heard;
         if let Some(reason) = closed {
             return Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
@@ -72,6 +101,7 @@ impl Link {
 
     /// Queues a frame without writing it.
     pub(super) fn push(&mut self, said: impl AsRef<[u8]>) {
+        self.frames.said += 1;
         write_client(self.dialect.opcode(), said.as_ref(), &mut self.unsent);
     }
 

@@ -1,6 +1,7 @@
 //! The load generator: its own process, so that its work is never counted as the server's.
 
 mod fanout;
+mod herd;
 mod idle;
 mod link;
 mod opening;
@@ -19,6 +20,7 @@ use crate::wire::dialect::Dialect;
 use crate::{Result, os};
 
 pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome};
+pub use herd::{Herd, Outcome as HerdOutcome};
 pub use idle::{Idle, Outcome as IdleOutcome};
 pub use presence::{Outcome as PresenceOutcome, Presence};
 pub use publish::{Outcome as PublishOutcome, Publish};
@@ -30,6 +32,8 @@ pub enum Workload {
     Fanout(Fanout),
     /// Connections that are attached and hear nothing.
     Idle(Idle),
+    /// Connections that come at once.
+    Herd(Herd),
     /// Publishes with a fixed number under way on each connection.
     Publish(Publish),
     /// A crowd that enters one channel, and newcomers that are sent the list of it.
@@ -45,7 +49,7 @@ pub struct Target {
     /// The server's process, for its CPU time and memory.
     #[arg(long)]
     pub server_pid: u32,
-    /// What is spoken with it. Only `fanout` and `idle` speak others than its own.
+    /// What is spoken with it. Only `fanout`, `idle` and `herd` speak others than its own.
     #[arg(long, value_enum, default_value_t)]
     pub dialect: Dialect,
     /// A file with an API key, sent as Basic.
@@ -69,6 +73,7 @@ pub fn print(workload: &Workload) -> Result<()> {
     let line = match workload {
         Workload::Fanout(fanout) => serde_json::to_string(&fanout.run()?),
         Workload::Idle(idle) => serde_json::to_string(&idle.run()?),
+        Workload::Herd(herd) => serde_json::to_string(&herd.run()?),
         Workload::Publish(publish) => serde_json::to_string(&publish.run()?),
         Workload::Presence(presence) => serde_json::to_string(&presence.run()?),
     };

@@ -56,7 +56,8 @@ pub(super) fn open<Channels: IntoIterator<Item = String>>(
 }
 
 impl Target {
-    fn authorization(&self) -> Result<Option<String>> {
+    /// What each connection brings, if it is the same for all.
+    pub(super) fn authorization(&self) -> Result<Option<String>> {
         let read = |path: &Path| {
             let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
             Ok::<_, Error>(text.trim().to_owned())

@@ -50,7 +50,7 @@ pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
 }
 
 impl Bar {
-    fn share(what: String, ratio: f64, at_least: f64) -> Self {
+    pub(super) fn share(what: String, ratio: f64, at_least: f64) -> Self {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
         Self {
             what,
@@ -61,7 +61,17 @@ impl Bar {
         }
     }
 
-    fn at_most(what: String, figure: f64, at_most: f64, show: impl Fn(f64) -> String) -> Self {
+    pub(super) fn multiple(what: String, ratio: f64, at_least: f64) -> Self {
+        Self {
+            what,
+            measured: format!("{ratio:.2} ×"),
+            bar: format!("≥ {at_least} ×"),
+            of_bar: ratio / at_least,
+            met: ratio >= at_least,
+        }
+    }
+
+    pub(super) fn at_most(what: String, figure: f64, at_most: f64, show: impl Fn(f64) -> String) -> Self {
         Self {
             what,
             measured: show(figure),
@@ -80,6 +90,7 @@ mod tests {
     fn a_bar_is_met_on_its_side() {
         for (figure, met) in [(0.59, false), (0.6, true), (0.9, true)] {
             assert_eq!(Bar::share(String::new(), figure, 0.6).met, met);
+            assert_eq!(Bar::multiple(String::new(), figure, 0.6).met, met);
         }
         for (figure, met) in [(49.0, true), (50.0, true), (50.1, false), (f64::NAN, false)] {
             assert_eq!(Bar::at_most(String::new(), figure, 50.0, |ms| ms.to_string()).met, met);

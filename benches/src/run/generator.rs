@@ -2,11 +2,17 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
 use super::server::Server;
 use crate::Result;
+
+/// Longer than any measurement takes, so that one that hangs does not hold up all others.
+const END_WITHIN: Duration = Duration::from_secs(240);
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// The generator with this workload against this server; `bench` is the binary that is running.
 pub(super) fn load(bench: &Path, workload: &str, server: &Server) -> Command {
@@ -19,11 +25,51 @@ pub(super) fn load(bench: &Path, workload: &str, server: &Server) -> Command {
     command
 }
 
-/// Runs to the end and reads the one line of the result.
-pub(super) fn result_of<Outcome: DeserializeOwned>(mut command: Command) -> Result<Outcome> {
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+/// Runs to the end and reads the one line of the result. A generator that does not end in time is killed.
+pub(super) fn result_of<Outcome: DeserializeOwned>(command: Command) -> Result<Outcome> {
+    Ok(serde_json::from_slice(&output_within(command, END_WITHIN)?)?)
+}
+
+/// What it writes must fit into a pipe: it is read when the process has ended.
+fn output_within(mut command: Command, time: Duration) -> Result<Vec<u8>> {
+    let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?;
+    let deadline = Instant::now() + time;
+    while process.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            process.kill()?;
+            process.wait()?;
+            return Err(format!("the generator did not end within {time:?}").into());
+        }
+        thread::sleep(GLANCE);
+    }
+    let output = process.wait_with_output()?;
     if !output.status.success() {
         return Err(format!("the generator failed: {}", output.status).into());
     }
-    Ok(serde_json::from_slice(&output.stdout)?)
+    Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(line: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]);
+        command
+    }
+
+    #[test]
+    fn a_generator_that_hangs_is_given_up() {
+        let output = output_within(shell("echo so far; exec sleep 600"), Duration::from_millis(300));
+        assert!(output.is_err_and(|error| error.to_string().contains("did not end")));
+    }
+
+    #[test]
+    fn what_ended_well_is_read() {
+        let output =
+            output_within(shell("echo 42"), Duration::from_secs(60)).expect("a shell that ends well");
+        assert_eq!(output, b"42\n");
+        assert!(output_within(shell("exit 3"), Duration::from_secs(60)).is_err());
+    }
 }

@@ -1,22 +1,19 @@
 //! What is measured, and in which order: the repetitions take turns, so that a drift of the machine hits all alike.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use super::Options;
+use super::durable::Durable;
 use super::generator::{load, result_of};
 use super::report::{Fanout, Idle, Measured, Presence, Publish};
 use super::server::Server;
-use crate::load::{FanoutOutcome, IdleOutcome, PublishOutcome};
-use crate::{Result, store_loop};
+use crate::Result;
+use crate::load::{FanoutOutcome, IdleOutcome};
 
 const MESSAGE_BYTES: usize = 128;
 /// Subscribers, and messages per second: about as many deliveries per second each.
 const FANOUTS: [(usize, u32); 2] = [(1_000, 20), (10_000, 2)];
 const IDLE_CONNECTIONS: usize = 10_000;
-const PUBLISHERS: usize = 16;
-/// Publishes under way per publisher; all of them together are the bare loop's group.
-const WINDOW: usize = 64;
 const MEMBERS: usize = 1_000;
 /// How many of the members see all of them enter.
 const WATCHING: [usize; 2] = [1_000, 100];
@@ -90,22 +87,9 @@ impl Bench<'_> {
     }
 
     fn publish(&self) -> Result<Publish> {
-        let mut publish = Publish::new(PUBLISHERS, WINDOW, MESSAGE_BYTES);
-        for repetition in 1..=self.options.repetitions {
-            self.say("durable publishes", repetition);
-            publish.bare_loop.push(self.bare_loop(PUBLISHERS * WINDOW)?);
-            let node = Server::node(&self.node, &self.data, "embedded", None)?;
-            let mut command = load(&self.this, "publish", &node);
-            command.args(["--connections", &PUBLISHERS.to_string(), "--window", &WINDOW.to_string()]);
-            command.args([
-                "--seconds",
-                &self.options.seconds.to_string(),
-                "--bytes",
-                &MESSAGE_BYTES.to_string(),
-            ]);
-            publish.node.push(result_of::<PublishOutcome>(command)?);
-        }
-        Ok(publish)
+        let Self { this, node, data, options } = self;
+        let durable = Durable { bench: this, node, data, seconds: options.seconds };
+        durable.measure(options.repetitions, |repetition| self.say("durable publishes", repetition))
     }
 
     fn presence(&self, subscribers: usize) -> Result<Presence> {
@@ -118,14 +102,6 @@ impl Bench<'_> {
             presence.runs.push(result_of(command)?);
         }
         Ok(presence)
-    }
-
-    fn bare_loop(&self, group: usize) -> Result<store_loop::Outcome> {
-        let folder = tempfile::Builder::new().prefix("loop-").tempdir_in(&self.data)?;
-        let mut command = Command::new(&self.this);
-        command.arg("store-loop").arg("--folder").arg(folder.path()).args(["--group", &group.to_string()]);
-        command.args(["--seconds", &self.options.seconds.to_string()]);
-        result_of(command)
     }
 
     fn say(&self, what: &str, repetition: u32) {

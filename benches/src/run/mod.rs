@@ -1,6 +1,7 @@
 //! The whole comparison in one run: the node, the floor and the bare loop, one after another on the same machine.
 
 mod bars;
+mod durable;
 mod generator;
 mod machine;
 mod measure;

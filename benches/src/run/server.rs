@@ -30,6 +30,11 @@ impl Server {
         Self::announcing(Command::new(bench).args(["floor-server", "--window-ms", &window_ms.to_string()]))
     }
 
+    /// A floor that says as often as the node does by default that it is there.
+    pub(super) fn floor_with_heartbeats(bench: &Path) -> Result<Self> {
+        Self::announcing(Command::new(bench).args(["floor-server", "--heartbeat-ms", "15000"]))
+    }
+
     /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes, and for the
     /// delivery window where one is given.
     pub(super) fn node(binary: &Path, data: &Path, store: &str, window_ms: Option<u32>) -> Result<Self> {

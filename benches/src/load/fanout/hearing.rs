@@ -20,6 +20,9 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// Room for a frame of a server that puts all that waits for a client into one.
 const SHARED_BYTES: usize = 4 * 1024 * 1024;
 
+/// What the kernel may take in for a subscriber that does not read, so that the server has to notice it soon.
+const SLOW_BUFFER_BYTES: usize = 4096;
+
 pub(super) struct Subscribers {
     links: Vec<Link>,
     layout: Layout,
@@ -42,9 +45,11 @@ impl Subscribers {
     /// Reads until the publisher is done and everyone has everything, or the grace is over.
     pub(super) fn hear(mut self, progress: &Progress) -> Result<Self> {
         let mut poll = Poll::new()?;
-        for (at, link) in self.links.iter_mut().enumerate() {
+        let (reading, slow) = self.links.split_at_mut(self.layout.reading);
+        for (at, link) in reading.iter_mut().enumerate() {
             link.register(poll.registry(), at)?;
         }
+        slow.iter().try_for_each(|link| link.take_little(SLOW_BUFFER_BYTES))?;
         let mut events = Events::with_capacity(1024);
         let mut shared = vec![0; SHARED_BYTES];
         let (mut looked_at, mut done) = (Instant::now(), None);

@@ -7,6 +7,8 @@ pub(super) struct Layout {
     pub(super) channels: usize,
     /// Channels per subscriber.
     pub(super) attached: usize,
+    /// The first so many of the subscribers read; nothing is expected of the others.
+    pub(super) reading: usize,
 }
 
 impl Layout {
@@ -40,6 +42,9 @@ impl Layout {
     /// How many of the first `published` messages are for a subscription.
     pub(super) fn expected(self, subscription: usize, published: u32) -> u32 {
         let (subscriber, nth) = (subscription / self.attached, subscription % self.attached);
+        if subscriber >= self.reading {
+            return 0;
+        }
         let channel = (self.first_of(subscriber) + nth) % self.channels;
         let (rounds, begun) = (published / self.channels as u32, published as usize % self.channels);
         rounds + u32::from(channel < begun)
@@ -59,7 +64,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    const LAYOUT: Layout = Layout { subscribers: 500, channels: 125, attached: 20 };
+    const LAYOUT: Layout = Layout { subscribers: 500, channels: 125, attached: 20, reading: 500 };
 
     #[test]
     fn each_channel_has_as_many_subscribers() {
@@ -80,6 +85,13 @@ mod tests {
             let place = nth.map(|nth| (subscriber * 20 + nth, sequence / 125));
             assert_eq!(LAYOUT.place(subscriber, sequence), place, "{subscriber} {sequence}");
         }
+    }
+
+    #[test]
+    fn nothing_is_expected_of_who_does_not_read() {
+        let layout = Layout { reading: 499, ..LAYOUT };
+        assert_eq!((layout.expected(499 * 20 - 1, 250), layout.expected(499 * 20, 250)), (2, 0));
+        assert_eq!(layout.expected_in_all(250), 499 * 20 * 2);
     }
 
     #[test]

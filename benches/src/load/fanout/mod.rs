@@ -35,6 +35,9 @@ pub struct Fanout {
     /// Connections that publish; each channel is always published to by the same one.
     #[arg(long, default_value_t = 1)]
     pub publishers: usize,
+    /// How many of the subscribers never read, and take little into their buffers; nothing is expected of them.
+    #[arg(long, default_value_t = 0)]
+    pub slow: usize,
     /// Messages per second over all channels, constant whatever the server does.
     #[arg(long)]
     pub rate: f64,
@@ -73,8 +76,12 @@ pub struct Memory {
 impl Fanout {
     pub fn run(&self) -> Result<Outcome> {
         self.check()?;
-        let layout =
-            Layout { subscribers: self.subscribers, channels: self.channels, attached: self.attached };
+        let layout = Layout {
+            subscribers: self.subscribers,
+            channels: self.channels,
+            attached: self.attached,
+            reading: self.subscribers - self.slow,
+        };
         let names = |subscriber| layout.channels_of(subscriber).map(Layout::name);
         let subscribers = open(&self.target, self.subscribers, names)?;
         let publishers = open(&self.target, self.publishers, |publisher| self.listening(publisher))?;
@@ -114,6 +121,9 @@ impl Fanout {
     }
 
     fn check(&self) -> Result<()> {
+        if self.slow > self.subscribers {
+            return Err("--slow is at most --subscribers".into());
+        }
         if self.bytes < DATA_BYTES_MIN || self.rate <= 0.0 {
             return Err(format!("--bytes is at least {DATA_BYTES_MIN} and --rate above 0").into());
         }

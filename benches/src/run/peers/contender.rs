@@ -74,6 +74,31 @@ impl Contender {
         self.dialect() == Dialect::Fanfare
     }
 
+    pub(super) fn is_peer(self) -> bool {
+        !self.is_ours()
+    }
+
+    pub(super) fn is_plain_peer(self) -> bool {
+        self.is_peer() && self.is_plain()
+    }
+
+    pub(super) fn is_batching_peer(self) -> bool {
+        self.is_peer() && !self.is_plain()
+    }
+
+    /// Whether it is as it comes: what collects messages makes no difference where there are none.
+    pub(super) fn is_plain(self) -> bool {
+        matches!(
+            self,
+            Self::Floor
+                | Self::Fanfare
+                | Self::CentrifugeJson
+                | Self::CentrifugeProtobuf
+                | Self::Nats
+                | Self::Sockudo
+        )
+    }
+
     pub(super) fn dialect(self) -> Dialect {
         match self {
             Self::Floor | Self::FloorWindow | Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 => {
@@ -101,6 +126,14 @@ impl Contender {
             }
             Self::Nats => servers::nats(&places.peers.join("nats-server"), &places.data),
             Self::Sockudo => servers::sockudo(&places.peers.join("bin/sockudo"), &places.data),
+        }
+    }
+
+    /// All others have heartbeats anyway.
+    pub(super) fn start_with_heartbeats(self, places: &Places) -> Result<Server> {
+        match self {
+            Self::Floor => Server::floor_with_heartbeats(&places.bench),
+            _ => self.start(places),
         }
     }
 

@@ -3,12 +3,17 @@
 
 use serde::Serialize;
 
+use super::super::durable::Durable;
 use super::super::generator::{load, result_of};
+use super::super::report::Publish;
 use super::Options;
 use super::contender::{Contender, Places};
-use super::workload::{self, Part, Workload};
+use super::herds::Herds;
+use super::holding::Crowd;
+use super::slow::SlowReader;
+use super::workload::{self, Part, Slow, Workload};
 use crate::Result;
-use crate::load::FanoutOutcome;
+use crate::load::{FanoutOutcome, IdleOutcome};
 
 /// What counts as carried: nothing lost, and this at the 99th percentile.
 pub(super) const P99_MS_MAX: f64 = 100.0;
@@ -29,6 +34,11 @@ pub(super) struct Comparison<'a> {
 pub(super) struct Measured {
     pub(super) fixed: Vec<Fixed>,
     pub(super) most: Vec<Most>,
+    pub(super) idle: Vec<Row<IdleOutcome>>,
+    pub(super) herds: Vec<Row<Herds>>,
+    pub(super) durable: Option<Publish>,
+    pub(super) crowds: Vec<Row<Crowd>>,
+    pub(super) slow: Option<SlowOnes>,
 }
 
 /// A workload at a given rate.
@@ -43,6 +53,12 @@ pub(super) struct Fixed {
 pub(super) struct Most {
     pub(super) message_bytes: u32,
     pub(super) rows: Vec<Row<Trial>>,
+}
+
+#[derive(Serialize)]
+pub(super) struct SlowOnes {
+    pub(super) workload: Workload,
+    pub(super) rows: Vec<Row<SlowReader>>,
 }
 
 #[derive(Serialize)]
@@ -65,7 +81,7 @@ impl Comparison<'_> {
         for workload in workload::of_parts(asked) {
             let title = workload.title();
             let rows = self.rows(&title, &mut failures, |contender| {
-                self.fan_out(contender, workload, self.options.seconds)
+                self.fan_out(contender, workload, Slow::Nobody, self.options.seconds)
             });
             failures.extend(faults_of_ours(&title, &rows));
             measured.fixed.push(Fixed { workload, rows });
@@ -74,6 +90,26 @@ impl Comparison<'_> {
             let title = format!("the most, {message_bytes} B");
             let rows = self.rows(&title, &mut failures, |contender| self.most(contender, message_bytes));
             measured.most.push(Most { message_bytes, rows });
+        }
+        if asked(Part::W3) {
+            measured.idle = self.idle(&mut failures);
+        }
+        if asked(Part::W4) {
+            measured.herds = self.herds(&mut failures);
+        }
+        if asked(Part::W5) && self.contenders.contains(&Contender::Fanfare) {
+            match self.durable() {
+                Ok(publish) => measured.durable = Some(publish),
+                Err(error) => failures.push(format!("durable publishes: {error}")),
+            }
+        }
+        if asked(Part::W6) {
+            measured.crowds = self.crowds(&mut failures);
+        }
+        if asked(Part::W7) {
+            let workload = workload::hundred();
+            let rows = self.slow_reader(workload, &mut failures);
+            measured.slow = Some(SlowOnes { workload, rows });
         }
         (measured, failures)
     }
@@ -84,8 +120,28 @@ impl Comparison<'_> {
         failures: &mut Vec<String>,
         run: impl Fn(Contender) -> Result<Run>,
     ) -> Vec<Row<Run>> {
+        self.rows_where(|_| true, title, failures, run)
+    }
+
+    pub(super) fn rows_of_plain<Run>(
+        &self,
+        title: &str,
+        failures: &mut Vec<String>,
+        run: impl Fn(Contender) -> Result<Run>,
+    ) -> Vec<Row<Run>> {
+        self.rows_where(Contender::is_plain, title, failures, run)
+    }
+
+    fn rows_where<Run>(
+        &self,
+        measured: impl Fn(Contender) -> bool,
+        title: &str,
+        failures: &mut Vec<String>,
+        run: impl Fn(Contender) -> Result<Run>,
+    ) -> Vec<Row<Run>> {
+        let contenders = self.contenders.iter().copied().filter(|contender| measured(*contender));
         let mut rows: Vec<Row<Run>> =
-            self.contenders.iter().map(|contender| Row { contender: *contender, runs: Vec::new() }).collect();
+            contenders.map(|contender| Row { contender, runs: Vec::new() }).collect();
         for repetition in 1..=self.options.repetitions {
             for Row { contender, runs } in &mut rows {
                 let name = contender.name();
@@ -99,7 +155,25 @@ impl Comparison<'_> {
         rows
     }
 
-    fn fan_out(&self, contender: Contender, workload: Workload, seconds: u32) -> Result<FanoutOutcome> {
+    fn durable(&self) -> Result<Publish> {
+        let Places { bench, node, data, .. } = &self.places;
+        let Options { repetitions, seconds, .. } = *self.options;
+        let say = |repetition| eprintln!("bench: durable publishes, {repetition} of {repetitions}");
+        Durable { bench, node, data, seconds }.measure(repetitions, say)
+    }
+
+    /// So many as were asked for with `--connections`, if fewer.
+    pub(super) fn scaled(&self, connections: u32) -> u32 {
+        self.options.connections.map_or(connections, |most| connections.min(most))
+    }
+
+    pub(super) fn fan_out(
+        &self,
+        contender: Contender,
+        workload: Workload,
+        slow: Slow,
+        seconds: u32,
+    ) -> Result<FanoutOutcome> {
         let server = contender.start(&self.places)?;
         let mut command = load(&self.places.bench, "fanout", &server);
         command.args(["--dialect", contender.dialect().name()]);
@@ -107,6 +181,7 @@ impl Comparison<'_> {
             ("--subscribers", workload.subscribers),
             ("--channels", workload.channels),
             ("--attached", workload.attached),
+            ("--slow", slow as u32),
             ("--publishers", workload.publishers),
             ("--bytes", workload.message_bytes),
             ("--seconds", seconds),
@@ -124,7 +199,7 @@ impl Comparison<'_> {
         search(|per_s| {
             let deliveries_per_s = per_s.round() as u32;
             let workload = workload::many_channels(deliveries_per_s, message_bytes);
-            match self.fan_out(contender, workload, seconds) {
+            match self.fan_out(contender, workload, Slow::Nobody, seconds) {
                 Ok(outcome) => {
                     let carried = outcome.p99_ms < P99_MS_MAX && !outcome.faults.any();
                     eprintln!(

@@ -1,8 +1,12 @@
-//! Fan-out side by side: Fanfare, the floor and the peers under the same load, one after another on the same machine.
+//! Side by side: Fanfare, the floor and the peers under the same load, one after another on the same machine.
 
+mod bars;
 mod contender;
+mod herds;
+mod holding;
 mod measure;
 mod servers;
+mod slow;
 mod table;
 mod workload;
 
@@ -13,6 +17,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use super::bars::Bar;
 use super::machine::Machine;
 use super::{build_node, target_folder};
 use crate::Result;
@@ -37,6 +42,9 @@ pub struct Options {
     /// Length of each measured part; a trial of how much can be carried has half of it.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
+    /// Opens no more connections than this where a part is about connections; for trying it out.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub connections: Option<u32>,
     /// Measures only these parts.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
@@ -50,6 +58,7 @@ struct Report {
     machine: Machine,
     contenders: Vec<contender::Described>,
     measured: Measured,
+    bars: Vec<Bar>,
     failures: Vec<String>,
 }
 
@@ -71,8 +80,9 @@ pub fn run(options: &Options) -> Result<()> {
     let described: Vec<_> = contenders.iter().map(|contender| contender.describe(&places)).collect();
     described.iter().for_each(|contender| println!("{contender}"));
     let (measured, failures) = Comparison { places, contenders, options }.measure();
-    print!("\n{}", table::of(&measured, &failures));
-    let report = Report { machine, contenders: described, measured, failures };
+    let bars = bars::bars(&measured);
+    print!("\n{}", table::of(&measured, &bars, &failures));
+    let report = Report { machine, contenders: described, measured, bars, failures };
     if let Some(out) = &options.out {
         fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
     }

@@ -2,15 +2,25 @@
 
 use std::fmt::Write as _;
 
-use super::super::report::{deliveries_per_core_second, median};
+use super::super::bars::Bar;
+use super::super::report::{Publish, deliveries_per_core_second, median};
 use super::contender::Contender;
-use super::measure::{Fixed, Measured, Most, P99_MS_MAX, Row};
-use crate::load::FanoutOutcome;
+use super::herds::Herds;
+use super::holding::{Crowd, holding_us};
+use super::measure::{Fixed, Measured, Most, P99_MS_MAX, Row, SlowOnes};
+use super::slow::SlowReader;
+use crate::load::{FanoutOutcome, IdleOutcome};
 
-pub(super) fn of(measured: &Measured, failures: &[String]) -> String {
+pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> String {
     let mut text = String::new();
     measured.fixed.iter().for_each(|fixed| text += &fixed_table(fixed));
     measured.most.iter().for_each(|most| text += &most_table(most));
+    text += &idle_table(&measured.idle);
+    text += &herd_table(&measured.herds);
+    text += &measured.durable.as_ref().map_or_else(String::new, durable_table);
+    text += &crowd_table(&measured.crowds);
+    text += &measured.slow.as_ref().map_or_else(String::new, slow_table);
+    text += &bar_table(bars);
     for failure in failures {
         let _ = writeln!(text, "FAILED {failure}");
     }
@@ -76,6 +86,143 @@ fn most_table(Most { message_bytes, rows }: &Most) -> String {
         table.row(*contender, runs.len(), cells);
     }
     table.text + "\n"
+}
+
+fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
+    let Some(connections) = rows.iter().flat_map(|row| &row.runs).map(|run| run.connections).next() else {
+        return String::new();
+    };
+    let mut table = Table::new(
+        &format!("{connections} idle connections, one channel each"),
+        &[
+            "KB RSS each",
+            "KB in socket buffers each",
+            "µs of CPU each and second",
+            "Fanfare's, of it",
+            "frames each: heard / said",
+            "seconds held",
+        ],
+    );
+    let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, holding_us));
+    for Row { contender, runs } in rows {
+        let us = median(runs, holding_us);
+        let cells = vec![
+            format!("{:.2}", median(runs, |run| run.resident_bytes / 1024.0)),
+            format!("{:.2}", median(runs, |run| run.socket_bytes / 1024.0)),
+            format!("{us:.2}"),
+            multiple(fanfare, us),
+            pair(median(runs, |run| run.heard), median(runs, |run| run.said)),
+            format!("{:.0}", median(runs, |run| run.holding.wall_s)),
+        ];
+        table.row(*contender, runs.len(), cells);
+    }
+    table.text + "\n"
+}
+
+fn herd_table(rows: &[Row<Herds>]) -> String {
+    let Some(run) = rows.iter().flat_map(|row| &row.runs).next() else { return String::new() };
+    let columns = [
+        "connections per core-second",
+        "µs of CPU each",
+        "Fanfare's, of it",
+        "at once: wall s",
+        "server CPU s",
+        "generator CPU s",
+        "each p50 / p99 ms",
+        "refused",
+    ];
+    let title = format!("{} connections, opened and attached", run.in_turn.connections);
+    let mut table = Table::new(&title, &columns);
+    let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Herds::per_core_second));
+    for Row { contender, runs } in rows {
+        let per_core_second = median(runs, Herds::per_core_second);
+        let seconds = |figure: fn(&Herds) -> f64| format!("{:.2}", median(runs, figure));
+        let refused: usize = runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum();
+        let cells = vec![
+            format!("{per_core_second:.0}"),
+            format!("{:.0}", 1e6 / per_core_second),
+            multiple(fanfare, per_core_second),
+            seconds(|run| run.at_once.cost.wall_s),
+            seconds(|run| run.at_once.cost.server_cpu_s),
+            seconds(|run| run.at_once.cost.generator_cpu_s),
+            pair(median(runs, |run| run.at_once.p50_ms), median(runs, |run| run.at_once.p99_ms)),
+            refused.to_string(),
+        ];
+        table.row(*contender, runs.len(), cells);
+    }
+    table.text + "\n"
+}
+
+fn crowd_table(rows: &[Row<Crowd>]) -> String {
+    let Some(crowd) = rows.iter().flat_map(|row| &row.runs).next() else { return String::new() };
+    let title = format!("{} connections × {} channels of their own", crowd.with.connections, crowd.attached);
+    let columns =
+        ["bytes of RSS for each channel", "Fanfare's, of it", "KB RSS for each connection: without / with"];
+    let mut table = Table::new(&title, &columns);
+    let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Crowd::channel_bytes));
+    for Row { contender, runs } in rows {
+        let bytes = median(runs, Crowd::channel_bytes);
+        let kb = |hold: fn(&Crowd) -> &IdleOutcome| median(runs, |run| hold(run).resident_bytes / 1024.0);
+        let cells = vec![
+            format!("{bytes:.0}"),
+            multiple(fanfare, bytes),
+            pair(kb(|run| &run.without), kb(|run| &run.with)),
+        ];
+        table.row(*contender, runs.len(), cells);
+    }
+    table.text + "\n"
+}
+
+/// Both in one table, as the peers have nothing of the kind.
+fn durable_table(publish: &Publish) -> String {
+    let Publish { connections, window, message_bytes, node, bare_loop } = publish;
+    let title = format!("{connections} × {window} durable publishes under way, {message_bytes} B");
+    let mut text = format!(
+        "| {title} | rows per second | of the loop | ack, commit p50 / p99 ms |\n|---|---|---|---|\n"
+    );
+    let (acked, rows) = (median(node, |run| run.acked_per_s), median(bare_loop, |run| run.rows_per_s));
+    let ack = pair(median(node, |run| run.ack_p50_ms), median(node, |run| run.ack_p99_ms));
+    let commit = pair(median(bare_loop, |run| run.commit_p50_ms), median(bare_loop, |run| run.commit_p99_ms));
+    let _ =
+        writeln!(text, "| Fanfare, store embedded | {acked:.0} | {:.0} % | {ack} |", publish.ratio() * 100.0);
+    let _ = writeln!(text, "| bare store loop | {rows:.0} | 100 % | {commit} |\n");
+    text
+}
+
+fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
+    let title = format!("one of {} reads nothing", workload.title());
+    let columns = [
+        "p99 ms of the others: without / with",
+        "with, of without",
+        "RSS MB: without / with",
+        "lost, of the others",
+    ];
+    let mut table = Table::new(&title, &columns);
+    for Row { contender, runs } in rows {
+        let rss = |run: &FanoutOutcome| run.memory.resident_bytes as f64 / 1e6;
+        let lost: u64 = runs.iter().map(|run| run.without.faults.lost + run.with.faults.lost).sum();
+        let cells = vec![
+            pair(median(runs, |run| run.without.p99_ms), median(runs, |run| run.with.p99_ms)),
+            format!("{:.2}", median(runs, SlowReader::p99_ratio)),
+            pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
+            lost.to_string(),
+        ];
+        table.row(*contender, runs.len(), cells);
+    }
+    table.text + "\n"
+}
+
+fn bar_table(bars: &[Bar]) -> String {
+    if bars.is_empty() {
+        return String::new();
+    }
+    let mut text = "| bar | at least, at most | measured | of it | |\n|---|---|---|---|---|\n".to_owned();
+    for Bar { what, measured, bar, of_bar, met } in bars {
+        let verdict = if *met { "met" } else { "**missed**" };
+        let of_bar = if of_bar.is_finite() { format!("{of_bar:.2}") } else { "–".to_owned() };
+        let _ = writeln!(text, "| {what} | {bar} | {measured} | {of_bar} | {verdict} |");
+    }
+    text + "\n"
 }
 
 struct Table {

@@ -9,6 +9,16 @@ pub(super) enum Part {
     W2,
     /// The same channels at the highest rate that a server carries.
     Most,
+    /// Very many connections that hear nothing but heartbeats.
+    W3,
+    /// Connections that come in turn and at once, each until it is attached.
+    W4,
+    /// Durable publishes.
+    W5,
+    /// Many connections with several channels each, all of their own.
+    W6,
+    /// A hundred subscribers, of which one reads nothing.
+    W7,
 }
 
 /// Who listens to how much, and how fast it comes.
@@ -24,10 +34,10 @@ pub(super) struct Workload {
     pub(super) message_bytes: u32,
 }
 
-const W1_SUBSCRIBERS: [u32; 2] = [5_000, 10_000];
+pub(super) const W1_SUBSCRIBERS: [u32; 2] = [5_000, 10_000];
 const W1_MESSAGES_PER_S: u32 = 2;
 const W1_BYTES: u32 = 128;
-const W2_DELIVERIES_PER_S: [u32; 2] = [100_000, 400_000];
+pub(super) const W2_DELIVERIES_PER_S: [u32; 2] = [100_000, 400_000];
 pub(super) const W2_BYTES: [u32; 2] = [128, 1024];
 
 /// The workloads of a given rate, of the parts that were asked for.
@@ -60,6 +70,18 @@ fn one_channel(subscribers: u32) -> Workload {
 pub(super) fn many_channels(deliveries_per_s: u32, message_bytes: u32) -> Workload {
     let (subscribers, channels, attached, publishers) = (500, 125, 20, 10);
     Workload { subscribers, channels, attached, publishers, deliveries_per_s, message_bytes }
+}
+
+/// A hundred subscribers with as many deliveries as all of W2 at its lower rate, large ones: more than buffers take.
+pub(super) fn hundred() -> Workload {
+    Workload { subscribers: 100, channels: 25, ..many_channels(W2_DELIVERIES_PER_S[0], W2_BYTES[1]) }
+}
+
+/// How many of the subscribers read nothing.
+#[derive(Clone, Copy)]
+pub(super) enum Slow {
+    Nobody,
+    One,
 }
 
 impl Workload {

@@ -1,0 +1,53 @@
+//! Durable publishes through the node, and the same rows without it.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::generator::{load, result_of};
+use super::report::Publish;
+use super::server::Server;
+use crate::Result;
+use crate::load::PublishOutcome;
+
+const CONNECTIONS: usize = 16;
+/// Publishes under way per connection; all of them together are the bare loop's group.
+const WINDOW: usize = 64;
+const MESSAGE_BYTES: usize = 128;
+
+/// Where the binaries are, and a folder on the disk that is measured.
+pub(super) struct Durable<'a> {
+    pub(super) bench: &'a Path,
+    pub(super) node: &'a Path,
+    pub(super) data: &'a Path,
+    pub(super) seconds: u32,
+}
+
+impl Durable<'_> {
+    /// So many times the loop and the node in turn.
+    pub(super) fn measure(&self, repetitions: u32, say: impl Fn(u32)) -> Result<Publish> {
+        let mut publish = Publish::new(CONNECTIONS, WINDOW, MESSAGE_BYTES);
+        for repetition in 1..=repetitions {
+            say(repetition);
+            publish.bare_loop.push(self.bare_loop()?);
+            publish.node.push(self.node()?);
+        }
+        Ok(publish)
+    }
+
+    fn node(&self) -> Result<PublishOutcome> {
+        let node = Server::node(self.node, self.data, "embedded", None)?;
+        let mut command = load(self.bench, "publish", &node);
+        command.args(["--connections", &CONNECTIONS.to_string(), "--window", &WINDOW.to_string()]);
+        command.args(["--seconds", &self.seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
+        result_of(command)
+    }
+
+    fn bare_loop(&self) -> Result<crate::store_loop::Outcome> {
+        let folder = tempfile::Builder::new().prefix("loop-").tempdir_in(self.data)?;
+        let mut command = Command::new(self.bench);
+        command.arg("store-loop").arg("--folder").arg(folder.path());
+        command.args(["--group", &(CONNECTIONS * WINDOW).to_string()]);
+        command.args(["--seconds", &self.seconds.to_string()]);
+        result_of(command)
+    }
+}

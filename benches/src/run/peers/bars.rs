@@ -1,0 +1,243 @@
+//! The figures that Fanfare holds itself to beside the others, each with the best of them by name.
+
+use super::super::bars::Bar;
+use super::super::report::{Publish, deliveries_per_core_second, median};
+use super::contender::Contender;
+use super::herds::Herds;
+use super::holding::{Crowd, holding_us};
+use super::measure::{Fixed, Measured, Most, Row};
+use super::slow::SlowReader;
+use super::workload::{W1_SUBSCRIBERS, W2_DELIVERIES_PER_S};
+use crate::load::IdleOutcome;
+
+/// All that can be told of what was measured: without the node, or the one it is compared with, there is no bar.
+pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
+    let fan_outs = measured.fixed.iter().flat_map(of_fan_out);
+    let mosts = measured.most.iter().flat_map(of_most);
+    let durable = measured.durable.iter().flat_map(of_durable);
+    let slow = measured.slow.iter().flat_map(|slow| of_slow(&slow.rows));
+    fan_outs
+        .chain(mosts)
+        .chain(of_idle(&measured.idle))
+        .chain(of_herds(&measured.herds))
+        .chain(durable)
+        .chain(of_crowds(&measured.crowds))
+        .chain(slow)
+        .collect()
+}
+
+fn of_fan_out(Fixed { workload, rows }: &Fixed) -> Vec<Bar> {
+    let figures = Figures { rows, title: workload.title() };
+    let cost = deliveries_per_core_second;
+    let mut bars = Vec::new();
+    if workload.channels == 1 {
+        bars.extend(figures.at_least_of_floor(cost, 0.85));
+        bars.extend(figures.at_least(cost, 2.5, "of the best peer", Contender::is_peer));
+        if workload.subscribers == W1_SUBSCRIBERS[1] {
+            bars.extend(figures.at_most(
+                |run| run.p50_ms,
+                0.75,
+                "p50, of the best peer's",
+                Contender::is_peer,
+            ));
+        }
+    } else if workload.deliveries_per_s == W2_DELIVERIES_PER_S[0] {
+        bars.extend(figures.at_least(cost, 2.5, "of the best plain peer", Contender::is_plain_peer));
+        let p99_ms = figures.fanfare(|run| run.p99_ms);
+        bars.extend(p99_ms.map(|ms| figures.limit("p99 ms", ms, 5.0, |ms| format!("{ms:.2}"))));
+    } else {
+        bars.extend(figures.at_least(cost, 4.0, "of the best plain peer", Contender::is_plain_peer));
+        bars.extend(figures.at_least(
+            cost,
+            2.2,
+            "of the best with 5 ms batching",
+            Contender::is_batching_peer,
+        ));
+        bars.extend(figures.at_most(|run| run.p99_ms, 1.0, "p99, of the best peer's", Contender::is_peer));
+    }
+    bars
+}
+
+fn of_most(Most { message_bytes, rows }: &Most) -> Option<Bar> {
+    let figures = Figures { rows, title: format!("the most, {message_bytes} B") };
+    figures.at_least(|run| f64::from(run.deliveries_per_s), 2.0, "of the best peer", Contender::is_peer)
+}
+
+fn of_idle(rows: &[Row<IdleOutcome>]) -> Vec<Bar> {
+    let figures = Figures { rows, title: "idle connections".to_owned() };
+    let kb = figures.fanfare(|run| run.resident_bytes / 1024.0);
+    let kb = kb.map(|kb| figures.limit("KB each", kb, 3.0, |kb| format!("{kb:.2}")));
+    let floor = |contender| contender == Contender::Floor;
+    let us = figures.at_most(holding_us, 1.3, "CPU with heartbeats, of the floor's", floor);
+    kb.into_iter().chain(us).collect()
+}
+
+fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
+    let figures = Figures { rows, title: "connections".to_owned() };
+    let cost = figures.at_least(
+        Herds::per_core_second,
+        1.3,
+        "per core-second, of the best peer",
+        Contender::is_peer,
+    );
+    let wall = figures.fanfare(Herds::wall_of_cpu);
+    let wall = wall
+        .map(|ratio| figures.limit("a herd's time, of its CPU", ratio, 1.0, |ratio| format!("{ratio:.2}")));
+    let refused =
+        |runs: &[Herds]| runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum::<usize>();
+    let refused = figures.runs(Contender::Fanfare).map(|runs| refused(runs) as f64);
+    let refused = refused.map(|count| figures.limit("refused", count, 0.0, |count| format!("{count:.0}")));
+    cost.into_iter().chain(wall).chain(refused).collect()
+}
+
+fn of_durable(publish: &Publish) -> Vec<Bar> {
+    let ack_ms = median(&publish.node, |run| run.ack_p50_ms);
+    let commit_ms = median(&publish.bare_loop, |run| run.commit_p50_ms);
+    vec![
+        Bar::share("durable publishes: of the bare loop".to_owned(), publish.ratio(), 0.60),
+        Bar::at_most(
+            "durable publishes: ack p50, of the loop's commit".to_owned(),
+            ack_ms / commit_ms,
+            2.0,
+            |ratio| format!("{ratio:.2}"),
+        ),
+    ]
+}
+
+fn of_crowds(rows: &[Row<Crowd>]) -> Option<Bar> {
+    let figures = Figures { rows, title: "channels of one subscriber".to_owned() };
+    let bytes = figures.fanfare(Crowd::channel_bytes)?;
+    Some(figures.limit("bytes each, beyond the connection", bytes, 600.0, |bytes| format!("{bytes:.0}")))
+}
+
+fn of_slow(rows: &[Row<SlowReader>]) -> Option<Bar> {
+    let figures = Figures { rows, title: "one of 100 reads nothing".to_owned() };
+    let ratio = figures.fanfare(SlowReader::p99_ratio)?;
+    Some(figures.limit("p99 of the others, of without it", ratio, 1.2, |ratio| format!("{ratio:.2}")))
+}
+
+/// One table's rows.
+struct Figures<'a, Run> {
+    rows: &'a [Row<Run>],
+    title: String,
+}
+
+impl<Run> Figures<'_, Run> {
+    fn at_least_of_floor(&self, figure: impl Fn(&Run) -> f64, at_least: f64) -> Option<Bar> {
+        let (ours, floor) = (self.fanfare(&figure)?, self.of(Contender::Floor, &figure)?);
+        Some(Bar::share(format!("{}: of the floor", self.title), ours / floor, at_least))
+    }
+
+    /// A figure of which more is better, as a multiple of the best of those `among` all.
+    fn at_least(
+        &self,
+        figure: impl Fn(&Run) -> f64,
+        at_least: f64,
+        what: &str,
+        among: impl Fn(Contender) -> bool,
+    ) -> Option<Bar> {
+        let all = self.others(&figure, among);
+        let (best, other) = all.into_iter().max_by(|one, other| one.1.total_cmp(&other.1))?;
+        let what = format!("{}: {what} ({})", self.title, best.name());
+        Some(Bar::multiple(what, self.fanfare(figure)? / other, at_least))
+    }
+
+    /// A figure of which less is better.
+    fn at_most(
+        &self,
+        figure: impl Fn(&Run) -> f64,
+        at_most: f64,
+        what: &str,
+        among: impl Fn(Contender) -> bool,
+    ) -> Option<Bar> {
+        let all = self.others(&figure, among);
+        let (best, other) = all.into_iter().min_by(|one, other| one.1.total_cmp(&other.1))?;
+        let what = format!("{what} ({})", best.name());
+        Some(self.limit(&what, self.fanfare(figure)? / other, at_most, |ratio| format!("{ratio:.2}")))
+    }
+
+    fn limit(&self, what: &str, figure: f64, at_most: f64, show: impl Fn(f64) -> String) -> Bar {
+        Bar::at_most(format!("{}: {what}", self.title), figure, at_most, show)
+    }
+
+    fn fanfare(&self, figure: impl Fn(&Run) -> f64) -> Option<f64> {
+        self.of(Contender::Fanfare, figure)
+    }
+
+    fn of(&self, contender: Contender, figure: impl Fn(&Run) -> f64) -> Option<f64> {
+        self.runs(contender).map(|runs| median(runs, figure))
+    }
+
+    fn others(
+        &self,
+        figure: impl Fn(&Run) -> f64,
+        among: impl Fn(Contender) -> bool,
+    ) -> Vec<(Contender, f64)> {
+        let named = self.rows.iter().map(|row| row.contender).filter(|contender| among(*contender));
+        named.filter_map(|contender| Some((contender, self.of(contender, &figure)?))).collect()
+    }
+
+    /// None where every run failed.
+    fn runs(&self, contender: Contender) -> Option<&[Run]> {
+        let row = self.rows.iter().find(|row| row.contender == contender)?;
+        (!row.runs.is_empty()).then_some(&row.runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workload;
+    use super::*;
+    use crate::load::{Cost, FanoutOutcome, Faults, Memory};
+
+    fn run(server_cpu_s: f64, p99_ms: f64) -> FanoutOutcome {
+        FanoutOutcome {
+            deliveries: 1_000_000,
+            p50_ms: 1.0,
+            p99_ms,
+            cost: Cost { wall_s: 10.0, server_cpu_s, generator_cpu_s: 5.0 },
+            memory: Memory::default(),
+            faults: Faults::default(),
+            lag_p99_ms: 0.1,
+            lag_max_ms: 0.2,
+        }
+    }
+
+    fn row(contender: Contender, server_cpu_s: f64, p99_ms: f64) -> Row<FanoutOutcome> {
+        Row { contender, runs: vec![run(server_cpu_s, p99_ms)] }
+    }
+
+    #[test]
+    fn each_bar_is_set_on_the_best_of_its_kind() {
+        let rows = vec![
+            row(Contender::Fanfare, 1.0, 6.0),
+            row(Contender::FanfareWindow5, 0.1, 1.0),
+            row(Contender::CentrifugeJson, 5.0, 9.0),
+            row(Contender::CentrifugeProtobuf, 3.0, 8.0),
+            row(Contender::CentrifugeProtobufBatching, 2.0, 7.0),
+        ];
+        let bars = of_fan_out(&Fixed { workload: workload::many_channels(400_000, 128), rows });
+        let told: Vec<(&str, &str, bool)> =
+            bars.iter().map(|bar| (bar.what.as_str(), bar.measured.as_str(), bar.met)).collect();
+        let title = "500 × 20 of 125 channels, 400000 deliveries/s, 128 B";
+        let expected = [
+            (format!("{title}: of the best plain peer (centrifuge, Protobuf)"), "3.00 ×", false),
+            (
+                format!("{title}: of the best with 5 ms batching (centrifuge, Protobuf, 5 ms batching)"),
+                "2.00 ×",
+                false,
+            ),
+            (format!("{title}: p99, of the best peer's (centrifuge, Protobuf, 5 ms batching)"), "0.86", true),
+        ];
+        assert_eq!(told, expected.each_ref().map(|(what, figure, met)| (what.as_str(), *figure, *met)));
+    }
+
+    #[test]
+    fn without_the_other_side_there_is_no_bar() {
+        let fixed = |rows| Fixed { workload: workload::of_parts(|_| true)[0], rows };
+        assert_eq!(of_fan_out(&fixed(vec![row(Contender::Fanfare, 1.0, 1.0)])).len(), 0);
+        let with_floor = vec![row(Contender::Fanfare, 1.0, 1.0), row(Contender::Floor, 0.8, 1.0)];
+        let bars = of_fan_out(&fixed(with_floor));
+        assert_eq!((bars.len(), bars[0].measured.as_str(), bars[0].met), (1, "80 %", false));
+    }
+}

@@ -1,0 +1,65 @@
+//! What a connection costs until it is attached, and a herd of them at once.
+
+use serde::Serialize;
+
+use super::super::generator::{load, result_of};
+use super::contender::Contender;
+use super::measure::{Comparison, Row};
+use crate::Result;
+use crate::load::HerdOutcome;
+
+const CONNECTIONS: u32 = 10_000;
+/// How many are on their way at a time when they come at a pace that the server sets.
+const TOGETHER: u32 = 100;
+
+/// The same connections twice, each time to a fresh server.
+#[derive(Serialize)]
+pub(super) struct Herds {
+    pub(super) in_turn: HerdOutcome,
+    pub(super) at_once: HerdOutcome,
+}
+
+impl Herds {
+    /// Connections opened and attached for each second of the server's CPU, coming in turn.
+    pub(super) fn per_core_second(&self) -> f64 {
+        self.in_turn.connections as f64 / self.in_turn.cost.server_cpu_s
+    }
+
+    /// How long the herd took, of the CPU that it cost on both sides; above 1 somebody waited for nothing.
+    pub(super) fn wall_of_cpu(&self) -> f64 {
+        let cost = &self.at_once.cost;
+        cost.wall_s / (cost.server_cpu_s + cost.generator_cpu_s)
+    }
+}
+
+impl Comparison<'_> {
+    pub(super) fn herds(&self, failures: &mut Vec<String>) -> Vec<Row<Herds>> {
+        let title = format!("{CONNECTIONS} connections, in turn and at once");
+        let rows = self.rows_of_plain(&title, failures, |contender| {
+            let in_turn = self.herd(contender, Some(TOGETHER))?;
+            Ok(Herds { in_turn, at_once: self.herd(contender, None)? })
+        });
+        for row in rows.iter().filter(|row| row.contender.is_ours()) {
+            for run in
+                row.runs.iter().flat_map(|run| [&run.in_turn, &run.at_once]).filter(|run| run.refused > 0)
+            {
+                let (name, why) =
+                    (row.contender.name(), run.refusal.as_deref().unwrap_or("not attached in time"));
+                failures.push(format!("{title}: {name}: {} refused: {why}", run.refused));
+            }
+        }
+        rows
+    }
+
+    fn herd(&self, contender: Contender, together: Option<u32>) -> Result<HerdOutcome> {
+        let server = contender.start(&self.places)?;
+        let mut command = load(&self.places.bench, "herd", &server);
+        command.args(["--dialect", contender.dialect().name()]);
+        command.args(["--connections", &self.scaled(CONNECTIONS).to_string()]);
+        if let Some(together) = together {
+            command.args(["--together", &together.to_string()]);
+        }
+        command.args(server.key_file.is_some().then_some("--sign"));
+        result_of(command)
+    }
+}
