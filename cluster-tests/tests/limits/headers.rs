@@ -26,7 +26,8 @@ async fn headers_of_exactly_sixteen_kibibytes_pass_however_many_they_are() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_are_held_to_fewer_bytes_where_that_is_set() {
-    pass_up_to(2_000, &Node::start(options().limit("header_bytes", 2_000)).await).await;
+    pass_up_to(2_000, &Node::start(options().limit("header_bytes", 2_000).limit("token_bytes", 2_000)).await)
+        .await;
 }
 
 async fn pass_up_to(bytes_max: usize, node: &Node) {

@@ -150,6 +150,18 @@ pub(super) fn read_switch(text: &str) -> Result<bool, String> {
     one_of(text, &[("on", true), ("off", false)])
 }
 
+/// No more threads than this share one listener.
+const THREADS_MAX: usize = 64;
+
+pub(super) fn read_threads(text: &str) -> Result<usize, String> {
+    let threads = usize::read(text)?;
+    if threads <= THREADS_MAX {
+        Ok(threads)
+    } else {
+        Err(format!("must be between 0 and {THREADS_MAX}, got `{text}`"))
+    }
+}
+
 /// A name that may stand in a header: `[A-Za-z0-9._-]{1,64}`.
 pub(super) fn read_node_id(text: &str) -> Result<String, String> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);

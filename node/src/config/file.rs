@@ -8,6 +8,9 @@ use super::field::Form;
 use super::nearest::nearest;
 use super::settings::{Setting, settings};
 
+/// What the parser says of a key that stands twice; the first one counts.
+const DUPLICATE: &str = "duplicate key";
+
 /// A setting that the file holds, with the value as a variable would hold it.
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -21,12 +24,20 @@ pub(super) struct Entry {
 pub(super) fn parse(name: &str, text: &str) -> Vec<Result<Entry, Mistake>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader = Reader { name, text, found: Vec::new() };
+    let mut whole = true;
     for error in &errors {
-        let line = error.span().map_or(1, |span| reader.line(span.start));
-        reader.mistake(format!("{name}:{line}"), error.message().to_owned());
+        let span = error.span().unwrap_or_default();
+        let line = reader.line(span.start);
+        let place = if error.message() == DUPLICATE {
+            format!("{name}:{line}: {}", &text[span])
+        } else {
+            whole = false;
+            format!("{name}:{line}")
+        };
+        reader.mistake(place, error.message().to_owned());
     }
     // A line that could not be parsed says little about its keys.
-    if errors.is_empty() {
+    if whole {
         reader.table(None, document.get_ref());
     }
     reader.found

@@ -78,7 +78,7 @@ limits! {
     rings_bytes 0..=1_099_511_627_776: "The same of all channels of the node together";
     heartbeat_ms 100..=3_600_000: "The server sends a heartbeat after this much silence of its own";
     heartbeat_grace_ms 0..=3_600_000: "A client that is silent for twice heartbeat_ms and this is given up";
-    header_bytes 1_024..=1_048_576: "Headers of a request, whatever their number";
+    header_bytes 1_024..=65_536: "Headers of a request, whatever their number";
     header_ms 1..=3_600_000: "From the start of a connection or request to the end of its headers";
     outbox_bytes 1..=1_073_741_824: "Live frames that wait for one connection; beyond it the connection is closed as slow";
     outbox_stall_ms 1..=3_600_000: "A connection that takes no waiting frame for this long is closed as slow";

@@ -8,7 +8,7 @@ use super::error::{ConfigError, Mistake};
 use super::file;
 use super::flags::Flags;
 use super::nearest::nearest;
-use super::rules;
+use super::rules::{self, Places};
 use super::settings::{Setting, settings};
 
 /// Variables of the client commands.
@@ -32,24 +32,51 @@ impl Config {
         flags: &Flags,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> (Self, Vec<Mistake>) {
-        let mut mistakes = Vec::new();
-        let variables = variables(environment, &mut mistakes);
-        let mut config = Self::default();
+        let mut loading = Loading::default();
+        let variables = variables(environment, &mut loading.mistakes);
         if let Some((place, path)) = config_file(flags, &variables) {
             let name = path.display().to_string();
             match std::fs::read_to_string(&path) {
-                Ok(text) => apply_file(&mut config, &name, &text, &mut mistakes),
-                Err(error) => mistakes.push(Mistake::new(place, format!("cannot read {name}: {error}"))),
+                Ok(text) => loading.apply_file(&name, &text),
+                Err(error) => {
+                    loading.mistakes.push(Mistake::new(place, format!("cannot read {name}: {error}")));
+                }
             }
         }
         for (setting, text) in variables {
-            apply(&mut config, setting, &text, setting.variable(), &mut mistakes);
+            loading.apply(setting, &text, setting.variable());
         }
         for (setting, text) in &flags.0 {
-            apply(&mut config, setting, text, format!("--{}", setting.flag()), &mut mistakes);
+            loading.apply(setting, text, format!("--{}", setting.flag()));
         }
-        rules::check(&config, &mut mistakes);
+        let Loading { config, places, mut mistakes } = loading;
+        rules::check(&config, &places, &mut mistakes);
         (config, mistakes)
+    }
+}
+
+#[derive(Default)]
+struct Loading {
+    config: Config,
+    places: Places,
+    mistakes: Vec<Mistake>,
+}
+
+impl Loading {
+    fn apply_file(&mut self, name: &str, text: &str) {
+        for found in file::parse(name, text) {
+            match found {
+                Ok(entry) => self.apply(entry.setting, &entry.text, entry.place),
+                Err(mistake) => self.mistakes.push(mistake),
+            }
+        }
+    }
+
+    fn apply(&mut self, setting: &'static Setting, text: &str, place: String) {
+        match (setting.read)(&mut self.config, text) {
+            Ok(()) => self.places.note(setting, place),
+            Err(problem) => self.mistakes.push(Mistake { place, problem }),
+        }
     }
 }
 
@@ -59,21 +86,6 @@ fn config_file(flags: &Flags, variables: &[(&'static Setting, String)]) -> Optio
     };
     let flag = named(&flags.0).map(|path| ("--config", path));
     flag.or_else(|| named(variables).map(|path| ("FANFARE_CONFIG", path)))
-}
-
-fn apply_file(config: &mut Config, name: &str, text: &str, mistakes: &mut Vec<Mistake>) {
-    for found in file::parse(name, text) {
-        match found {
-            Ok(entry) => apply(config, entry.setting, &entry.text, entry.place, mistakes),
-            Err(mistake) => mistakes.push(mistake),
-        }
-    }
-}
-
-fn apply(config: &mut Config, setting: &Setting, text: &str, place: String, mistakes: &mut Vec<Mistake>) {
-    if let Err(problem) = (setting.read)(config, text) {
-        mistakes.push(Mistake { place, problem });
-    }
 }
 
 /// The settings among the variables. An empty variable counts as not given.

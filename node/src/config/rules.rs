@@ -3,75 +3,105 @@
 use std::net::SocketAddr;
 
 use super::error::Mistake;
+use super::settings::Setting;
 use super::{Config, is_loopback};
 use crate::model::Limits;
 
-pub(super) fn check(config: &Config, mistakes: &mut Vec<Mistake>) {
+/// Where each setting that was given stands; the strongest source counts.
+#[derive(Debug, Default)]
+pub(super) struct Places(Vec<(&'static Setting, String)>);
+
+impl Places {
+    pub(super) fn note(&mut self, setting: &'static Setting, place: String) {
+        self.0.push((setting, place));
+    }
+
+    fn given(&self, table: Option<&str>, name: &str) -> Option<String> {
+        let own = |(setting, _): &&(&Setting, String)| setting.table == table && setting.name == name;
+        self.0.iter().rev().find(own).map(|(_, place)| place.clone())
+    }
+
+    /// A setting that was not given is named by its flag.
+    fn of(&self, name: &str) -> String {
+        self.given(None, name).unwrap_or_else(|| format!("--{}", name.replace('_', "-")))
+    }
+
+    /// Of the first of these limits that was given.
+    fn of_limits(&self, names: [&str; 2]) -> String {
+        let given = names.iter().find_map(|name| self.given(Some("limits"), name));
+        given.unwrap_or_else(|| format!("limits.{}", names[0]))
+    }
+}
+
+pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
     if !config.auth && !config.insecure && !is_loopback(config.listen) {
         let problem = format!(
             "auth = off would open {} to everybody; listen on loopback, or say --insecure as well",
             config.listen
         );
-        mistakes.push(Mistake::new("--auth", problem));
+        mistakes.push(Mistake::new(places.of("auth"), problem));
     }
-    for (given, flag, other, missing) in [
-        (&config.tls_cert, "--tls-cert", &config.tls_key, "--tls-key"),
-        (&config.tls_key, "--tls-key", &config.tls_cert, "--tls-cert"),
+    for (given, name, other, missing) in [
+        (&config.tls_cert, "tls_cert", &config.tls_key, "--tls-key"),
+        (&config.tls_key, "tls_key", &config.tls_cert, "--tls-cert"),
     ] {
         if given.is_some() && other.is_none() {
-            mistakes.push(Mistake::new(flag, format!("needs {missing} as well")));
+            mistakes.push(Mistake::new(places.of(name), format!("needs {missing} as well")));
         }
     }
     if !is_loopback(config.admin_listen) && config.admin_token_file.is_none() {
         let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);
-        mistakes.push(Mistake::new("--admin-listen", problem));
+        mistakes.push(Mistake::new(places.of("admin_listen"), problem));
     }
-    let listeners = [("--listen", config.listen), ("--admin-listen", config.admin_listen)];
-    for (at, (later, address)) in listeners.iter().enumerate() {
-        let taken = listeners[..at].iter().find(|(_, earlier)| collide(*earlier, *address));
-        if let Some((earlier, other)) = taken {
-            mistakes.push(Mistake::new(*later, format!("{address} is taken by {earlier}, {other}")));
-        }
+    if collide(config.listen, config.admin_listen) {
+        let (earlier, other) = (places.of("listen"), config.listen);
+        let problem = format!("{} is taken by {earlier}, {other}", config.admin_listen);
+        mistakes.push(Mistake::new(places.of("admin_listen"), problem));
     }
-    limits(&config.limits, mistakes);
+    limits(&config.limits, places, mistakes);
     if config.auth && !config.development() && !config.directory_file().exists() {
-        mistakes.push(Mistake::new("--directory", missing_directory(config)));
+        mistakes.push(Mistake::new(places.of("directory"), missing_directory(config)));
     }
 }
 
 /// Limits that say something of one another.
-fn limits(limits: &Limits, mistakes: &mut Vec<Mistake>) {
-    let Limits { page_limit, page_limit_max, token_ttl_default_ms, token_ttl_max_ms, .. } = *limits;
-    let Limits { nonce_memory_ms, token_request_window_ms, jwt_lifetime_ms, .. } = *limits;
-    for (name, holds, problem) in [
+fn limits(limits: &Limits, places: &Places, mistakes: &mut Vec<Mistake>) {
+    const ARRIVES: &str = ", in which it arrives";
+    let Limits { page_limit, page_limit_max, message_bytes, presence_data_bytes, token_bytes, .. } = *limits;
+    let Limits { socket_message_bytes, http_body_bytes, header_bytes, token_ttl_default_ms, .. } = *limits;
+    let Limits { token_ttl_max_ms, jwt_lifetime_ms, nonce_memory_ms, token_request_window_ms, .. } = *limits;
+    let of = |bytes: usize| bytes as u64;
+    for ([name, other], value, than, why) in [
+        (["page_limit", "page_limit_max"], of(page_limit), of(page_limit_max), ""),
+        (["message_bytes", "socket_message_bytes"], of(message_bytes), of(socket_message_bytes), ARRIVES),
+        (["message_bytes", "http_body_bytes"], of(message_bytes), of(http_body_bytes), ARRIVES),
         (
-            "page_limit",
-            page_limit <= page_limit_max,
-            format!("{page_limit} is more than limits.page_limit_max, {page_limit_max}"),
+            ["presence_data_bytes", "socket_message_bytes"],
+            of(presence_data_bytes),
+            of(socket_message_bytes),
+            ARRIVES,
         ),
+        (["token_bytes", "header_bytes"], of(token_bytes), of(header_bytes), ARRIVES),
+        (["token_ttl_default_ms", "token_ttl_max_ms"], token_ttl_default_ms, token_ttl_max_ms, ""),
         (
-            "token_ttl_default_ms",
-            token_ttl_default_ms <= token_ttl_max_ms,
-            format!("{token_ttl_default_ms} is more than limits.token_ttl_max_ms, {token_ttl_max_ms}"),
-        ),
-        (
-            "token_ttl_max_ms",
-            token_ttl_max_ms.div_ceil(1000) <= jwt_lifetime_ms / 1000,
-            format!(
-                "{token_ttl_max_ms} is more than limits.jwt_lifetime_ms, {jwt_lifetime_ms}, which its tokens are held against"
-            ),
-        ),
-        (
-            "nonce_memory_ms",
-            nonce_memory_ms >= 2 * token_request_window_ms,
-            format!(
-                "{nonce_memory_ms} is less than twice limits.token_request_window_ms: a request could be used again"
-            ),
+            ["token_ttl_max_ms", "jwt_lifetime_ms"],
+            token_ttl_max_ms,
+            jwt_lifetime_ms,
+            ", which its tokens are held against",
         ),
     ] {
-        if !holds {
-            mistakes.push(Mistake::new(format!("limits.{name}"), problem));
+        if value > than {
+            let problem = format!("limits.{name}, {value}, is more than limits.{other}, {than}{why}");
+            mistakes.push(Mistake::new(places.of_limits([name, other]), problem));
         }
+    }
+    if token_request_window_ms > nonce_memory_ms / 2 {
+        let place = places.of_limits(["nonce_memory_ms", "token_request_window_ms"]);
+        let problem = format!(
+            "limits.token_request_window_ms, {token_request_window_ms}, is more than half of limits.nonce_memory_ms, \
+             {nonce_memory_ms}: a request could be used again"
+        );
+        mistakes.push(Mistake::new(place, problem));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The table of settings.
 
 use super::Config;
-use super::field::{Field, Form, read_log_filter, read_node_id, read_switch};
+use super::field::{Field, Form, read_log_filter, read_node_id, read_switch, read_threads};
 use super::limits::LIMITS;
 
 /// One setting: its name in the file is the name of its flag and variable too.
@@ -106,7 +106,7 @@ static SETTINGS: &[Setting] = &[
     setting!("insecure", insecure: bool, "true|false",
         "Allows auth = off when listen is beyond loopback"),
     setting!("threads", threads: usize, "COUNT",
-        "Threads that serve sockets, and as many that serve HTTP; 0: one per core"),
+        "Threads that serve sockets, and as many that serve HTTP, at most 64; 0: one per core", read_threads, Field::show),
     setting!("log", log: String, "FILTER",
         "What is logged: a level, or a filter such as info,fanfare=debug", read_log_filter, Field::show),
     setting!("log_format", log_format: crate::telemetry::LogFormat, "auto|text|json",

@@ -150,7 +150,9 @@ fn syntax_errors_carry_their_lines() {
     assert!(mistakes.iter().any(|m| m.starts_with("f.toml:2: ")), "{mistakes:?}");
     assert!(mistakes.iter().any(|m| m.starts_with("f.toml:3: ")), "{mistakes:?}");
     let twice = load("threads = 1\nthreads = 2\n", &[], &[]).unwrap_err();
-    assert!(twice[0].starts_with("f.toml:2: duplicate"), "{twice:?}");
+    assert_eq!(twice, ["f.toml:2: threads: duplicate key"]);
+    let beside = load("threads = 1\nthreads = 2\nlisten = 1\n", &[], &[]).unwrap_err();
+    assert_eq!(beside.len(), 2, "{beside:?}");
 }
 
 #[test]
@@ -276,7 +278,9 @@ fn a_certificate_and_its_key_are_given_together() {
     let mistakes = load("", &[], &["--tls-cert=a.crt"]).unwrap_err();
     assert_eq!(mistakes, ["--tls-cert: needs --tls-key as well"]);
     let mistakes = load("tls_key = 'a.key'", &[], &[]).unwrap_err();
-    assert_eq!(mistakes, ["--tls-key: needs --tls-cert as well"]);
+    assert_eq!(mistakes, ["f.toml:1: tls_key: needs --tls-cert as well"]);
+    let mistakes = load("", &[("FANFARE_TLS_KEY", "a.key")], &[]).unwrap_err();
+    assert_eq!(mistakes, ["FANFARE_TLS_KEY: needs --tls-cert as well"]);
 }
 
 #[test]
@@ -319,26 +323,70 @@ fn no_two_listeners_have_one_address() {
 
 #[test]
 fn limits_that_contradict_one_another_are_named() {
-    for (set, problem) in [
-        ("page_limit = 1001", "page_limit: 1001 is more than limits.page_limit_max, 1000"),
-        ("page_limit = 1001\npage_limit_max = 1001", ""),
+    for (set, place, problem) in [
+        ("page_limit = 1001", "page_limit", "page_limit, 1001, is more than limits.page_limit_max, 1000"),
+        ("page_limit_max = 99", "page_limit_max", "page_limit, 100, is more than limits.page_limit_max, 99"),
+        ("page_limit = 1001\npage_limit_max = 1001", "", ""),
         (
             "token_ttl_default_ms = 172800001",
-            "token_ttl_default_ms: 172800001 is more than limits.token_ttl_max_ms, 172800000",
+            "token_ttl_default_ms",
+            "token_ttl_default_ms, 172800001, is more than limits.token_ttl_max_ms, 172800000",
         ),
         (
             "token_ttl_max_ms = 172800001",
-            "token_ttl_max_ms: 172800001 is more than limits.jwt_lifetime_ms, 172800000, which its tokens are held against",
+            "token_ttl_max_ms",
+            "token_ttl_max_ms, 172800001, is more than limits.jwt_lifetime_ms, 172800000, which its tokens are held against",
         ),
-        ("token_ttl_max_ms = 172800001\njwt_lifetime_ms = 172801000", ""),
+        ("token_ttl_max_ms = 172800001\njwt_lifetime_ms = 172801000", "", ""),
         (
             "nonce_memory_ms = 239999",
-            "nonce_memory_ms: 239999 is less than twice limits.token_request_window_ms: a request could be used again",
+            "nonce_memory_ms",
+            "token_request_window_ms, 120000, is more than half of limits.nonce_memory_ms, 239999: a request could be used again",
         ),
-        ("nonce_memory_ms = 240000", ""),
+        ("nonce_memory_ms = 240000", "", ""),
+        (
+            "message_bytes = 524289",
+            "message_bytes",
+            "message_bytes, 524289, is more than limits.socket_message_bytes, 524288, in which it arrives",
+        ),
+        ("message_bytes = 524288", "", ""),
+        (
+            "http_body_bytes = 65535",
+            "http_body_bytes",
+            "message_bytes, 65536, is more than limits.http_body_bytes, 65535, in which it arrives",
+        ),
+        (
+            "presence_data_bytes = 524289",
+            "presence_data_bytes",
+            "presence_data_bytes, 524289, is more than limits.socket_message_bytes, 524288, in which it arrives",
+        ),
+        (
+            "token_bytes = 16385",
+            "token_bytes",
+            "token_bytes, 16385, is more than limits.header_bytes, 16384, in which it arrives",
+        ),
     ] {
         let mistakes = load(&format!("[limits]\n{set}"), &[], &[]).err().unwrap_or_default();
-        let expected = if problem.is_empty() { vec![] } else { vec![format!("limits.{problem}")] };
+        let expected = if problem.is_empty() {
+            vec![]
+        } else {
+            vec![format!("f.toml:2: limits.{place}: limits.{problem}")]
+        };
         assert_eq!(mistakes, expected, "{set}");
     }
+}
+
+#[test]
+fn what_contradicts_is_told_with_the_source_that_counts() {
+    let variable = [("FANFARE_LIMITS_PAGE_LIMIT", "2000")];
+    let mistakes = load("[limits]\npage_limit = 3", &variable, &[]).unwrap_err();
+    let problem = "limits.page_limit, 2000, is more than limits.page_limit_max, 1000";
+    assert_eq!(mistakes, [format!("FANFARE_LIMITS_PAGE_LIMIT: {problem}")]);
+    let mistakes = load("listen = '127.0.0.1:9000'\nadmin_listen = '127.0.0.1:9000'", &[], &[]).unwrap_err();
+    assert_eq!(
+        mistakes,
+        ["f.toml:2: admin_listen: 127.0.0.1:9000 is taken by f.toml:1: listen, 127.0.0.1:9000"]
+    );
+    let mistakes = load("threads = 65", &[], &[]).unwrap_err();
+    assert_eq!(mistakes, ["f.toml:1: threads: must be between 0 and 64, got `65`"]);
 }

@@ -268,8 +268,8 @@ fn protocol(limits: &Limits, headers: Headers) -> http1::Builder {
         .max_header_size(limits.header_bytes)
         .half_close(true);
     if headers == Headers::Many {
-        // As many as the bytes can hold, of which a line takes at least three, and as a map takes.
-        http.max_headers((limits.header_bytes / 3).min(24_000));
+        // As many as the bytes can hold, of which a line takes at least three; a map takes 24 576.
+        http.max_headers(limits.header_bytes / 3);
     }
     http
 }
