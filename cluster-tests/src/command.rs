@@ -38,9 +38,15 @@ impl Lines {
 impl Running {
     /// Starts the binary with nothing of the environment; stdin stays open until [`Running::end_stdin`].
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_with(&[], arguments)
+    }
+
+    /// The same, with these variables alone.
+    pub fn start_with(environment: &[(&str, &str)], arguments: &[&str]) -> Self {
         let mut process = Command::new(binary::path())
             .args(arguments)
             .env_clear()
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -158,3 +158,56 @@ async fn lines_are_published_once_over_lost_links() {
     let numbers: Vec<Value> = lines.iter().map(|line| json_of(line)["data"].clone()).collect();
     assert_eq!(numbers, [0, 1, 2, 3, 4]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_stands_in_for_a_key_as_a_flag_and_as_a_variable() {
+    let node = node().await;
+    let url = node.url();
+    let sign = async |capability: &str, client_id: &str| {
+        let signing = ["token", "--jwt", "--key", KEY, "--capability", capability, "--client-id", client_id];
+        Running::start(&signing).printed(1).await[0].clone()
+    };
+    let (reading, writing) =
+        (sign(r#"{"orders":["subscribe"]}"#, "ada").await, sign(r#"{"orders":["publish"]}"#, "bob").await);
+    // A flag beats the environment.
+    let (wrong_key, url_and_reading) =
+        ([("FANFARE_KEY", "wrong.k1")], [("FANFARE_URL", &*url), ("FANFARE_TOKEN", &*reading)]);
+    let by_flag = Running::start_with(&wrong_key, &["sub", "--url", &url, "--token", &reading, "orders"]);
+    let by_variable = Running::start_with(&url_and_reading, &["sub", "orders", "hidden"]);
+    by_flag.told("fanfare: attached to orders", 0).await;
+    let told = by_variable.told("fanfare: attached to orders", 0).await;
+    by_variable.told("fanfare: not attached to hidden: code 40160", told).await;
+    let mut publishing = Running::start_with(&url_and_reading, &["pub", "--token", &writing, "orders", "1"]);
+    assert_eq!(publishing.ended().await.code(), Some(0));
+    for following in [&by_flag, &by_variable] {
+        let message = json_of(&following.printed(1).await[0]);
+        assert_eq!((&message["clientId"], &message["data"]), (&json!("bob"), &json!(1)));
+    }
+    let mut refused = Running::start_with(&url_and_reading, &["pub", "orders", "1"]);
+    refused.told("code 40160", 0).await;
+    assert_eq!(refused.ended().await.code(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_credentials_and_what_is_no_token_are_wrong_use_and_stay_unsaid() {
+    // Nobody listens there, and nobody is asked.
+    let url = "http://127.0.0.1:1";
+    let both = [("FANFARE_KEY", "hidden.k1"), ("FANFARE_TOKEN", "hidden.b.c")];
+    let no_jwt = "what was given as the token is no service JWT";
+    type Case<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str], &'a str);
+    let cases: [Case<'_>; 6] = [
+        (&[], &["--token", "hidden.b.c", "--key", "hidden.k1"], "cannot be used with"),
+        (&[], &["--token", "hidden.b.c", "--no-key"], "cannot be used with"),
+        (&both, &[], "FANFARE_KEY and FANFARE_TOKEN are both set"),
+        (&[], &["--token", "hidden.k1"], no_jwt),
+        (&[], &["--token", r#"{"keyName":"k1","mac":"hidden"}"#], no_jwt),
+        (&[("FANFARE_KEY", "hidden.k1")], &["--token", ""], no_jwt),
+    ];
+    for (environment, given, expected) in cases {
+        let arguments = [&["sub", "--url", url, "orders"], given].concat();
+        let mut refused = Running::start_with(environment, &arguments);
+        refused.told(expected, 0).await;
+        assert_eq!(refused.ended().await.code(), Some(2), "{given:?}");
+        assert!(!refused.stderr().concat().contains("hidden"), "{:?}", refused.stderr());
+    }
+}

@@ -1,4 +1,4 @@
-//! Which node a client command talks to, and with which key.
+//! Which node a client command talks to, and with which credential.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,6 +9,9 @@ use serde::Deserialize;
 
 use super::failure::Failure;
 use crate::config::{development_key_file, node_file};
+
+const KEY_VARIABLE: &str = "FANFARE_KEY";
+const TOKEN_VARIABLE: &str = "FANFARE_TOKEN";
 
 #[derive(Args)]
 pub(super) struct KeyArguments {
@@ -35,24 +38,31 @@ pub(super) struct NodeArguments {
     #[command(flatten)]
     key: KeyArguments,
 
-    /// Sends no key, to a node that runs with --auth off
-    #[arg(long, conflicts_with = "key")]
+    /// A service JWT in place of a key; else FANFARE_TOKEN
+    #[arg(long, value_name = "TOKEN", allow_hyphen_values = true, conflicts_with = "key")]
+    token: Option<String>,
+
+    /// Sends no credential, to a node that runs with --auth off
+    #[arg(long, conflicts_with_all = ["key", "token"])]
     no_key: bool,
 }
 
 impl KeyArguments {
-    fn given(&self) -> Option<String> {
-        self.key.clone().or_else(|| variable("FANFARE_KEY"))
+    pub(super) fn key(&self) -> Result<String, Failure> {
+        match self.key.clone().or_else(|| variable(KEY_VARIABLE)) {
+            Some(key) => Ok(key),
+            None => self.development_key("no --key and no FANFARE_KEY"),
+        }
     }
 
-    pub(super) fn key(&self) -> Result<String, Failure> {
-        if let Some(key) = self.given() {
-            return Ok(key);
-        }
+    /// `missing` says what was not given instead.
+    fn development_key(&self, missing: &str) -> Result<String, Failure> {
         let file = development_key_file(&self.data_dir());
         let text = std::fs::read_to_string(&file).map_err(|error| {
             let file = file.display();
-            Failure::failed(format!("no --key, no FANFARE_KEY and no --no-key, and the key of a development node cannot be read from {file}: {error}"))
+            Failure::failed(format!(
+                "{missing}, and the key of a development node cannot be read from {file}: {error}"
+            ))
         })?;
         Ok(text.trim().to_owned())
     }
@@ -66,7 +76,7 @@ impl KeyArguments {
 impl NodeArguments {
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let url = self.url()?;
-        let credential = if self.no_key { Credential::None } else { Credential::Key(self.key_for(&url)?) };
+        let credential = self.credential(&url)?;
         let mut options = Options::new(url, credential);
         if let Some(file) = &self.ca_cert {
             if !options.url.starts_with("https://") && !options.url.starts_with("wss://") {
@@ -79,14 +89,29 @@ impl NodeArguments {
         Ok(options)
     }
 
-    /// The key of the development node on this machine goes to nobody else.
-    fn key_for(&self, url: &str) -> Result<String, Failure> {
-        if self.key.given().is_none() && !is_local(url) {
-            return Err(Failure::usage(format!(
-                "{url} is another machine: give its key by --key or FANFARE_KEY, or --no-key"
-            )));
+    /// A flag beats the environment. The key of the development node on this machine goes to nobody else.
+    fn credential(&self, url: &str) -> Result<Credential, Failure> {
+        if self.no_key {
+            return Ok(Credential::None);
         }
-        self.key.key()
+        let (key, token) = match (&self.key.key, &self.token) {
+            (None, None) => (variable(KEY_VARIABLE), variable(TOKEN_VARIABLE)),
+            (key, token) => (key.clone(), token.clone()),
+        };
+        match (key, token) {
+            (Some(_), Some(_)) => Err(Failure::usage(
+                "FANFARE_KEY and FANFARE_TOKEN are both set: unset one of them, or name the credential by --key or --token",
+            )),
+            (Some(key), None) => Ok(Credential::Key(key)),
+            (None, Some(token)) => service_jwt(token),
+            (None, None) if !is_local(url) => Err(Failure::usage(format!(
+                "{url} is another machine: give a credential for it by --key, --token, FANFARE_KEY or FANFARE_TOKEN, or --no-key"
+            ))),
+            (None, None) => {
+                let missing = "no --key, --token or --no-key, no FANFARE_KEY or FANFARE_TOKEN";
+                self.key.development_key(missing).map(Credential::Key)
+            }
+        }
     }
 
     fn url(&self) -> Result<String, Failure> {
@@ -95,6 +120,19 @@ impl NodeArguments {
             None => running_node(&node_file(&self.key.data_dir())),
         }
     }
+}
+
+/// Refuses what is taken for a token by mistake, a key or a token request, before it is sent anywhere.
+fn service_jwt(token: String) -> Result<Credential, Failure> {
+    let part = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+    };
+    if token.split('.').count() == 3 && token.split('.').all(part) {
+        return Ok(Credential::Token(token));
+    }
+    Err(Failure::usage(
+        "what was given as the token is no service JWT: `fanfare token --jwt` signs one, and a token request is exchanged for one at /keys/{keyName}/requestToken",
+    ))
 }
 
 fn is_local(url: &str) -> bool {

@@ -12,7 +12,7 @@ use super::rules::{self, Places};
 use super::settings::{Setting, settings};
 
 /// Variables of the client commands.
-const CLIENT_VARIABLES: [&str; 2] = ["FANFARE_KEY", "FANFARE_URL"];
+const CLIENT_VARIABLES: [&str; 3] = ["FANFARE_KEY", "FANFARE_TOKEN", "FANFARE_URL"];
 
 impl Config {
     /// Reads the file that the flags or the environment name, and merges all three.

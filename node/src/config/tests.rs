@@ -210,6 +210,7 @@ fn a_directory_is_made_only_in_development() {
 fn variables_of_clients_and_of_kubernetes_are_let_be() {
     let variables = [
         ("FANFARE_KEY", "a.b"),
+        ("FANFARE_TOKEN", "a.b.c"),
         ("FANFARE_URL", "http://x"),
         ("FANFARE_SERVICE_HOST", "10.0.0.1"),
         ("FANFARE_SERVICE_PORT_HTTP", "80"),
