@@ -1,0 +1,150 @@
+//! The steps that a message or a connection takes for each publish, delivery or token, each as something to repeat.
+
+use std::hint::black_box;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fanfare::accounts::Accounts;
+use fanfare::auth::{Authenticator, Claim, Kept, Nonce, TokenStore};
+use fanfare::hub::{Flush, Inbox, Outbox, wire};
+use fanfare::model::{Capability, Clock, Limits, Operation, Revocation};
+use fanfare_client::sign::{self, JwtParams};
+use fanfare_proto::frame::{self, Format, MessageOut};
+use fanfare_proto::serial::Serial;
+use fanfare_proto::token;
+use serde_json::value::RawValue;
+
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) once: Box<dyn FnMut()>,
+}
+
+const NOW_S: u64 = 1_800_000_000;
+const SECRET: &str = "a-secret-of-forty-characters-0123456789ab";
+const INCARNATION: u64 = 0x0123_4567_89ab_cdef;
+
+pub(crate) fn all() -> Vec<Step> {
+    vec![
+        step("read a publish", read_a_publish()),
+        step("encode a delivery", encode_a_delivery()),
+        step("hand a delivery to a shard", hand_to_a_shard()),
+        step("queue a frame and write it", queue_and_write()),
+        step("match a capability", match_a_capability()),
+        step("verify a token", verify_a_token()),
+        step("sign a token request", || drop(black_box(token::mac(SECRET.as_bytes(), black_box(SIGNED))))),
+        step("join two positions", join_positions()),
+    ]
+}
+
+fn step(name: &'static str, once: impl FnMut() + 'static) -> Step {
+    Step { name, once: Box::new(once) }
+}
+
+const SIGNED: &str = "app.key\n3600000\n{\"*\":[\"subscribe\"]}\n\n1800000000000\n0123456789abcdef012345\n";
+
+/// 128 bytes, as in the fan-out benchmark.
+fn data() -> String {
+    format!("\"{}\"", "x".repeat(126))
+}
+
+fn read_a_publish() -> impl FnMut() {
+    let text = format!(r#"{{"op":13,"id":"1234","channel":"bench:fanout:000001","data":{}}}"#, data());
+    let nesting = Limits::default().nesting;
+    move || {
+        let read = frame::parse(Format::Json, black_box(text.as_bytes()), nesting);
+        drop(black_box(read.expect("a publish as a client sends it")));
+    }
+}
+
+/// Once for all subscribers of a format, with the WebSocket head.
+fn encode_a_delivery() -> impl FnMut() {
+    let data = RawValue::from_string(data()).expect("a JSON text");
+    move || {
+        let message = MessageOut { id: "AAAAAAAAAAA.1", name: None, data: Some(&data), extras: None };
+        let encoded = wire::encoded(Format::Json, 512, |mut out| {
+            let (serial, connection) = (black_box("AAAAAAAAAAA.1"), "AAAAAAAAAAAAAAAA");
+            let messages = [message].into_iter();
+            let (channel, time_ms) = ("bench:fanout:000001", NOW_S * 1000);
+            frame::encode_messages(channel, serial, time_ms, connection, None, messages, &mut out);
+            out
+        });
+        drop(black_box(encoded));
+    }
+}
+
+/// To one that is awake.
+fn hand_to_a_shard() -> impl FnMut() {
+    let poll = mio::Poll::new().expect("a poll");
+    let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).expect("a waker"));
+    let inbox = Inbox::new(waker, 1 << 20);
+    let mut taken = Vec::new();
+    move || {
+        // The waker is of this poll.
+        let _ = &poll;
+        inbox.push(black_box(1_u64), 256);
+        inbox.take(&mut taken);
+        taken.clear();
+    }
+}
+
+/// As for each subscriber of a delivery.
+fn queue_and_write() -> impl FnMut() {
+    let shared = Bytes::from(vec![b'x'; 320]);
+    let mut outbox = Outbox::default();
+    move || {
+        outbox.push(shared.clone());
+        let flushed = outbox.flush(&mut io::sink());
+        assert!(matches!(flushed, Ok(Flush::Drained)), "a sink takes everything");
+    }
+}
+
+fn match_a_capability() -> impl FnMut() {
+    let text =
+        r#"{"orders:*":["subscribe"],"chat":["publish"],"news:de:*":["subscribe"],"bench:*":["publish"]}"#;
+    let capability = Capability::parse_json(text).expect("a capability");
+    move || assert!(capability.allows(black_box("bench:fanout:000001"), Operation::Publish))
+}
+
+fn verify_a_token() -> impl FnMut() {
+    let directory = format!(
+        "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n[[tenants.accounts.keys]]\nname = \"key\"\n\
+         secret = \"{SECRET}\"\nstatus = \"active\"\ncapability = {{ \"*\" = [\"subscribe\"] }}\n"
+    );
+    let accounts = Accounts::from_text(&directory).expect("a directory");
+    let clock = Clock::manual(NOW_S * 1000);
+    let auth = Authenticator::new(accounts, NoTokens, clock, &Limits::default(), true);
+    let params = JwtParams {
+        capability: r#"{"bench:*":["subscribe"]}"#.to_owned(),
+        client_id: Some("client-1".to_owned()),
+        issued_s: Some(NOW_S),
+        ttl_s: 3_600,
+    };
+    let key = format!("{SECRET}.key").parse().expect("a key");
+    let jwt = sign::jwt(&key, &params).expect("what a node takes");
+    move || drop(black_box(auth.authenticate_token(black_box(&jwt)).expect("a token of the key")))
+}
+
+fn join_positions() -> impl FnMut() {
+    let three = [1, 2, 3].map(|nth| (INCARNATION + nth, nth));
+    let mut position = Serial::default();
+    three.iter().for_each(|(incarnation, sequence)| position.advance(*incarnation, *sequence));
+    let other = Serial::single(INCARNATION + 2, 100);
+    move || {
+        let joined = black_box(&position).join(&other);
+        let read: Serial = joined.to_string().parse().expect("what was written is read");
+        assert!(read.covers(&position));
+    }
+}
+
+struct NoTokens;
+
+impl TokenStore for NoTokens {
+    fn claim_nonce(&self, _: Nonce) -> Claim {
+        Box::pin(async { Ok(true) })
+    }
+
+    fn keep_revocation(&self, _: Revocation) -> Kept {
+        Box::pin(async { Ok(()) })
+    }
+}

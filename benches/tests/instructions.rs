@@ -1,0 +1,114 @@
+//! What each hot step costs in instructions, against the bounds in `instructions.json`: a step that does more than it did
+//! is found on any machine, however busy.
+//!
+//! It counts in the build that the tests run, which is not optimized; how long the steps take is for `cargo bench` to say.
+//! Counting needs valgrind. Without it nothing is counted, and with CI=true that is a failure.
+
+#[path = "../steps.rs"]
+mod steps;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::error::Error;
+use std::process::{Command, ExitCode, Stdio};
+
+use steps::Step;
+
+/// How far above its bound a step may be: C libraries and processors differ in how they copy and hash.
+const MARGIN: f64 = 0.15;
+/// Two counts of a step, of which the difference has nothing of start and end in it.
+const FEW: u32 = 50;
+const MANY: u32 = 250;
+const REPEAT: &str = "--repeat";
+const MEASURE: &str = "--measure";
+const BOUNDS: &str = include_str!("instructions.json");
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().collect();
+    let words: Vec<&str> = arguments.iter().skip(1).map(String::as_str).collect();
+    match words[..] {
+        [REPEAT, name, times] => repeat(name, times.parse()?),
+        [MEASURE] => {
+            let counted: Result<BTreeMap<&str, u64>, _> =
+                steps::all().iter().map(|step| Ok::<_, Box<dyn Error>>((step.name, count(step)?))).collect();
+            println!("{}", serde_json::to_string_pretty(&counted?)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        // The test runner asks all of them what there is.
+        _ if words.contains(&"--list") => Ok(ExitCode::SUCCESS),
+        _ => check(),
+    }
+}
+
+fn repeat(name: &str, times: u32) -> Result<ExitCode, Box<dyn Error>> {
+    let mut all = steps::all();
+    let step = all.iter_mut().find(|step| step.name == name).ok_or("there is no such step")?;
+    (0..times).for_each(|_| (step.once)());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check() -> Result<ExitCode, Box<dyn Error>> {
+    if !cfg!(target_arch = "x86_64") {
+        println!("instructions of the hot steps: NOT COUNTED, the bounds are those of x86-64");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !Command::new("valgrind")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        println!(
+            "instructions of the hot steps: NOT COUNTED, valgrind is missing (Debian: apt-get install valgrind)"
+        );
+        let required = env::var("CI").is_ok_and(|ci| ci == "true");
+        return Ok(if required { ExitCode::FAILURE } else { ExitCode::SUCCESS });
+    }
+    let mut bounds: BTreeMap<String, u64> = serde_json::from_str(BOUNDS)?;
+    let mut findings = Vec::new();
+    for step in steps::all() {
+        let Some(bound) = bounds.remove(step.name) else {
+            findings.push(format!("{}: has no bound", step.name));
+            continue;
+        };
+        let counted = count(&step)?;
+        println!("{}: {counted} instructions, bound {bound}", step.name);
+        if counted as f64 > bound as f64 * (1.0 + MARGIN) {
+            findings.push(format!(
+                "{}: {counted} instructions, {:.0} % of its bound",
+                step.name,
+                counted as f64 / bound as f64 * 100.0
+            ));
+        }
+    }
+    findings.extend(bounds.into_keys().map(|name| format!("{name}: a bound without a step")));
+    if findings.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("\n{}\n", findings.join("\n"));
+    println!(
+        "A step that has to cost more gets a new bound, from the output of\n  \
+         cargo test -p fanfare-benches --test instructions -- {MEASURE} > benches/tests/instructions.json\n\
+         with the reason in the commit."
+    );
+    Ok(ExitCode::FAILURE)
+}
+
+/// Instructions of one repetition.
+fn count(step: &Step) -> Result<u64, Box<dyn Error>> {
+    let [few, many] = [FEW, MANY].map(|times| instructions(step.name, times));
+    Ok(many?.saturating_sub(few?) / u64::from(MANY - FEW))
+}
+
+fn instructions(name: &str, times: u32) -> Result<u64, Box<dyn Error>> {
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(env::current_exe()?);
+    let output = valgrind.args([REPEAT, name, &times.to_string()]).output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let collected =
+        text.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, count)| count.trim());
+    match collected {
+        Some(count) if output.status.success() => Ok(count.parse()?),
+        _ => Err(format!("{name}: valgrind ended with {}:\n{text}", output.status).into()),
+    }
+}
