@@ -222,7 +222,8 @@ impl App {
     pub async fn stop(self) {
         self.draining.store(true, Ordering::Relaxed);
         self.acceptor.stop();
-        self.shards.stop(self.drain_timeout);
+        // They close who stays when their time is over, and have ended by the end of it all.
+        self.shards.stop(self.drain_timeout - self.drain_timeout / 10);
         let until = Instant::now() + self.drain_timeout;
         self.tasks.stop(self.drain_timeout).await;
         if tokio::time::timeout(LEAVES_STOP_MAX, self.publisher.finish_departures()).await.is_err() {
