@@ -69,6 +69,13 @@ async fn who_is_present_is_shown_where_it_is_asked_for() {
     assert_eq!((&first["clientId"], &first["data"]), (&json!("ann"), &json!("here")));
     let lines = without.printed(1).await;
     assert_eq!((lines.len(), &json_of(&lines[0])["data"]), (1, &json!("hello")));
+    assert_eq!(with.stderr(), ["fanfare: attached to room"]);
+
+    let empty = follow(&node.url(), KEY, &["room", "hall", "--presence"]);
+    let all = empty.told("fanfare: nobody is present on hall", 0).await;
+    let nobody =
+        ["attached to room", "nobody is present on room", "attached to hall", "nobody is present on hall"];
+    assert_eq!((all, empty.stderr()), (4, nobody.map(|line| format!("fanfare: {line}")).to_vec()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -86,6 +86,8 @@ impl Follower {
             }
             if arguments.presence && !attached.modes.iter().any(|mode| mode == "presence") {
                 tell(&format!("{}: the capability has no presence here", printable(channel)));
+            } else if arguments.presence && !attached.presence {
+                tell(&format!("nobody is present on {}", printable(channel)));
             }
             self.following.insert(channel.clone());
         }
