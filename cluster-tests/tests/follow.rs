@@ -218,3 +218,12 @@ async fn several_credentials_and_what_is_no_token_are_wrong_use_and_stay_unsaid(
         assert!(!refused.stderr().concat().contains("hidden"), "{:?}", refused.stderr());
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_with_another_scheme_is_told_so_before_a_credential_is_sought() {
+    for url in ["ftp://node.example", "localhost:1", "node.example"] {
+        let mut refused = Running::start(&["sub", "--url", url, "orders"]);
+        refused.told("the address of the node begins with http:// or ws://", 0).await;
+        assert_eq!(refused.ended().await.code(), Some(2), "{url}");
+    }
+}

@@ -116,10 +116,17 @@ impl NodeArguments {
 
     fn url(&self) -> Result<String, Failure> {
         match self.url.clone().or_else(|| variable("FANFARE_URL")) {
-            Some(url) => Ok(url),
+            Some(url) if has_known_scheme(&url) => Ok(url),
+            Some(_) => Err(Failure::usage(
+                "the address of the node begins with http:// or ws://, under TLS with https:// or wss://",
+            )),
             None => running_node(&node_file(&self.key.data_dir())),
         }
     }
+}
+
+fn has_known_scheme(url: &str) -> bool {
+    url.split_once("://").is_some_and(|(scheme, _)| matches!(scheme, "http" | "ws" | "https" | "wss"))
 }
 
 /// Refuses what is taken for a token by mistake, a key or a token request, before it is sent anywhere.
@@ -137,7 +144,11 @@ fn service_jwt(token: String) -> Result<Credential, Failure> {
 
 fn is_local(url: &str) -> bool {
     let authority =
-        url.split_once("://").map_or(url, |(_, rest)| rest).split(['/', '?']).next().unwrap_or_default();
+        url.split_once("://").map_or(url, |(_, rest)| rest).split(['/', '?', '#']).next().unwrap_or_default();
+    // The machine is what stands behind a user: localhost:x@node.example is not this one.
+    if authority.contains('@') {
+        return false;
+    }
     if let Ok(address) = authority.parse::<SocketAddr>() {
         return address.ip().is_loopback();
     }
@@ -206,9 +217,23 @@ mod tests {
             key: key.map(str::to_owned),
             data_dir: Some(folder.path().to_path_buf()),
         };
-        assert!(matches!(arguments(None).key(), Err(Failure::Failed(text)) if text.contains("dev-key")));
+        let Err(Failure::Failed(text)) = arguments(None).key() else { unreachable!("the folder has no key") };
+        assert!(text.contains("dev-key") && !text.contains("--no-key"), "{text}");
         std::fs::write(folder.path().join("dev-key"), "secret.dev\n").expect("the folder is writable");
         assert_eq!(arguments(None).key(), Ok("secret.dev".to_owned()));
         assert_eq!(arguments(Some("other.k")).key(), Ok("other.k".to_owned()));
+    }
+
+    #[test]
+    fn the_key_of_this_machine_stays_on_it() {
+        for local in ["http://127.0.0.1:80", "ws://localhost/x", "wss://[::1]:443?a=b", "http://localhost#x"]
+        {
+            assert!(is_local(local), "{local}");
+        }
+        for other in
+            ["http://node.example:80", "http://localhost:80@node.example", "ws://127.0.0.1@10.0.0.1:80"]
+        {
+            assert!(!is_local(other), "{other}");
+        }
     }
 }
