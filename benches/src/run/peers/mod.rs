@@ -5,6 +5,7 @@ mod contender;
 mod herds;
 mod holding;
 mod measure;
+mod plot;
 mod servers;
 mod slow;
 mod table;
@@ -30,6 +31,9 @@ pub struct Options {
     /// Also writes everything that was measured to this file, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
+    /// Also draws fan-out into this folder, as SVG.
+    #[arg(long)]
+    pub plots: Option<PathBuf>,
     /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
@@ -82,6 +86,9 @@ pub fn run(options: &Options) -> Result<()> {
     let (measured, failures) = Comparison { places, contenders, options }.measure();
     let bars = bars::bars(&measured);
     print!("\n{}", table::of(&measured, &bars, &failures));
+    if let Some(folder) = &options.plots {
+        plot::write(&measured.fixed, folder)?;
+    }
     let report = Report { machine, contenders: described, measured, bars, failures };
     if let Some(out) = &options.out {
         fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;

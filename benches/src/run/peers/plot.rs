@@ -1,0 +1,141 @@
+//! Fan-out as pictures: one for each workload, with a bar for each server.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::super::report::{deliveries_per_core_second, median};
+use super::contender::Contender;
+use super::measure::Fixed;
+
+const WIDTH: u32 = 760;
+/// Where the bars begin, so how much the names have.
+const NAMES: u32 = 250;
+const BARS: u32 = 420;
+const ROW: u32 = 20;
+const TITLE: u32 = 34;
+
+/// Writes `fan-out-….svg` into the folder, which is made if need be.
+pub(super) fn write(fan_outs: &[Fixed], folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    fan_outs.iter().try_for_each(|fixed| {
+        let workload = &fixed.workload;
+        let (channels, rate, bytes) = (workload.channels, workload.deliveries_per_s, workload.message_bytes);
+        let name = format!("fan-out-{channels}-channels-{rate}-per-s-{bytes}-bytes.svg");
+        fs::write(folder.join(name), picture(fixed))
+    })
+}
+
+fn picture(Fixed { workload, rows }: &Fixed) -> String {
+    let measured = || rows.iter().filter(|row| !row.runs.is_empty());
+    let cost = measured().map(|row| (row.contender, 1e6 / median(&row.runs, deliveries_per_core_second)));
+    let p99 = measured().map(|row| (row.contender, median(&row.runs, |run| run.p99_ms)));
+    let panels = [
+        Panel { title: "µs of server CPU per delivery", bars: cost.collect(), scale: |value| value },
+        Panel { title: "p99 of the delivery, ms (logarithmic)", bars: p99.collect(), scale: decades },
+    ];
+    let height: u32 = TITLE + panels.iter().map(Panel::height).sum::<u32>();
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
+    );
+    text(&mut svg, 8, 20, "start", "bold", &workload.title());
+    let mut top = TITLE;
+    for panel in &panels {
+        panel.draw(top, &mut svg);
+        top += panel.height();
+    }
+    svg + "</svg>\n"
+}
+
+struct Panel {
+    title: &'static str,
+    bars: Vec<(Contender, f64)>,
+    /// How long a bar is beside the others, from what it stands for.
+    scale: fn(f64) -> f64,
+}
+
+/// From a tenth of a millisecond, below which nothing is told apart.
+fn decades(ms: f64) -> f64 {
+    (ms.max(0.1) * 10.0).log10() + 0.1
+}
+
+impl Panel {
+    fn height(&self) -> u32 {
+        TITLE + self.bars.len() as u32 * ROW
+    }
+
+    fn draw(&self, top: u32, svg: &mut String) {
+        text(svg, NAMES, top + 20, "start", "normal", self.title);
+        let longest =
+            self.bars.iter().map(|(_, value)| (self.scale)(*value)).fold(f64::MIN_POSITIVE, f64::max);
+        for (nth, (contender, value)) in (0..).zip(&self.bars) {
+            let y = top + TITLE + nth * ROW;
+            let width = ((self.scale)(*value) / longest * f64::from(BARS)).clamp(1.0, f64::from(BARS)) as u32;
+            text(svg, NAMES - 8, y + 12, "end", "normal", contender.name());
+            let color = if contender.is_peer() { "#7a8ca3" } else { "#d9732b" };
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{NAMES}\" y=\"{y}\" width=\"{width}\" height=\"{}\" fill=\"{color}\"/>",
+                ROW - 5
+            );
+            text(svg, NAMES + width + 6, y + 12, "start", "normal", &format!("{value:.2}"));
+        }
+    }
+}
+
+/// No text here has anything in it that XML would take for its own.
+fn text(svg: &mut String, x: u32, y: u32, anchor: &str, weight: &str, text: &str) {
+    let _ = writeln!(
+        svg,
+        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-weight=\"{weight}\">{text}</text>"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measure::Row;
+    use super::super::workload;
+    use super::*;
+    use crate::load::{Cost, FanoutOutcome, Faults, Memory};
+
+    fn row(contender: Contender, server_cpu_s: f64, p99_ms: f64) -> Row<FanoutOutcome> {
+        let run = FanoutOutcome {
+            deliveries: 1_000_000,
+            p50_ms: 1.0,
+            p99_ms,
+            cost: Cost { wall_s: 10.0, server_cpu_s, generator_cpu_s: 5.0 },
+            memory: Memory::default(),
+            faults: Faults::default(),
+            lag_p99_ms: 0.1,
+            lag_max_ms: 0.2,
+        };
+        Row { contender, runs: vec![run] }
+    }
+
+    #[test]
+    fn a_bar_is_as_long_as_what_it_stands_for() {
+        let mut rows = vec![row(Contender::Fanfare, 1.0, 1.0), row(Contender::Nats, 4.0, 1_000.0)];
+        rows.push(Row { contender: Contender::Floor, runs: Vec::new() });
+        let svg = picture(&Fixed { workload: workload::many_channels(100_000, 128), rows });
+        let bars = svg.matches("height=\"15\"").count();
+        assert_eq!(bars, 4, "two panels, and no bar of who has no figure: {svg}");
+        for width in [BARS / 4, BARS] {
+            assert!(svg.contains(&format!("width=\"{width}\" height=\"15\"")), "{svg}");
+        }
+        assert!(svg.contains(">4.00</text>") && svg.contains(">1000.00</text>"), "{svg}");
+        assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
+    }
+
+    #[test]
+    fn each_workload_has_a_file_of_its_own() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let all = workload::of_parts(|_| true).into_iter();
+        let fan_outs: Vec<Fixed> =
+            all.map(|workload| Fixed { workload, rows: vec![row(Contender::Fanfare, 1.0, 1.0)] }).collect();
+        write(&fan_outs, &folder.path().join("plots")).expect("a folder that can be written");
+        let files = fs::read_dir(folder.path().join("plots")).expect("the folder was made").count();
+        assert_eq!(files, fan_outs.len());
+    }
+}
