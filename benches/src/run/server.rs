@@ -43,6 +43,8 @@ impl Server {
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--store", store]);
         command.arg("--data-dir").arg(folder.path()).env("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0");
+        // By default it sets files aside for event streams, and with 20 000 of them takes fewer than are measured.
+        command.env("FANFARE_LIMITS_CONNECTIONS", "18000");
         command.envs(window_ms.map(|ms| ("FANFARE_LIMITS_DELIVERY_WINDOW_MS", ms.to_string())));
         let mut server = Self::writing(&mut command, folder, node_address)?;
         server.key_file = Some(key_file);

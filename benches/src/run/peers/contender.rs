@@ -145,7 +145,7 @@ impl Contender {
             Self::FloorWindow => (bench, "one thread, what is published within 1 ms written together"),
             Self::Fanfare => (
                 ask(places.node.clone(), "--version"),
-                "default settings with authentication, store none, limits.publishes_per_second 0",
+                "default settings with authentication, store none, limits.publishes_per_second 0, limits.connections 18000",
             ),
             Self::FanfareWindow0 => {
                 (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 0")
