@@ -17,7 +17,8 @@ run:
 
 # The tests of the cluster run the real binary, so it is built before them.
 test: format-and-clippy asyncapi
-	cluster-tests/browser.sh
+	cluster-tests/needs.sh chromium chromium chromium-browser google-chrome
+	cluster-tests/needs.sh valgrind valgrind
 	cargo build --locked -p fanfare
 	cargo test --locked --workspace
 	cluster-tests/openapi.sh
