@@ -129,10 +129,22 @@ async fn none_is_missed_or_given_twice_while_others_publish() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_capability_history_it_is_cut_to_the_window() {
+    cut_to_the_window(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_cut_to_the_window_also_where_older_messages_are_still_in_memory() {
+    cut_to_the_window(true).await;
+}
+
+async fn cut_to_the_window(is_recent: bool) {
     let account = Directory::default().account("acme").key("all", "s", directory::ALL);
     let directory = account.key("sub", "s", r#"{ "*" = ["subscribe"] }"#);
     let node = Node::start(unlimited().limit("resume_window_ms", 1_000).directory(directory, "s.all")).await;
     let mut publisher = Socket::open(&node, "").await;
+    if is_recent {
+        Socket::open(&node, "").await.attach("a").await;
+    }
     publish(&mut publisher, "a", 0..5).await;
     sleep(Duration::from_millis(1_500)).await;
     publish(&mut publisher, "a", 5..8).await;

@@ -5,7 +5,7 @@ use fanfare_proto::serial::Serial;
 use super::super::backlog::Question;
 use super::super::connection::Connection;
 use super::Shard;
-use super::replay::Replay;
+use super::replay::{CUT_BY_CAPABILITY, Replay};
 use crate::hub::{Start, Subscriber};
 use crate::model::{ChannelName, Operation, Stamp};
 use crate::session::{AttachReply, Begin, Rewind, Standing};
@@ -158,7 +158,12 @@ impl Shard {
             (None, self.replay_stored(open, at, &channel, question, Some(reply.clone())))
         } else {
             let after = Stamp { sequence: recent.after, ..mark };
-            let warning = (!recent.is_whole).then_some(NOT_KEPT);
+            let is_cut = rewind.is_cut && recent.found < rewind.count;
+            let warning = match (is_cut, recent.is_whole) {
+                (_, false) => Some(NOT_KEPT),
+                (true, true) => Some(CUT_BY_CAPABILITY),
+                (false, true) => None,
+            };
             let standing = Standing { warning, ..standing(after, false) };
             (Some(standing), Replay::from_ring(&channel, after))
         };

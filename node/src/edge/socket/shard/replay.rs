@@ -19,7 +19,8 @@ const PULL_BYTES: usize = 64 * 1024;
 /// More is pulled once less than this waits for the socket.
 const LOW_BYTES: usize = 32 * 1024;
 /// Why a rewind gave less than was asked for.
-const CUT_BY_CAPABILITY: &str = "rewind was cut to the resume window: the capability has no history here";
+pub(super) const CUT_BY_CAPABILITY: &str =
+    "rewind was cut to the resume window: the capability has no history here";
 const NOT_READ: &str = "rewind was cut: the store did not answer";
 
 /// A channel of which a connection is given what it missed; until it has that, deliveries pass it by.
