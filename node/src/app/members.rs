@@ -6,21 +6,13 @@ use std::sync::Arc;
 use super::StartError;
 use crate::auth::Authenticator;
 use crate::hub::Hub;
-use crate::model::{AccountId, ConnectionId, Hold};
+use crate::model::{AccountId, ConnectionId};
 use crate::origin::history::HistoryStore;
 use crate::publish::{Departure, Publisher};
 use crate::tasks::{OnStop, Tasks};
 
-/// The connections of those who are present again.
-pub(super) type Connections = HashMap<ConnectionId, Last>;
-
-/// As a connection was when it was last heard of.
-#[derive(Clone)]
-pub(super) struct Last {
-    account: AccountId,
-    hold: Hold,
-    timestamp_ms: u64,
-}
+/// The connections of those who are present again, each with its account and its last epoch.
+pub(super) type Connections = HashMap<ConnectionId, (AccountId, u64)>;
 
 /// To be called before anybody can connect.
 pub(super) async fn restore(store: &Arc<dyn HistoryStore>, hub: &Hub) -> Result<Connections, StartError> {
@@ -30,15 +22,9 @@ pub(super) async fn restore(store: &Arc<dyn HistoryStore>, hub: &Hub) -> Result<
     let former = former.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
     let mut connections = Connections::new();
     for member in former {
-        let last = Last {
-            account: member.key.account().clone(),
-            hold: member.hold.clone(),
-            timestamp_ms: member.timestamp_ms,
-        };
-        let known = connections.entry(member.member.connection_id).or_insert_with(|| last.clone());
-        if (known.hold.epoch, known.timestamp_ms) < (last.hold.epoch, last.timestamp_ms) {
-            *known = last;
-        }
+        let account = member.key.account().clone();
+        let (_, epoch) = connections.entry(member.member.connection_id).or_insert((account, 0));
+        *epoch = member.epoch.max(*epoch);
         hub.restore(member);
     }
     if !connections.is_empty() {
@@ -47,18 +33,13 @@ pub(super) async fn restore(store: &Arc<dyn HistoryStore>, hub: &Hub) -> Result<
     Ok(connections)
 }
 
-/// To be called when they can come back: their grace begins. Whom the directory does not let be present any more leaves.
+/// To be called when they can come back: their grace begins. Whom no key of the account lets be present any more leaves.
 pub(super) fn begin(connections: Connections, publisher: &Publisher, auth: &Authenticator, tasks: &Tasks) {
     tasks.spawn("presence", OnStop::Finish, publisher.clone().run_departures(tasks.stopping()));
-    for (connection_id, Last { account, hold, .. }) in connections {
-        let (account, granted) = auth.former(&account, &hold.key_name);
-        let departure = Departure { connection_id, hold, account, keeps: None };
-        match granted {
-            Some(capability) => {
-                publisher.leave(Departure { keeps: Some(capability), ..departure.clone() });
-                publisher.lost(departure);
-            }
-            None => publisher.leave(departure),
-        }
+    for (connection_id, (account, epoch)) in connections {
+        let (account, granted) = auth.former(&account);
+        let lost = Departure { connection_id, epoch, account, keeps: None };
+        publisher.leave(Departure { keeps: Some(granted), ..lost.clone() });
+        publisher.lost(lost);
     }
 }

@@ -131,17 +131,18 @@ impl Authenticator {
         renewed.capability.is_subset_of(&key.capability).then_some(renewed)
     }
 
-    /// What a key of the account grants at most to who showed it, or a token of it, to a former run of the node; `None`:
-    /// nothing any more. With it the account as it is now, with every default when there is none.
-    pub fn former(&self, account: &AccountId, key_name: &str) -> (Arc<Account>, Option<Arc<Capability>>) {
+    /// What the keys of an account grant at most to who was connected to a former run of the node, who may have changed from
+    /// one of them to another meanwhile; none: nothing any more. With it the account as it is now, with every default when
+    /// there is none.
+    pub fn former(&self, account: &AccountId) -> (Arc<Account>, Vec<Arc<Capability>>) {
         if let Some(anonymous) = self.anonymous.as_ref().filter(|anonymous| anonymous.id == *account) {
-            return (Arc::clone(anonymous), Some(Arc::new(Capability::everything())));
+            return (Arc::clone(anonymous), vec![Arc::new(Capability::everything())]);
         }
         let directory = self.accounts.current();
         let known = directory.account(account).cloned();
-        let key = directory.key(key_name).filter(|key| key.active && key.account.id == *account);
-        let capability = key.map(|key| Arc::clone(&key.capability));
-        (known.unwrap_or_else(|| Arc::new(Account::plain(account.as_str()))), capability)
+        let keys = directory.keys().filter(|key| key.active && key.account.id == *account);
+        let granted = keys.map(|key| Arc::clone(&key.capability)).collect();
+        (known.unwrap_or_else(|| Arc::new(Account::plain(account.as_str()))), granted)
     }
 
     fn check(&self, presented: Presented<'_>) -> Result<Principal, Unauthorized> {

@@ -191,9 +191,9 @@ impl Hub {
     /// Puts a member back who was present before this run. Nobody is told, since it never left. To be called before
     /// anybody is attached.
     pub fn restore(&self, former: FormerMember) {
-        let FormerMember { key, member, hold, data, timestamp_ms } = former;
+        let FormerMember { key, member, epoch, data, timestamp_ms } = former;
         self.with_channel(&key, |_, state| {
-            self.roster.add(member.connection_id, hold.epoch, key.clone(), member.client_id.clone());
+            self.roster.add(member.connection_id, epoch, key.clone(), member.client_id.clone());
             let bytes = of_member(&key, &member, &data);
             // It had its room in the run before, under whatever bound.
             self.member_bytes.exchange(key.account(), 0, bytes, usize::MAX);

@@ -17,6 +17,6 @@ pub(crate) use ids::random_bytes;
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
 pub use limits::Limits;
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
-pub use presence::{FormerMember, Hold, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
+pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
 pub use revocation::Revocation;
 pub use usage::{Amount, Usage, UsageKind};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
-use super::ids::{ChannelKey, ClientId, ConnectionId, KeyName};
+use super::ids::{ChannelKey, ClientId, ConnectionId};
 use super::message::Stamp;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,21 +45,13 @@ pub struct MemberId {
 /// JSON text that a state, its events and its frames share.
 pub type MemberData = Option<Arc<RawValue>>;
 
-/// Under what a connection is present.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hold {
-    /// Of the connection: it rises each time that another socket takes it up.
-    pub epoch: u64,
-    /// The key of its credential.
-    pub key_name: KeyName,
-}
-
 /// A member as the run of the node before has left it.
 #[derive(Debug, Clone)]
 pub struct FormerMember {
     pub key: ChannelKey,
     pub member: MemberId,
-    pub hold: Hold,
+    /// Of the connection: it rises each time that another socket takes it up.
+    pub epoch: u64,
     pub data: MemberData,
     /// Of the event that made it so.
     pub timestamp_ms: u64,
@@ -71,7 +63,8 @@ pub struct FormerMember {
 pub struct PresenceEvent {
     pub key: ChannelKey,
     pub member: MemberId,
-    pub hold: Hold,
+    /// Of the connection: it rises each time that another socket takes it up.
+    pub epoch: u64,
     pub action: PresenceAction,
     pub data: MemberData,
     pub timestamp_ms: u64,
@@ -96,7 +89,7 @@ impl PresenceEvent {
     pub(crate) fn new(
         key: ChannelKey,
         member: MemberId,
-        hold: Hold,
+        epoch: u64,
         action: PresenceAction,
         data: MemberData,
         stamp: PresenceStamp,
@@ -106,7 +99,7 @@ impl PresenceEvent {
         Arc::new(Self {
             key,
             member,
-            hold,
+            epoch,
             action,
             data,
             timestamp_ms,

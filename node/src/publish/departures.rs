@@ -10,9 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Publisher};
 use crate::accounts::Account;
-use crate::model::{
-    Capability, ChannelKey, ClientId, ConnectionId, Hold, MemberId, Operation, PresenceEvent,
-};
+use crate::model::{Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, PresenceEvent};
 
 /// How long leaves wait for a store or a shard that has too much to do.
 const HOLD_UP: Duration = Duration::from_secs(2);
@@ -24,15 +22,16 @@ const BATCH: usize = 64;
 pub struct Departure {
     pub connection_id: ConnectionId,
     /// Once another socket has taken the connection up, its end in a former epoch means nothing.
-    pub hold: Hold,
+    pub epoch: u64,
     pub account: Arc<Account>,
-    /// Members on channels whose presence this grants stay.
-    pub keeps: Option<Arc<Capability>>,
+    /// Members on channels whose presence one of these grants stay.
+    pub keeps: Option<Vec<Arc<Capability>>>,
 }
 
 impl Departure {
     fn takes(&self, key: &ChannelKey) -> bool {
-        !self.keeps.as_ref().is_some_and(|keeps| keeps.allows(key.channel(), Operation::Presence))
+        let stays = |keeps: &Arc<Capability>| keeps.allows(key.channel(), Operation::Presence);
+        !self.keeps.as_ref().is_some_and(|keeps| keeps.iter().any(stays))
     }
 }
 
@@ -64,9 +63,8 @@ impl Queue {
     /// What a connection may no longer do is said anew each time; of its ends the first counts.
     fn put(&mut self, order: Order) {
         let place = (order.departure.connection_id, order.departure.keeps.is_some());
-        let earlier = |former: &Order| {
-            former.departure.hold.epoch >= order.departure.hold.epoch && former.at <= order.at
-        };
+        let earlier =
+            |former: &Order| former.departure.epoch >= order.departure.epoch && former.at <= order.at;
         if order.departure.keeps.is_none() && self.orders.get(&place).is_some_and(earlier) {
             return;
         }
@@ -107,14 +105,14 @@ impl Publisher {
         self.inner.hub.raise_presence_epoch(connection_id, epoch);
         let mut queue = self.inner.departures.queue.lock();
         let place = (connection_id, false);
-        if queue.orders.get(&place).is_some_and(|order| order.departure.hold.epoch < epoch) {
+        if queue.orders.get(&place).is_some_and(|order| order.departure.epoch < epoch) {
             queue.take(place);
         }
     }
 
     fn depart(&self, departure: Departure, after: Duration) {
         let Inner { hub, departures, .. } = &*self.inner;
-        let (connection_id, epoch) = (departure.connection_id, departure.hold.epoch);
+        let Departure { connection_id, epoch, .. } = departure;
         if hub.presence_epoch(connection_id) != Some(epoch)
             || !hub.has_member(connection_id, |key| departure.takes(key))
         {
@@ -167,11 +165,11 @@ impl Inner {
     }
 
     fn depart_one(&self, order: &Order, key: &ChannelKey, client_id: ClientId) {
-        let Departure { connection_id, hold, account, .. } = &order.departure;
+        let Departure { connection_id, epoch, account, .. } = &order.departure;
         let retention_hours = self.retention_hours(account, key);
         let member = MemberId { connection_id: *connection_id, client_id };
-        self.hub.depart(key, member.clone(), hold.epoch, order.up_to_sequence, |action, data, stamp| {
-            let event = PresenceEvent::new(key.clone(), member, hold.clone(), action, data, stamp);
+        self.hub.depart(key, member.clone(), *epoch, order.up_to_sequence, |action, data, stamp| {
+            let event = PresenceEvent::new(key.clone(), member, *epoch, action, data, stamp);
             self.store_presence(&event, account, retention_hours, Box::new(|_| {}));
             event
         });

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::{Inner, Publisher};
 use crate::accounts::Account;
 use crate::hub::{Change, PresenceRefused};
-use crate::model::{ChannelKey, Hold, MemberId, PresenceAction, PresenceEvent, UsageKind};
+use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind};
 use crate::origin::history::Done;
 
 /// What a client does on a channel, under a principal whose capability was checked.
@@ -17,7 +17,7 @@ pub struct PresenceRequest {
     pub key: ChannelKey,
     pub account: Arc<Account>,
     pub member: MemberId,
-    pub hold: Hold,
+    pub epoch: u64,
     pub action: PresenceAction,
     /// JSON text.
     pub data: Option<Box<RawValue>>,
@@ -66,11 +66,11 @@ impl Publisher {
         if retention_hours.is_some() && inner.store.is_full() {
             return done(Err(PresenceError::Busy));
         }
-        let PresenceRequest { key, account, member, hold, action, data } = request;
-        let change = Change { member: member.clone(), epoch: hold.epoch, action, data: data.map(Arc::from) };
+        let PresenceRequest { key, account, member, epoch, action, data } = request;
+        let change = Change { member: member.clone(), epoch, action, data: data.map(Arc::from) };
         let mut waiting = Some(done);
         let presented = inner.hub.present(&key, change, &inner.limits, |action, data, stamp| {
-            let event = PresenceEvent::new(key.clone(), member, hold, action, data, stamp);
+            let event = PresenceEvent::new(key.clone(), member, epoch, action, data, stamp);
             if let Some(done) = waiting.take() {
                 inner.store_presence(&event, &account, retention_hours, done);
             }

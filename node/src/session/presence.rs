@@ -3,7 +3,7 @@
 use fanfare_proto::frame::{self, code};
 
 use super::{Context, Output, PublishResult, Session};
-use crate::model::{ChannelName, ClientId, Hold, MemberId, Operation, PresenceAction};
+use crate::model::{ChannelName, ClientId, MemberId, Operation, PresenceAction};
 use crate::publish::{PresenceError, PresenceRequest};
 
 impl From<Result<(), PresenceError>> for PublishResult {
@@ -50,7 +50,7 @@ impl Session {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
             member: MemberId { connection_id: self.tenure.connection_id, client_id },
-            hold: self.hold(),
+            epoch: self.epoch(),
             action,
             data: asked.data,
         });
@@ -58,8 +58,8 @@ impl Session {
     }
 
     /// Under what this connection's members are present.
-    pub fn hold(&self) -> Hold {
-        Hold { epoch: self.tenure.epoch, key_name: self.principal.key_name.clone() }
+    pub fn epoch(&self) -> u64 {
+        self.tenure.epoch
     }
 
     fn check_presence(

@@ -6,7 +6,7 @@ use fanfare_proto::frame::{Format, Incoming, parse_server};
 use serde_json::value::RawValue;
 
 use super::*;
-use crate::model::{ClientId, FormerMember, Hold, Limits, MemberId, PresenceAction, PresenceEvent};
+use crate::model::{ClientId, FormerMember, Limits, MemberId, PresenceAction, PresenceEvent};
 
 fn member(n: usize) -> MemberId {
     MemberId {
@@ -19,7 +19,7 @@ fn change(hub: &Hub, n: usize, action: PresenceAction, data: &str) {
     let data = Some(Arc::from(RawValue::from_string(data.to_owned()).unwrap()));
     let change = Change { member: member(n), epoch: 0, action, data };
     hub.present(&key("a"), change, &Limits::default(), |action, data, stamp| {
-        PresenceEvent::new(key("a"), member(n), Hold { epoch: 0, key_name: "k1".into() }, action, data, stamp)
+        PresenceEvent::new(key("a"), member(n), 0, action, data, stamp)
     })
     .unwrap();
 }
@@ -169,20 +169,18 @@ fn who_was_there_before_takes_room_and_gives_it_back() {
     let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
     let text = format!("\"{}\"", "x".repeat(10_000));
     let data = Some(Arc::from(RawValue::from_string(text).expect("JSON")));
-    let hold = Hold { epoch: 3, key_name: "k1".into() };
-    hub.restore(FormerMember { key: key("a"), member: member(1), hold, data, timestamp_ms: 5 });
+    let epoch = 3;
+    hub.restore(FormerMember { key: key("a"), member: member(1), epoch, data, timestamp_ms: 5 });
     let limits = Limits { presence_bytes: 10_000, ..Limits::default() };
     let enter = || {
         let change = Change { member: member(2), epoch: 0, action: PresenceAction::Enter, data: None };
-        let hold = Hold { epoch: 0, key_name: "k1".into() };
         hub.present(&key("a"), change, &limits, |action, data, stamp| {
-            PresenceEvent::new(key("a"), member(2), hold, action, data, stamp)
+            PresenceEvent::new(key("a"), member(2), 0, action, data, stamp)
         })
     };
     assert!(enter().is_err(), "the former member has it all, and more");
-    let hold = Hold { epoch: 3, key_name: "k1".into() };
     hub.depart(&key("a"), member(1), 3, hub.presence_sequence(), |action, data, stamp| {
-        PresenceEvent::new(key("a"), member(1), hold, action, data, stamp)
+        PresenceEvent::new(key("a"), member(1), epoch, action, data, stamp)
     });
     assert!(enter().is_ok());
 }

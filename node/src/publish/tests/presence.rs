@@ -1,14 +1,10 @@
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::model::{ClientId, FormerMember, Hold, MemberId, PresenceAction};
+use crate::model::{ClientId, FormerMember, MemberId, PresenceAction};
 
 fn member(connection: u8, client_id: &str) -> MemberId {
     MemberId { connection_id: ConnectionId::from_bytes([connection; 16]), client_id: ClientId::of(client_id) }
-}
-
-fn hold(epoch: u64) -> Hold {
-    Hold { epoch, key_name: "k1".into() }
 }
 
 impl Node {
@@ -17,7 +13,7 @@ impl Node {
             key: self.key(channel),
             account: Arc::clone(&self.account),
             member: who,
-            hold: hold(0),
+            epoch: 0,
             action,
             data: (!data.is_empty()).then(|| RawValue::from_string(data.to_owned()).unwrap()),
         }
@@ -50,7 +46,7 @@ impl Node {
     fn departure(&self, connection: u8, epoch: u64) -> Departure {
         Departure {
             connection_id: ConnectionId::from_bytes([connection; 16]),
-            hold: hold(epoch),
+            epoch,
             account: Arc::clone(&self.account),
             keeps: None,
         }
@@ -197,7 +193,7 @@ fn who_may_no_longer_be_present_leaves_and_who_enters_after_that_stays() {
     }
     let keeps =
         crate::model::Capability::parse_json(r#"{"chat:*":["presence"],"news:*":["subscribe"]}"#).unwrap();
-    node.publisher.leave(Departure { keeps: Some(Arc::new(keeps)), ..node.departure(1, 0) });
+    node.publisher.leave(Departure { keeps: Some(vec![Arc::new(keeps)]), ..node.departure(1, 0) });
     node.enter("news:2", member(1, "ann"), "").unwrap();
     node.until(|| node.members("news:1").is_empty());
     assert_eq!((node.members("chat:1").len(), node.members("news:2").len()), (1, 1));
@@ -207,7 +203,7 @@ fn former(connection: u8, name: &str, epoch: u64) -> FormerMember {
     FormerMember {
         key: ChannelKey::new(AccountId::new("acme-prod"), ChannelName::of("a")),
         member: member(connection, name),
-        hold: hold(epoch),
+        epoch,
         data: Some(Arc::from(RawValue::from_string("7".into()).expect("JSON"))),
         timestamp_ms: 5,
     }

@@ -26,7 +26,7 @@ impl Shard {
         let Some(mut departure) = departure(connection) else { return };
         if leaving == Leaving::NotGranted {
             let open = connection.open_mut();
-            departure.keeps = open.map(|open| Arc::clone(&open.session.principal().capability));
+            departure.keeps = open.map(|open| vec![Arc::clone(&open.session.principal().capability)]);
         }
         self.services.publisher.leave(departure);
     }
@@ -165,7 +165,7 @@ fn departure(connection: &mut Connection) -> Option<Departure> {
     let session = &open.session;
     Some(Departure {
         connection_id: session.connection_id(),
-        hold: session.hold(),
+        epoch: session.epoch(),
         account: Arc::clone(&session.principal().account),
         keeps: None,
     })

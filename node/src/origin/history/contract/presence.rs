@@ -6,8 +6,8 @@ use super::super::{Direction, HistoryPage, HistoryQuery, Position, RowKind, Stor
 use super::bench::{Bench, PATIENCE, channel, messages, query, raw, sequences};
 use super::{DAY_MS, INCARNATION, Place};
 use crate::model::{
-    ChannelKey, ClientId, ConnectionId, FormerMember, Hold, MemberId, PresenceAction, PresenceEvent,
-    PresenceStamp, Stamp,
+    ChannelKey, ClientId, ConnectionId, FormerMember, MemberId, PresenceAction, PresenceEvent, PresenceStamp,
+    Stamp,
 };
 
 fn member(client_id: &str) -> MemberId {
@@ -29,10 +29,9 @@ fn event_of(
 ) -> Arc<PresenceEvent> {
     let data = (action != PresenceAction::Leave && !data.is_empty()).then(|| raw(data)).flatten();
     let data = data.map(Arc::from);
-    let hold = Hold { epoch: 9, key_name: "k1".into() };
     let position = Stamp { incarnation: INCARNATION, sequence: 0 };
     let stamp = PresenceStamp { timestamp_ms, incarnation: INCARNATION, sequence, position };
-    PresenceEvent::new(key.clone(), member, hold, action, data, stamp)
+    PresenceEvent::new(key.clone(), member, 9, action, data, stamp)
 }
 
 impl Bench<'_> {
@@ -98,13 +97,13 @@ pub(in super::super) fn presence_outlives_only_its_retention(place: &dyn Place) 
 }
 
 impl Bench<'_> {
-    /// Who was present, as channel, name, connection, data, time and hold.
+    /// Who was present, as channel, name, connection, data and time.
     fn former_members(&self) -> Vec<String> {
         let mut members = self.store.former_members().expect("read");
         members.sort_by(|one, other| (&one.key, &one.member).cmp(&(&other.key, &other.member)));
         let text = |former: FormerMember| {
-            let FormerMember { key, member, hold, data, timestamp_ms } = former;
-            assert_eq!((hold.epoch, &*hold.key_name), (9, "k1"));
+            let FormerMember { key, member, epoch, data, timestamp_ms } = former;
+            assert_eq!(epoch, 9);
             assert_eq!(member.connection_id, ConnectionId::from_bytes([7; 16]));
             let data = data.as_ref().map_or("-", |data| data.get());
             let after_ms = timestamp_ms - self.base_ms;

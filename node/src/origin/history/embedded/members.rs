@@ -7,7 +7,7 @@ use fjall::{OwnedWriteBatch, Slice};
 use serde_json::value::RawValue;
 
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, FormerMember, Hold, MemberId, PresenceAction,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, FormerMember, MemberId, PresenceAction,
     PresenceEvent,
 };
 
@@ -47,7 +47,7 @@ impl Members {
 }
 
 pub(super) fn row(event: &PresenceEvent, (name, value): &mut (Vec<u8>, Vec<u8>)) -> MemberRow {
-    let PresenceEvent { key, member, hold, data, timestamp_ms, .. } = event;
+    let PresenceEvent { key, member, epoch, data, timestamp_ms, .. } = event;
     keys::member_key(key, member, name);
     let name = Slice::from(name.as_slice());
     if event.action == PresenceAction::Leave {
@@ -56,8 +56,7 @@ pub(super) fn row(event: &PresenceEvent, (name, value): &mut (Vec<u8>, Vec<u8>))
     value.clear();
     value.push(VERSION);
     value.extend_from_slice(&timestamp_ms.to_be_bytes());
-    value.extend_from_slice(&hold.epoch.to_be_bytes());
-    keys::push_part(value, &hold.key_name);
+    value.extend_from_slice(&epoch.to_be_bytes());
     // No JSON text is empty, so an empty one says that there is none.
     value.extend_from_slice(data.as_ref().map_or("", |data| data.get()).as_bytes());
     (name, Some(Slice::from(value.as_slice())))
@@ -71,8 +70,7 @@ fn read(key: &[u8], value: &[u8]) -> Option<FormerMember> {
     let client_id = ClientId::stored(std::str::from_utf8(client_id).ok()?);
     let rest = value.strip_prefix(&[VERSION])?;
     let (timestamp_ms, rest) = rest.split_first_chunk()?;
-    let (epoch, rest) = rest.split_first_chunk()?;
-    let (key_name, data) = keys::take_part(rest)?;
+    let (epoch, data) = rest.split_first_chunk()?;
     let data = match std::str::from_utf8(data).ok()? {
         "" => None,
         text => Some(Arc::from(RawValue::from_string(text.to_owned()).ok()?)),
@@ -80,7 +78,7 @@ fn read(key: &[u8], value: &[u8]) -> Option<FormerMember> {
     Some(FormerMember {
         key: ChannelKey::new(AccountId::new(account), ChannelName::stored(channel)),
         member: MemberId { connection_id: ConnectionId::from_bytes(*connection_id), client_id },
-        hold: Hold { epoch: u64::from_be_bytes(*epoch), key_name: key_name.into() },
+        epoch: u64::from_be_bytes(*epoch),
         data,
         timestamp_ms: u64::from_be_bytes(*timestamp_ms),
     })
