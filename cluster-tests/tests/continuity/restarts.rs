@@ -75,3 +75,28 @@ async fn is_known(node: &Node, key: &str) -> bool {
     http::request(node.addr(), "GET", "/time", &[("authorization", &http::basic(key))], "").await.status
         == 200
 }
+
+/// However soon after the change the node is killed, and although the next run has the former directory again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_delivered_while_nothing_was_kept_is_no_silent_gap() {
+    let key = |directory: Directory, name: &str| directory.key(name, "s", directory::ALL);
+    let before = key(Directory::default().account("acme"), "k");
+    let without = Directory::default().account("acme").channels("pattern = \"*\"\nhistory = false");
+    let mut node = Node::start(unlimited().directory(before.clone(), "s.k")).await;
+    for round in 0..3 {
+        let channel = format!("a{round}");
+        let follower = begin(&node, &channel).await;
+        let mut publisher = Socket::open(&node, "").await;
+        let sign = format!("k{round}");
+        node.replace_directory(&key(key(without.clone(), "k"), &sign));
+        while !is_known(&node, &format!("s.{sign}")).await {
+            tokio::task::yield_now().await;
+        }
+        publish(&mut publisher, &channel, 10..11).await;
+        node.kill();
+        node.replace_directory(&before);
+        node.restart().await;
+        let mut socket = Socket::open(&node, "").await;
+        assert_eq!(attach_after(&mut socket, &channel, &follower.serial).await["resumed"], false);
+    }
+}

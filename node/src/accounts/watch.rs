@@ -1,8 +1,8 @@
 //! The directory in use: read at start, read again when its file or a file it names has changed.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -25,6 +25,7 @@ pub struct Accounts {
     generation: AtomicU64,
     /// Directories applied under which some account kept the history of other channels than before.
     policy_changes: AtomicU64,
+    before_policy_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// What the last attempt read, good or bad; held for the length of an attempt.
     seen: Mutex<Seen>,
     usages: Usages,
@@ -67,6 +68,7 @@ impl Accounts {
             current: RwLock::new(Arc::new(directory)),
             generation: AtomicU64::new(1),
             policy_changes: AtomicU64::new(0),
+            before_policy_change: OnceLock::new(),
             seen: Mutex::new(seen),
             usages,
             retention_hours,
@@ -91,6 +93,11 @@ impl Accounts {
     /// that who finds the same number afterwards knows that nothing was delivered under other rules.
     pub fn policy_changes(&self) -> u64 {
         self.policy_changes.load(Ordering::SeqCst)
+    }
+
+    /// Has this done before such a change takes effect, which waits for it. It may block; only the first one counts.
+    pub fn before_policy_change(&self, act: impl Fn() + Send + Sync + 'static) {
+        let _first = self.before_policy_change.set(Box::new(act));
     }
 
     /// Reads the file again, whether it changed or not. Blocks on the disk; logs the outcome.
@@ -134,6 +141,9 @@ impl Accounts {
             Ok(directory) => {
                 if !directory.keeps_as(&self.current()) {
                     self.policy_changes.fetch_add(1, Ordering::SeqCst);
+                    if let Some(act) = self.before_policy_change.get() {
+                        act();
+                    }
                 }
                 *self.current.write() = Arc::new(directory);
                 let generation = self.generation.fetch_add(1, Ordering::Release) + 1;

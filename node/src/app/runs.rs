@@ -3,14 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+
 use crate::accounts::Accounts;
 use crate::hub::Hub;
 use crate::origin::history::{FormerRun, HistoryStore, Kept};
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 
-/// A node that is killed within this time after a change, and started again as if there had been none, has not told.
+/// A node that is killed within this time after something was delivered and not stored has not told.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long a change of the directory waits for a disk that does not answer.
+const CHANGE_WAIT: Duration = Duration::from_secs(2);
 
 /// The latest first. A disk that takes no write leaves what can still be served.
 pub(super) async fn former_runs(store: &dyn HistoryStore, hub: &Hub, accounts: &Accounts) -> Vec<FormerRun> {
@@ -32,8 +37,20 @@ pub(super) fn note_what_is_kept(
 ) {
     let (store, accounts) = (Arc::clone(store), Arc::clone(accounts));
     let outlasts_after = Duration::from_millis(2 * resume_window_ms);
-    let noting = note_changes(store, publisher.clone(), accounts, outlasts_after);
+    // One change of the directory at a time asks.
+    let (ask, asked) = mpsc::channel(1);
+    let runtime = Handle::current();
+    accounts.before_policy_change(move || runtime.block_on(noted(&ask)));
+    let noting = note_changes(store, publisher.clone(), accounts, outlasts_after, asked);
     tasks.spawn("kept", OnStop::Cancel, noting);
+}
+
+/// What follows may change what is kept: it is written down before.
+async fn noted(ask: &mpsc::Sender<oneshot::Sender<()>>) {
+    let (done, is_done) = oneshot::channel();
+    if ask.send(done).await.is_err() || tokio::time::timeout(CHANGE_WAIT, is_done).await.is_err() {
+        tracing::error!("a change of what is kept takes effect before it is written down");
+    }
 }
 
 async fn note_changes(
@@ -41,6 +58,7 @@ async fn note_changes(
     publisher: Publisher,
     accounts: Arc<Accounts>,
     outlasts_after: Duration,
+    mut asked: mpsc::Receiver<oneshot::Sender<()>>,
 ) {
     const MIXED: u64 = 0;
     let incarnation = publisher.hub().incarnation();
@@ -49,7 +67,11 @@ async fn note_changes(
     let (mut generation, changes) = (accounts.generation(), accounts.policy_changes());
     let mut policies = noted.policies;
     loop {
-        tokio::time::sleep(LOOK).await;
+        // Whoever asks is told when this look is over: its end is dropped.
+        let _asks = tokio::select! {
+            Some(asks) = asked.recv() => Some(asks),
+            () = tokio::time::sleep(LOOK) => None,
+        };
         if accounts.generation() != generation {
             generation = accounts.generation();
             policies = accounts.current().history_policies();
