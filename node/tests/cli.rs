@@ -81,7 +81,7 @@ fn the_key_of_this_machine_is_sent_to_no_other() {
     {
         let (code, _, stderr) = run(folder.path(), &["sub", "demo", "--url", url]);
         assert_eq!(code, 2, "{stderr}");
-        assert!(stderr.contains("another machine: give its key by --key"), "{stderr}");
+        assert!(stderr.contains("another machine: give a credential for it by --key"), "{stderr}");
     }
     for url in ["http://127.0.0.1:1", "ws://localhost:1", "http://[::1]:1"] {
         let (code, _, stderr) = run(folder.path(), &["sub", "demo", "--url", url]);
