@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::{Inner, Publisher};
 use crate::accounts::Account;
 use crate::hub::{Change, PresenceRefused};
-use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind};
+use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind, message_bytes};
 use crate::origin::history::Done;
 
 /// What a client does on a channel, under a principal whose capability was checked.
@@ -98,7 +98,8 @@ impl Inner {
     ) {
         self.presence.increment(1);
         let usage = Arc::clone(&account.usage);
-        let bytes = event.data.as_ref().map_or(0, |data| data.get().len()) as u64;
+        let client_id = event.member.client_id.as_str();
+        let bytes = message_bytes(None, event.data.as_deref(), None, Some(client_id)) as u64;
         let stored: Done = Box::new(move |result| match result {
             Err(error) if retention_hours.is_some() => {
                 tracing::warn!(%error, "a presence event was not stored");

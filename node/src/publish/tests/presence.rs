@@ -94,7 +94,7 @@ fn events_are_stored_and_delivered_in_the_order_of_their_numbers() {
     assert_eq!(node.store.take_asked(), [1, 2, 3, 4, 5].map(stored));
     assert_eq!(node.members("a"), ["bob", "ann"]);
     let counted = node.account.usage.take(crate::model::UsageKind::Presence);
-    assert_eq!(counted.map(|amount| (amount.count, amount.bytes)), Some((5, 4)));
+    assert_eq!(counted.map(|amount| (amount.count, amount.bytes)), Some((5, 5 * 5 + 4)), "names count too");
 }
 
 #[test]
