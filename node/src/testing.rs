@@ -127,13 +127,15 @@ pub(crate) struct DirectoryText(String);
 impl DirectoryText {
     /// An account in a tenant of the same id.
     pub(crate) fn account(mut self, id: &str) -> Self {
-        write!(self.0, "[[tenants]]\nid = \"{id}\"\n[[tenants.accounts]]\nid = \"{id}\"\n").unwrap();
+        write!(self.0, "[[tenants]]\nid = \"{id}\"\n[[tenants.accounts]]\nid = \"{id}\"\n")
+            .expect("a String takes all");
         self
     }
 
     /// A rule for channels; `rule` is a line such as `history = false`.
     pub(crate) fn channels(mut self, pattern: &str, rule: &str) -> Self {
-        write!(self.0, "[[tenants.accounts.channels]]\npattern = \"{pattern}\"\n{rule}\n").unwrap();
+        write!(self.0, "[[tenants.accounts.channels]]\npattern = \"{pattern}\"\n{rule}\n")
+            .expect("a String takes all");
         self
     }
 
@@ -152,7 +154,7 @@ impl DirectoryText {
             "[[tenants.accounts.keys]]\nname = \"{name}\"\nsecret = \"{secret}\"\nstatus = \"{status}\"\n\
              capability = {capability}\n"
         )
-        .unwrap();
+        .expect("a String takes all");
         self
     }
 

@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn what_comes_after_a_position_is_given_in_order_and_in_part() {
-        let mut ring = Ring::begin(10, &budget(1 << 20, 1 << 20)).unwrap();
+        let mut ring = Ring::begin(10, &budget(1 << 20, 1 << 20)).expect("the budget has room");
         ring.push(delivery_of(11..=11), 0);
         ring.push(delivery_of(12..=14), 0);
         ring.push(delivery_of(15..=15), 0);
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_is_older_than_twice_the_window_goes() {
-        let mut ring = Ring::begin(0, &budget(1 << 20, 1 << 20)).unwrap();
+        let mut ring = Ring::begin(0, &budget(1 << 20, 1 << 20)).expect("the budget has room");
         ring.push(delivery_of(1..=1), 0);
         ring.push(delivery_of(2..=2), 1);
         ring.drop_old(2 * WINDOW_MS);
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_ring_at_its_bound_and_one_past() {
         let one = delivery_of(1..=1).bytes();
-        let mut ring = Ring::begin(0, &budget(3 * one, 1 << 20)).unwrap();
+        let mut ring = Ring::begin(0, &budget(3 * one, 1 << 20)).expect("the budget has room");
         for sequence in 1..=3 {
             ring.push(delivery_of(sequence..=sequence), 0);
         }
@@ -232,8 +232,8 @@ mod tests {
     fn what_rings_hold_is_counted_for_all_together() {
         let one = delivery_of(1..=1).bytes();
         let budget = budget(1 << 20, 1 << 20);
-        let mut first = Ring::begin(0, &budget).unwrap();
-        let second = Ring::begin(0, &budget).unwrap();
+        let mut first = Ring::begin(0, &budget).expect("the budget has room");
+        let second = Ring::begin(0, &budget).expect("the budget has room");
         first.push(delivery_of(1..=1), 0);
         first.push(delivery_of(2..=2), 0);
         assert_eq!(budget.held(), 2 * RING_BYTES + 2 * one);

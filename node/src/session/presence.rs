@@ -111,7 +111,7 @@ mod tests {
     fn what_becomes_of_a_request_in_codes() {
         let code = |error| match PublishResult::from(Err(error)) {
             PublishResult::Refused { code, .. } => code,
-            other => panic!("{other:?}"),
+            other => unreachable!("these errors are refusals, not {other:?}"),
         };
         assert_eq!(PublishResult::from(Ok(())), PublishResult::Acked(Vec::new()));
         assert_eq!(PublishResult::from(Err(PresenceError::Unavailable)), PublishResult::Unavailable);

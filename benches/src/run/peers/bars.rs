@@ -185,12 +185,12 @@ impl<Run> Figures<'_, Run> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::workload;
     use super::*;
     use crate::load::{Cost, FanoutOutcome, Faults, Memory};
 
-    fn run(server_cpu_s: f64, p99_ms: f64) -> FanoutOutcome {
+    pub(in super::super) fn run(server_cpu_s: f64, p99_ms: f64) -> FanoutOutcome {
         FanoutOutcome {
             deliveries: 1_000_000,
             p50_ms: 1.0,

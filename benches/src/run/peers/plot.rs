@@ -95,23 +95,14 @@ fn text(svg: &mut String, x: u32, y: u32, anchor: &str, weight: &str, text: &str
 
 #[cfg(test)]
 mod tests {
+    use super::super::bars::tests::run;
     use super::super::measure::Row;
     use super::super::workload;
     use super::*;
-    use crate::load::{Cost, FanoutOutcome, Faults, Memory};
+    use crate::load::FanoutOutcome;
 
     fn row(contender: Contender, server_cpu_s: f64, p99_ms: f64) -> Row<FanoutOutcome> {
-        let run = FanoutOutcome {
-            deliveries: 1_000_000,
-            p50_ms: 1.0,
-            p99_ms,
-            cost: Cost { wall_s: 10.0, server_cpu_s, generator_cpu_s: 5.0 },
-            memory: Memory::default(),
-            faults: Faults::default(),
-            lag_p99_ms: 0.1,
-            lag_max_ms: 0.2,
-        };
-        Row { contender, runs: vec![run] }
+        Row { contender, runs: vec![run(server_cpu_s, p99_ms)] }
     }
 
     #[test]
