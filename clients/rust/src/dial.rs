@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanfare_proto::frame::{Format, code, op};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::credential::Wallet;
 use crate::event::{self, Connected};
@@ -29,18 +29,26 @@ pub(crate) struct Dialler {
     pub(crate) wallet: Wallet,
     /// Of the last connection: the next one takes it up.
     pub(crate) connection_key: Option<String>,
+    /// When taking it up was last tried without hearing what came of it.
+    pub(crate) unheard: Option<Instant>,
 }
 
 impl Dialler {
     pub(crate) fn new(options: Options) -> Self {
         let wallet = Wallet::new(options.credential.clone());
-        Self { options, wallet, connection_key: None }
+        Self { options, wallet, connection_key: None, unheard: None }
     }
 
     pub(crate) async fn dial(&mut self) -> Result<Dialled, Error> {
-        let dialled = timeout(CONNECT_MAX, self.dial_unbounded()).await.map_err(|_| Error::TimedOut)??;
-        self.connection_key = Some(dialled.connected.connection_key.clone());
-        Ok(dialled)
+        let result = timeout(CONNECT_MAX, self.dial_unbounded()).await.unwrap_or(Err(Error::TimedOut));
+        match &result {
+            Ok(dialled) => self.connection_key = Some(dialled.connected.connection_key.clone()),
+            Err(Error::Io(_) | Error::TimedOut | Error::Protocol(_)) if self.connection_key.is_some() => {
+                self.unheard = Some(Instant::now());
+            }
+            Err(_) => {}
+        }
+        result
     }
 
     async fn dial_unbounded(&mut self) -> Result<Dialled, Error> {

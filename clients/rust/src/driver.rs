@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fanfare_proto::frame::code;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -51,9 +52,14 @@ impl Driver {
         let mut first = Vec::new();
         let ending = loop {
             let began = Instant::now();
+            let resume_window = Duration::from_millis(dialled.connected.resume_window_ms);
             let mut end = self.serve(dialled, first).await;
             self.shared.unlinked();
-            let again = !matches!(end.ending, Ending::Refused { .. }) && !self.shared.is_closing();
+            let again = match &end.ending {
+                Ending::Refused { code, .. } => *code == code::TAKEN_UP && self.may_be_own(resume_window),
+                _ => true,
+            };
+            let again = again && !self.shared.is_closing();
             let Some(backoff) = backoff.as_mut().filter(|_| again) else { break end.ending };
             if !backoff.has_held(began.elapsed()) {
                 // A node that asks again and again to come back at once is not taken at its word.
@@ -75,6 +81,12 @@ impl Driver {
         self.shared.end();
         // The owner may be gone, and then nobody wants to know.
         let _ = self.events.send(Event::Ended(ending)).await;
+    }
+
+    /// Whether the node may have taken up the connection for an attempt that was given up before the last one: it sees
+    /// them in any order.
+    fn may_be_own(&self, resume_window: Duration) -> bool {
+        self.dialler.unheard.is_some_and(|at| at.elapsed() <= resume_window)
     }
 
     /// `first` is sent before what is queued.
