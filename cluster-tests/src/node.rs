@@ -168,6 +168,11 @@ impl Node {
         std::fs::rename(new, self.data.path().join("directory.toml")).expect("the data folder is writable");
     }
 
+    /// Sets a variable of the environment from the next start on.
+    pub fn set_environment(&mut self, name: &str, value: &str) {
+        self.options.environment.push((name.into(), value.into()));
+    }
+
     /// Starts again on the same data, after [`Node::kill`] or [`Node::stop`]. The addresses are new ones.
     pub async fn restart(&mut self) {
         self.kill();

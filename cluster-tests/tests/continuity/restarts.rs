@@ -76,6 +76,25 @@ async fn is_known(node: &Node, key: &str) -> bool {
         == 200
 }
 
+/// Over a run without history, or after one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_run_without_history_delivered_is_no_silent_gap() {
+    const STORE: &str = "FANFARE_STORE";
+    let mut node = node().await;
+    let follower = begin(&node, "a").await;
+    node.set_environment(STORE, "none");
+    node.restart().await;
+    publish(&mut Socket::open(&node, "").await, "a", 10..11).await;
+    let mut there = Socket::open(&node, "").await;
+    let second = there.attach("b").await;
+    node.set_environment(STORE, "embedded");
+    node.restart().await;
+    let mut socket = Socket::open(&node, "").await;
+    publish(&mut socket, "a", 11..12).await;
+    assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
+    assert_eq!(attach_after(&mut socket, "b", &second["serial"]).await["resumed"], false);
+}
+
 /// However soon after the change the node is killed, and although the next run has the former directory again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_delivered_while_nothing_was_kept_is_no_silent_gap() {

@@ -120,12 +120,17 @@ pub trait HistoryStore: Send + Sync + 'static {
 /// What a run says of the rows that it leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kept {
-    /// Which channels keep history: it is only compared.
+    /// Which channels keep history: it is only compared. [`Kept::UNLIKE_ALL`] is that of no run that can be followed.
     pub policies: u64,
     /// Whatever it has delivered on these channels has its row, but for what was on its way when it ended.
     pub is_all: bool,
     /// It has outlasted the time in which clients of the runs before it may come back; these are forgotten.
     pub outlasts: bool,
+}
+
+impl Kept {
+    /// Of a run whose channels did not all keep history, or not all the time.
+    pub const UNLIKE_ALL: u64 = 0;
 }
 
 /// A run of this node before the present one. Times are epoch milliseconds.

@@ -198,6 +198,8 @@ impl HistoryStore for Embedded {
     }
 
     fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
+        let kept =
+            if self.history { kept } else { Kept { policies: Kept::UNLIKE_ALL, is_all: false, ..kept } };
         let (answer, answered) = oneshot::channel();
         let begin = Job::Begin { incarnation, kept, answer };
         if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes: 0 }, begin) {

@@ -14,7 +14,7 @@ use crate::origin::history::contract::{
     PATIENCE, Place, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query, raw,
     scope, wait, with_ids,
 };
-use crate::origin::history::{HistoryStore, StoreError};
+use crate::origin::history::{HistoryStore, Kept, StoreError};
 
 struct Folder(TempDir);
 
@@ -276,6 +276,21 @@ fn without_history_ids_and_nonces_are_still_kept() {
     let claimed = nonce("k1", now_ms, "0123456789abcdef");
     assert_eq!(wait(store.claim_nonce(claimed.clone())), Ok(true));
     assert_eq!(wait(store.claim_nonce(claimed)), Ok(false));
+}
+
+#[test]
+fn a_run_without_history_is_like_no_other_and_has_not_stored_all() {
+    let folder = folder();
+    let run = |history, incarnation| {
+        let options = Options { history, ..options() };
+        let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+        let kept = Kept { policies: 7, is_all: true, outlasts: false };
+        let former = wait(store.begin(incarnation, kept)).expect("begun");
+        former.iter().map(|run| (run.kept.policies, run.kept.is_all)).collect::<Vec<_>>()
+    };
+    run(true, 1);
+    assert_eq!(run(false, 2), [(7, true)]);
+    assert_eq!(run(true, 3), [(Kept::UNLIKE_ALL, false), (7, true)]);
 }
 
 #[test]
