@@ -1,5 +1,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::*;
 use crate::model::{AccountId, Operation, UsageKind};
@@ -257,17 +260,26 @@ fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
     let (on, off) = ("history = true", "history = false");
     fs::write(&path, text(&[("one", on)], "k1")).expect("a temporary file");
     let accounts = Accounts::open(&path, 72).expect("a good directory");
-    for (now, key, changes) in [
-        (&[("one", on)][..], "k2", 0),
-        (&[("one", "history = true\nretention_hours = 1")], "k2", 0),
-        (&[("one", on), ("two", off)], "k2", 0),
-        (&[("one", off), ("two", off)], "k2", 1),
-        (&[("one", on), ("two", off)], "k2", 2),
-        (&[("one", on)], "k2", 3),
+    let (told, current) = (Arc::new(Mutex::new(Vec::new())), Arc::downgrade(&accounts));
+    let tell = Arc::clone(&told);
+    accounts.before_policy_change(move |policies| {
+        let generation = current.upgrade().expect("it is being read again").generation();
+        tell.lock().push((generation, policies));
+    });
+    for (now, key, changes, is_told) in [
+        (&[("one", on)][..], "k2", 0, false),
+        (&[("one", "history = true\nretention_hours = 1")], "k2", 0, false),
+        (&[("one", on), ("two", off)], "k2", 0, true),
+        (&[("one", off), ("two", off)], "k2", 1, true),
+        (&[("one", on), ("two", off)], "k2", 2, true),
+        (&[("one", on)], "k2", 3, true),
     ] {
         fs::write(&path, text(now, key)).expect("a temporary file");
         accounts.reload().expect("a good directory");
         assert_eq!(accounts.policy_changes(), changes, "{now:?}");
+        let before = accounts.generation() - 1;
+        let expected = is_told.then(|| (before, accounts.current().history_policies()));
+        assert_eq!(told.lock().drain(..).collect::<Vec<_>>(), Vec::from_iter(expected), "{now:?}");
     }
     let policies = |accounts: &[(&str, &str)]| {
         Accounts::from_text(&text(accounts, "k")).expect("a good directory").current().history_policies()

@@ -25,7 +25,7 @@ pub struct Accounts {
     generation: AtomicU64,
     /// Directories applied under which some account kept the history of other channels than before.
     policy_changes: AtomicU64,
-    before_policy_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    before_policy_change: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
     /// What the last attempt read, good or bad; held for the length of an attempt.
     seen: Mutex<Seen>,
     usages: Usages,
@@ -95,8 +95,9 @@ impl Accounts {
         self.policy_changes.load(Ordering::SeqCst)
     }
 
-    /// Has this done before such a change takes effect, which waits for it. It may block; only the first one counts.
-    pub fn before_policy_change(&self, act: impl Fn() + Send + Sync + 'static) {
+    /// Has this done before other [`Directory::history_policies`] take effect, which waits for it: also where only a further
+    /// account has them. It may block; only the first one counts.
+    pub fn before_policy_change(&self, act: impl Fn(u64) + Send + Sync + 'static) {
         let _first = self.before_policy_change.set(Box::new(act));
     }
 
@@ -139,11 +140,15 @@ impl Accounts {
         *seen = now_seen;
         match directory {
             Ok(directory) => {
-                if !directory.keeps_as(&self.current()) {
+                let (before, policies) = (self.current(), directory.history_policies());
+                let keeps_as = directory.keeps_as(&before);
+                if !keeps_as {
                     self.policy_changes.fetch_add(1, Ordering::SeqCst);
-                    if let Some(act) = self.before_policy_change.get() {
-                        act();
-                    }
+                }
+                if (!keeps_as || policies != before.history_policies())
+                    && let Some(act) = self.before_policy_change.get()
+                {
+                    act(policies);
                 }
                 *self.current.write() = Arc::new(directory);
                 let generation = self.generation.fetch_add(1, Ordering::Release) + 1;

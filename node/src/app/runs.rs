@@ -40,15 +40,18 @@ pub(super) fn note_what_is_kept(
     // One change of the directory at a time asks.
     let (ask, asked) = mpsc::channel(1);
     let runtime = Handle::current();
-    accounts.before_policy_change(move || runtime.block_on(noted(&ask)));
+    accounts.before_policy_change(move |policies| runtime.block_on(noted(&ask, policies)));
     let noting = note_changes(store, publisher.clone(), accounts, outlasts_after, asked);
     tasks.spawn("kept", OnStop::Cancel, noting);
 }
 
-/// What follows may change what is kept: it is written down before.
-async fn noted(ask: &mpsc::Sender<oneshot::Sender<()>>) {
+/// Policies that are about to take effect, and who waits for them to be written down.
+type Change = (u64, oneshot::Sender<()>);
+
+async fn noted(ask: &mpsc::Sender<Change>, policies: u64) {
     let (done, is_done) = oneshot::channel();
-    if ask.send(done).await.is_err() || tokio::time::timeout(CHANGE_WAIT, is_done).await.is_err() {
+    if ask.send((policies, done)).await.is_err() || tokio::time::timeout(CHANGE_WAIT, is_done).await.is_err()
+    {
         tracing::error!("a change of what is kept takes effect before it is written down");
     }
 }
@@ -58,9 +61,8 @@ async fn note_changes(
     publisher: Publisher,
     accounts: Arc<Accounts>,
     outlasts_after: Duration,
-    mut asked: mpsc::Receiver<oneshot::Sender<()>>,
+    mut asked: mpsc::Receiver<Change>,
 ) {
-    const MIXED: u64 = 0;
     let incarnation = publisher.hub().incarnation();
     let began = Instant::now();
     let mut noted = Kept { policies: accounts.current().history_policies(), is_all: true, outlasts: false };
@@ -68,16 +70,19 @@ async fn note_changes(
     let mut policies = noted.policies;
     loop {
         // Whoever asks is told when this look is over: its end is dropped.
-        let _asks = tokio::select! {
-            Some(asks) = asked.recv() => Some(asks),
+        let change = tokio::select! {
+            Some(change) = asked.recv() => Some(change),
             () = tokio::time::sleep(LOOK) => None,
         };
         if accounts.generation() != generation {
             generation = accounts.generation();
             policies = accounts.current().history_policies();
         }
+        if let Some((next, _)) = change {
+            policies = next;
+        }
         if accounts.policy_changes() != changes {
-            policies = MIXED;
+            policies = Kept::UNLIKE_ALL;
         }
         let outlasts = began.elapsed() > outlasts_after;
         let kept = Kept { policies, is_all: publisher.stores_all(), outlasts };
