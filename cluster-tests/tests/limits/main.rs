@@ -28,7 +28,7 @@
 //! | messages of a rewind | `session::tests::rewind`; `continuity::rewind` |
 //! | heartbeat, silence | `raw_socket`, `socket_session::basics` |
 //! | headers: bytes, number, time | `headers`; `raw_socket` |
-//! | outbox: bytes, time without progress | `socket_session::limits`, `whole_node` |
+//! | outbox: bytes, time without progress | `outbox`; `socket_session::limits`, `whole_node`, `tls` |
 //! | idempotency window | here; the store's contract |
 //! | history retention | the store's contract, `edge::http::tests::history` |
 //! | names, tokens, pages, batches, streams, silence and the store, set otherwise | `settings` |
@@ -36,6 +36,7 @@
 //! | connections of a tenant, of a node | `connections::ceiling`; `whole_node` |
 
 mod headers;
+mod outbox;
 mod presence;
 mod resume;
 mod settings;

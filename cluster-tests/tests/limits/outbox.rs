@@ -1,0 +1,67 @@
+//! What may wait for a client that reads nothing, and for how long.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const DELIVERED: &str = "fanfare_deliveries_total";
+const ENDED: &str = "fanfare_slow_consumers_total";
+/// Of the data of each message; its frame is a little longer.
+const BYTES: usize = 65_000;
+
+async fn metric(node: &Node, name: &str) -> usize {
+    let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
+    let text = String::from_utf8_lossy(&page.body).into_owned();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map_or(0, |value| value.parse().expect("a count"))
+}
+
+/// Attached to the channel, with as little room in the kernel as it gives.
+async fn attached(node: &Node) -> Socket {
+    let mut socket =
+        Socket::over(Raw::connect_slow(node.addr(), 4 * 1024).await, "", &http::basic(KEY)).await;
+    socket.attach("c").await;
+    socket
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mebibyte_may_wait_and_one_message_more_ends_the_connection() {
+    const OUTBOX: usize = 1024 * 1024;
+    let node = Node::start(options().limit("publishes_per_second", 0)).await;
+    let mut silent = attached(&node).await;
+    let mut publisher = Socket::open(&node, "").await;
+    let mut published = 0;
+    while metric(&node, ENDED).await == 0 {
+        published += 1;
+        publisher.publish("c", json!({"data": "x".repeat(BYTES)})).await;
+        wait_until(SOON, "the delivery", async || {
+            metric(&node, DELIVERED).await == published || metric(&node, ENDED).await == 1
+        })
+        .await;
+    }
+    let delivered = metric(&node, DELIVERED).await;
+    let (frames, _) = silent.to_end(SOON).await;
+    let taken = frames.iter().filter(|frame| frame["op"] == 13).count();
+    // The kernel may have taken a part of one more, and the last one is that which was too much.
+    let waited = (delivered - taken) * BYTES;
+    assert!((OUTBOX - BYTES..OUTBOX + 2 * BYTES).contains(&waited), "{waited} of {delivered} less {taken}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_takes_nothing_for_the_time_that_is_set_is_ended() {
+    let limits = options()
+        .limit("publishes_per_second", 0)
+        .limit("outbox_bytes", 256 * 1024 * 1024)
+        .limit("outbox_stall_ms", 1_000);
+    let node = Node::start(limits).await;
+    let _silent = attached(&node).await;
+    let mut publisher = Socket::open(&node, "").await;
+    let began = Instant::now();
+    for _ in 0..200 {
+        publisher.publish("c", json!({"data": "x".repeat(BYTES)})).await;
+    }
+    assert!(metric(&node, ENDED).await == 0 || began.elapsed() >= Duration::from_secs(1));
+    wait_until(SOON, "the end", async || metric(&node, ENDED).await == 1).await;
+    // The default is ten seconds.
+    assert!((1_000..9_000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+}
