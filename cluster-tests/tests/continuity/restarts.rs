@@ -27,6 +27,31 @@ async fn several_restarts_lose_nothing_either() {
     resume(&node, &mut missed, "", published + 100..published + 110).await;
 }
 
+/// Nothing was published since the position but what was missed, on a channel that has messages of a run before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_channel_that_was_quiet_all_the_run_is_resumed_too() {
+    let mut node = node().await;
+    publish(&mut Socket::open(&node, "").await, "a", 0..5).await;
+    node.restart().await;
+    let mut socket = Socket::open(&node, "").await;
+    let serial = socket.attach("a").await["serial"].clone();
+    cut(socket);
+    publish(&mut Socket::open(&node, "").await, "a", 5..8).await;
+    for run in 0..2 {
+        let mut socket = Socket::open(&node, "").await;
+        assert_eq!(attach_after(&mut socket, "a", &serial).await["resumed"], true, "{run}");
+        let mut seen = Vec::new();
+        while seen.len() < 3 {
+            let frame = socket.find("what follows", |frame| frame["channel"] == "a").await;
+            assert_eq!(frame["op"], 13, "{run}: {frame}");
+            let messages = frame["messages"].as_array().expect("messages");
+            seen.extend(messages.iter().map(|message| message["data"].clone()));
+        }
+        assert_eq!(seen, [5, 6, 7], "{run}");
+        node.restart().await;
+    }
+}
+
 /// The identity of a connection over several restarts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_is_taken_up_after_several_restarts() {

@@ -43,7 +43,17 @@ impl Rows<'_> {
         {
             return None;
         }
-        Some(Found::Begin { place: Place { after, cursor: before(first_ms, after), order }, is_cut: false })
+        let cursor = self.without_earlier_runs(before(first_ms, after), after).await?;
+        Some(Found::Begin { place: Place { after, cursor, order }, is_cut: false })
+    }
+
+    /// In the millisecond before, a row of a run before this stamp's may have a higher number than the stamp.
+    async fn without_earlier_runs(&self, cursor: Position, after: Stamp) -> Option<Position> {
+        let query = HistoryQuery { limit: 1, cursor: Some(cursor), ..self.query(Direction::Forwards) };
+        let page = self.shared.store.read(query).await.ok()?;
+        let is_earlier = page.rows.first().is_some_and(|row| !self.is_after(row.position, after));
+        let behind_all = Position { sequence: u64::MAX, incarnation: u64::MAX, ..cursor };
+        Some(if is_earlier { behind_all } else { cursor })
     }
 
     /// The least time from which on every row is after the stamp. All rows from `to_ms` on are, and those of the time
