@@ -1,6 +1,8 @@
 //! A node whose disk hangs or is full says so, keeps delivering, and is well again when the disk is.
 
-use fanfare_cluster_tests::{Disk, Node, NodeOptions, SOON, Socket, history, http, wait_until};
+use fanfare_cluster_tests::{
+    Directory, Disk, Node, NodeOptions, SOON, Socket, directory, history, http, wait_until,
+};
 use fanfare_proto::path::encode_channel;
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -128,4 +130,26 @@ async fn a_full_disk_degrades_the_node_and_the_log_says_why() {
     assert_eq!(publish(&node, "after").await, 200);
     assert_eq!(stored(&node).await, ["before", "after"]);
     node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_rules_of_what_is_kept_take_effect_although_the_disk_hangs() {
+    let disk = Disk::default();
+    let directory = |sign: &str, history: bool| {
+        let rules = format!("pattern = \"*\"\nhistory = {history}");
+        Directory::default().account("acme").channels(&rules).key(sign, "s", directory::ALL)
+    };
+    let node = Node::start(disk.under(NodeOptions::default().directory(directory("k", true), "s.k"))).await;
+    disk.hang(true);
+    for (sign, history) in [("k0", false), ("k1", true), ("k2", false), ("k3", true)] {
+        node.replace_directory(&directory(sign, history));
+        wait_until(SOON, sign, async || {
+            let authorization = http::basic(&format!("s.{sign}"));
+            let headers = [("authorization", &*authorization)];
+            http::request(node.addr(), "GET", "/time", &headers, "").await.status == 200
+        })
+        .await;
+    }
+    disk.hang(false);
+    wait_for_status(&node, "ready").await;
 }

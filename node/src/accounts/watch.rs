@@ -114,8 +114,9 @@ impl Accounts {
         if seen.is_current() { Ok(()) } else { self.apply(path, &mut seen) }
     }
 
-    /// Never returns: polls the files, and reads them again on SIGHUP. The task that runs it may be dropped at any time.
-    pub async fn watch(self: Arc<Self>) {
+    /// Never ends: polls the files, and reads them again on SIGHUP, which ends the process no more once this was called. The
+    /// task that runs it may be dropped at any time.
+    pub fn watch(self: Arc<Self>) -> impl Future<Output = ()> + Send {
         let mut hangups = match signal(SignalKind::hangup()) {
             Ok(hangups) => Some(hangups),
             Err(error) => {
@@ -123,15 +124,17 @@ impl Accounts {
                 None
             }
         };
-        loop {
-            let asked = tokio::select! {
-                () = tokio::time::sleep(POLL) => false,
-                Some(()) = next_signal(&mut hangups) => true,
-            };
-            let accounts = self.clone();
-            let attempt = move || if asked { accounts.reload() } else { accounts.reload_if_changed() };
-            // `reload` has logged and counted what was wrong.
-            let _outcome = tokio::task::spawn_blocking(attempt).await;
+        async move {
+            loop {
+                let asked = tokio::select! {
+                    () = tokio::time::sleep(POLL) => false,
+                    Some(()) = next_signal(&mut hangups) => true,
+                };
+                let accounts = self.clone();
+                let attempt = move || if asked { accounts.reload() } else { accounts.reload_if_changed() };
+                // `reload` has logged and counted what was wrong.
+                let _outcome = tokio::task::spawn_blocking(attempt).await;
+            }
         }
     }
 

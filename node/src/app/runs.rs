@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
+use super::StartError;
 use crate::accounts::Accounts;
 use crate::hub::Hub;
 use crate::origin::history::{FormerRun, HistoryStore, Kept};
@@ -17,12 +18,23 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long a change of the directory waits for a disk that does not answer.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 
-/// The latest first. A disk that takes no write leaves what can still be served.
-pub(super) async fn former_runs(store: &dyn HistoryStore, hub: &Hub, accounts: &Accounts) -> Vec<FormerRun> {
+/// The latest first. A disk that takes no write leaves what can still be served; but a run without history acknowledges what
+/// leaves no trace, so it must be known to the next one.
+pub(super) async fn former_runs(
+    store: &dyn HistoryStore,
+    hub: &Hub,
+    accounts: &Accounts,
+    keeps_history: bool,
+) -> Result<Vec<FormerRun>, StartError> {
     let kept = Kept { policies: accounts.current().history_policies(), is_all: true, outlasts: false };
-    store.begin(hub.incarnation(), kept).await.unwrap_or_else(|error| {
+    store.begin(hub.incarnation(), kept).await.or_else(|error| {
+        if !keeps_history {
+            return Err(StartError::at("cannot note in the data folder that this run keeps no history")(
+                error,
+            ));
+        }
         tracing::error!(%error, "nobody can be resumed from the runs before");
-        Vec::new()
+        Ok(Vec::new())
     })
 }
 
@@ -50,8 +62,13 @@ type Change = (u64, oneshot::Sender<()>);
 
 async fn noted(ask: &mpsc::Sender<Change>, policies: u64) {
     let (done, is_done) = oneshot::channel();
-    if ask.send((policies, done)).await.is_err() || tokio::time::timeout(CHANGE_WAIT, is_done).await.is_err()
-    {
+    let written = async {
+        ask.send((policies, done)).await.ok()?;
+        // Its other end is dropped when it is done.
+        let _dropped = is_done.await;
+        Some(())
+    };
+    if !matches!(tokio::time::timeout(CHANGE_WAIT, written).await, Ok(Some(()))) {
         tracing::error!("a change of what is kept takes effect before it is written down");
     }
 }
@@ -65,11 +82,13 @@ async fn note_changes(
 ) {
     let incarnation = publisher.hub().incarnation();
     let began = Instant::now();
-    let mut noted = Kept { policies: accounts.current().history_policies(), is_all: true, outlasts: false };
     let (mut generation, changes) = (accounts.generation(), accounts.policy_changes());
-    let mut policies = noted.policies;
+    let mut policies = accounts.current().history_policies();
+    // Not known: at the start the disk may have refused it.
+    let mut noted = None;
+    // Whoever waits is told, by dropping its end, when it is written down.
+    let mut waits = None;
     loop {
-        // Whoever asks is told when this look is over: its end is dropped.
         let change = tokio::select! {
             Some(change) = asked.recv() => Some(change),
             () = tokio::time::sleep(LOOK) => None,
@@ -78,20 +97,23 @@ async fn note_changes(
             generation = accounts.generation();
             policies = accounts.current().history_policies();
         }
-        if let Some((next, _)) = change {
-            policies = next;
+        if let Some((next, done)) = change {
+            (policies, waits) = (next, Some(done));
         }
         if accounts.policy_changes() != changes {
             policies = Kept::UNLIKE_ALL;
         }
         let outlasts = began.elapsed() > outlasts_after;
         let kept = Kept { policies, is_all: publisher.stores_all(), outlasts };
-        if kept == noted {
-            continue;
+        if noted != Some(kept) {
+            match store.begin(incarnation, kept).await {
+                Ok(_) => noted = Some(kept),
+                Err(error) => {
+                    tracing::error!(%error, "what is kept of this run is not written down");
+                    continue;
+                }
+            }
         }
-        match store.begin(incarnation, kept).await {
-            Ok(_) => noted = kept,
-            Err(error) => tracing::error!(%error, "what is kept of this run is not written down"),
-        }
+        drop(waits.take());
     }
 }
