@@ -43,7 +43,7 @@ impl Dialler {
         let result = timeout(CONNECT_MAX, self.dial_unbounded()).await.unwrap_or(Err(Error::TimedOut));
         match &result {
             Ok(dialled) => self.connection_key = Some(dialled.connected.connection_key.clone()),
-            Err(Error::Io(_) | Error::TimedOut | Error::Protocol(_)) if self.connection_key.is_some() => {
+            Err(error) if self.connection_key.is_some() && may_have_arrived(error) => {
                 self.unheard = Some(Instant::now());
             }
             Err(_) => {}
@@ -68,6 +68,15 @@ impl Dialler {
         let (outgoing, queue) = mpsc::channel(writer::QUEUE_FRAMES_MAX);
         let connected = first_frame(&mut read, self.options.format, &outgoing).await?;
         Ok(Dialled { read, write, outgoing, queue, connected })
+    }
+}
+
+/// Whether the node may have taken up the connection although its answer did not come: also behind a gateway that gave up.
+fn may_have_arrived(error: &Error) -> bool {
+    match error {
+        Error::Io(_) | Error::TimedOut | Error::Protocol(_) => true,
+        Error::Http { status, .. } => [408, 502, 504].contains(status),
+        _ => false,
     }
 }
 
