@@ -114,7 +114,7 @@ impl Refusal {
         Self::new(Kind::Unavailable, "not wired on this node")
     }
 
-    /// The connections could not be walked over in time.
+    /// The connections could not be walked over in time, or there are as many event streams as may be.
     pub fn unanswered() -> Self {
         Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, "the node is busy, try again") }
     }

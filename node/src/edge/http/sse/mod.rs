@@ -45,7 +45,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let opening = admit(api, query, &authorization)?;
     let permit = Permit::take(&api.streams);
     if api.streams.load(Ordering::SeqCst) > api.services.limits.sse_streams {
-        return Err(Refusal::busy());
+        return Err(Refusal::unanswered());
     }
     let last = head.headers.get("last-event-id").and_then(|value| value.to_str().ok());
     let serials = serials(last, channels.len());
@@ -53,7 +53,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let client = head.extensions.get::<ClientSocket>().cloned();
     let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms, client).map_err(|error| {
         tracing::warn!(%error, "an event stream could not be opened");
-        Refusal::busy()
+        Refusal::unanswered()
     })?;
     let mut read = Vec::new();
     for (channel, serial) in channels.iter().zip(&serials) {

@@ -21,7 +21,7 @@ const LOW_BYTES: usize = 32 * 1024;
 /// Why a rewind gave less than was asked for.
 pub(super) const CUT_BY_CAPABILITY: &str =
     "rewind was cut to the resume window: the capability has no history here";
-const NOT_READ: &str = "rewind was cut: the store did not answer";
+const NOT_READ: &str = "rewind was cut: the history could not be read";
 
 /// A channel of which a connection is given what it missed; until it has that, deliveries pass it by.
 #[derive(Debug)]
