@@ -7,6 +7,8 @@ pub mod http;
 pub mod json;
 pub mod msgpack;
 pub mod path;
+#[cfg(feature = "peer")]
+pub mod peer;
 pub mod serial;
 pub mod token;
 

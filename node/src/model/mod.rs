@@ -2,6 +2,7 @@
 
 mod capability;
 mod clock;
+mod forwarded;
 mod ids;
 mod limits;
 mod message;
@@ -13,8 +14,10 @@ pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};
 pub use clock::Clock;
 pub use fanfare_proto::frame::Draft;
-pub(crate) use ids::random_bytes;
+pub use forwarded::Forwarded;
+pub(crate) use forwarded::ForwardedParts;
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
+pub(crate) use ids::{check_name, random_bytes};
 pub use limits::Limits;
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
 pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};

@@ -33,10 +33,20 @@ const RULES: &[Rule] = &[
         reason: "publish is the only way in",
     },
     Rule {
+        names: &["Forwarded::new"],
+        within: &["node/src/"],
+        except: &["node/src/cluster/inbound.rs"],
+        reason: "what a peer forwards comes through cluster::inbound, is delivered, and nothing else",
+    },
+    Rule {
         names: &["ChannelKey::new"],
         within: &["node/src/"],
-        except: &["node/src/auth/", "node/src/origin/history/embedded/members.rs"],
-        reason: "a channel is named through auth::Principal::channel, with its account, or read back from where it was stored",
+        except: &[
+            "node/src/auth/",
+            "node/src/origin/history/embedded/members.rs",
+            "node/src/cluster/inbound.rs",
+        ],
+        reason: "a channel is named through auth::Principal::channel, with its account, by a peer, or read back from where it was stored",
     },
     Rule {
         names: &["StatusCode"],

@@ -1,0 +1,256 @@
+//! The side of a lane that takes: the listener, who may speak, and what each peer has sent so far.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fanfare_proto::peer::v1::frame::Kind;
+use fanfare_proto::peer::{Items, LANES_MAX, MAJOR, MINOR, v1};
+use futures_util::{Stream, stream};
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tonic::{Status, Streaming};
+
+use super::grpc::{self, Connections};
+use super::{CONNECT, Common, SILENCE};
+use crate::cluster::inbound::{self, Peer};
+use crate::tasks::OnStop;
+
+/// Handshakes under way; whoever comes beyond is closed, and a peer tries again.
+const HANDSHAKES_MAX: usize = 64;
+/// Connections of peers; the same.
+const CONNECTIONS_MAX: usize = 1024;
+/// Lanes that are remembered, open or not; the longest unused goes, and where all are open a further one is refused.
+const LANES_KEPT_MAX: usize = 2048;
+const NODE_ID_BYTES_MAX: usize = 256;
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Never returns. What cannot be accepted leaves the others alone.
+pub(super) async fn listen(listener: TcpListener, common: Arc<Common>) {
+    let lanes = Arc::new(Lanes::default());
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "a peer's connection cannot be accepted");
+                sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        let permits =
+            (Arc::clone(&handshakes).try_acquire_owned(), Arc::clone(&connections).try_acquire_owned());
+        let (Ok(handshake), Ok(connection)) = permits else {
+            refused("too many");
+            continue;
+        };
+        let (common, lanes) = (Arc::clone(&common), Arc::clone(&lanes));
+        let tasks = Arc::clone(&common.tasks);
+        tasks.spawn("peer connection", OnStop::Cancel, async move {
+            let end = common.end.clone();
+            end.run_until_cancelled(serve(socket, handshake, common, lanes)).await;
+            drop(connection);
+        });
+    }
+}
+
+fn refused(reason: &str) {
+    metrics::counter!("fanfare_peer_handshakes_refused_total").increment(1);
+    tracing::warn!(reason, "a connection to the peer listener was refused");
+}
+
+async fn serve(socket: TcpStream, handshake: OwnedSemaphorePermit, common: Arc<Common>, lanes: Arc<Lanes>) {
+    let acceptor = TlsAcceptor::from(Arc::clone(&common.tls.server));
+    let accepted = match socket.set_nodelay(true) {
+        Ok(()) => timeout(CONNECT, acceptor.accept(socket)).await,
+        Err(error) => Ok(Err(error)),
+    };
+    let socket = match accepted {
+        Ok(Ok(socket)) => socket,
+        Ok(Err(error)) => return refused(&error.to_string()),
+        Err(_) => return refused("no handshake in time"),
+    };
+    drop(handshake);
+    let connections = Connections { tasks: Arc::clone(&common.tasks), end: common.end.child_token() };
+    grpc::serve(socket, connections, move |frames| taking(frames, Arc::clone(&common), Arc::clone(&lanes)))
+        .await;
+}
+
+/// What each lane of each run of a peer has sent.
+#[derive(Default)]
+struct Lanes(Mutex<HashMap<(u64, u32), Arc<Lane>>>);
+
+struct Lane {
+    used: Mutex<Instant>,
+    taken: Mutex<Taken>,
+}
+
+/// Held while a batch is handed on, so that an older stream of the same lane cannot come between.
+#[derive(Default)]
+struct Taken {
+    /// The stream that speaks for the lane; an older one may still hold frames.
+    stream: u64,
+    sequence: u64,
+    begun: bool,
+}
+
+impl Lanes {
+    fn find(&self, incarnation: u64, lane: u32) -> Result<Arc<Lane>, Status> {
+        let mut lanes = self.0.lock();
+        if lanes.len() >= LANES_KEPT_MAX && !lanes.contains_key(&(incarnation, lane)) {
+            let unused = lanes.iter().filter(|(_, lane)| Arc::strong_count(lane) == 1);
+            let oldest = unused.min_by_key(|(_, lane)| *lane.used.lock()).map(|(key, _)| *key);
+            let oldest = oldest.ok_or_else(|| Status::resource_exhausted("too many lanes are open here"))?;
+            lanes.remove(&oldest);
+        }
+        let lane = lanes
+            .entry((incarnation, lane))
+            .or_insert_with(|| Arc::new(Lane { used: Mutex::new(Instant::now()), taken: Mutex::default() }));
+        *lane.used.lock() = Instant::now();
+        Ok(Arc::clone(lane))
+    }
+}
+
+/// The answers of a lane. Reading is part of making them: a peer that takes no answers is not read either.
+fn taking(
+    frames: Streaming<v1::Frame>,
+    common: Arc<Common>,
+    lanes: Arc<Lanes>,
+) -> impl Stream<Item = Result<v1::Frame, Status>> + Send + 'static {
+    let taking = Taking { frames, common, lanes, open: None, over: false };
+    stream::unfold(taking, |mut taking| async move {
+        if taking.over {
+            return None;
+        }
+        let answer = taking.answer().await;
+        taking.over = answer.is_err();
+        Some((answer.transpose()?.map(|kind| v1::Frame { kind: Some(kind) }), taking))
+    })
+}
+
+struct Taking {
+    frames: Streaming<v1::Frame>,
+    common: Arc<Common>,
+    lanes: Arc<Lanes>,
+    open: Option<OpenLane>,
+    over: bool,
+}
+
+struct OpenLane {
+    peer: Peer,
+    lane: Arc<Lane>,
+    stream: u64,
+}
+
+impl Taking {
+    /// None when the peer has ended the lane.
+    async fn answer(&mut self) -> Result<Option<Kind>, Status> {
+        loop {
+            let frame = timeout(SILENCE, self.frames.message())
+                .await
+                .map_err(|_| Status::deadline_exceeded("the peer is silent"))??;
+            let Some(frame) = frame else { return Ok(None) };
+            let answer = match (&self.open, frame.kind) {
+                (None, Some(Kind::Hello(hello))) => {
+                    let (open, answer) = self.hello(hello)?;
+                    self.open = Some(open);
+                    Kind::Hello(answer)
+                }
+                (None, _) => return Err(Status::failed_precondition("a lane begins with hello")),
+                (Some(open), Some(Kind::Batch(batch))) => {
+                    Kind::Confirm(v1::Confirm { sequence: open.take(batch, &self.common)? })
+                }
+                (Some(_), Some(Kind::Ping(ping))) => Kind::Pong(v1::Pong { number: ping.number }),
+                // It came with a later minor.
+                (Some(_), _) => continue,
+            };
+            return Ok(Some(answer));
+        }
+    }
+
+    fn hello(&self, hello: v1::Hello) -> Result<(OpenLane, v1::Hello), Status> {
+        let own = &self.common.own;
+        if hello.major != MAJOR {
+            tracing::warn!(major = hello.major, "a peer of another version was refused");
+            return Err(other_major(hello.major));
+        }
+        if hello.lane as usize >= LANES_MAX || hello.node_id.len() > NODE_ID_BYTES_MAX {
+            return Err(Status::invalid_argument("the hello is beyond its bounds"));
+        }
+        if hello.incarnation == own.incarnation {
+            return Err(Status::failed_precondition("this is the node itself"));
+        }
+        if hello.to != own.incarnation {
+            return Err(Status::failed_precondition("this is another run of the node"));
+        }
+        let lane = self.lanes.find(hello.incarnation, hello.lane)?;
+        let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
+        let mut taken = lane.taken.lock();
+        taken.stream += 1;
+        let before = hello.next.saturating_sub(1);
+        if taken.begun && before > taken.sequence {
+            lost(&peer, &self.common);
+        }
+        taken.sequence = taken.sequence.max(before);
+        taken.begun = true;
+        let answer = v1::Hello {
+            major: MAJOR,
+            minor: MINOR,
+            node_id: own.node_id.to_string(),
+            incarnation: own.incarnation,
+            lane: hello.lane,
+            taken: taken.sequence,
+            ..v1::Hello::default()
+        };
+        let stream = taken.stream;
+        drop(taken);
+        Ok((OpenLane { peer, lane, stream }, answer))
+    }
+}
+
+impl OpenLane {
+    /// Up to which batch all are taken.
+    fn take(&self, batch: v1::Batch, common: &Common) -> Result<u64, Status> {
+        let mut taken = self.lane.taken.lock();
+        if taken.stream != self.stream {
+            return Err(Status::aborted("the lane was opened again"));
+        }
+        if batch.sequence <= taken.sequence {
+            return Ok(taken.sequence);
+        }
+        if batch.sequence > taken.sequence + 1 {
+            lost(&self.peer, common);
+        }
+        taken.sequence = batch.sequence;
+        for item in Items::new(batch.items) {
+            let bad = match item {
+                Ok(item) => {
+                    inbound::take(item, &self.peer, &*common.inbound).err().map(|error| error.to_string())
+                }
+                Err(error) => Some(error.to_string()),
+            };
+            // Sent again it would be no better, so it counts as lost.
+            if let Some(reason) = bad {
+                tracing::warn!(peer = &*self.peer.node_id, reason, "a peer's item was dropped");
+                lost(&self.peer, common);
+            }
+        }
+        Ok(taken.sequence)
+    }
+}
+
+fn lost(peer: &Peer, common: &Common) {
+    metrics::counter!("fanfare_peer_continuity_lost_total").increment(1);
+    tracing::warn!(peer = &*peer.node_id, "items of a peer are lost");
+    common.inbound.continuity_lost(peer);
+}
+
+pub(super) fn other_major(theirs: u32) -> Status {
+    Status::failed_precondition(format!(
+        "nodes of version {MAJOR} and version {theirs} of the peer protocol do not speak to each other"
+    ))
+}

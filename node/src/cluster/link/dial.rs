@@ -1,0 +1,211 @@
+//! The side of a lane that has something to send: it connects, sends what waits, and keeps it until it is confirmed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fanfare_proto::peer::v1::frame::Kind;
+use fanfare_proto::peer::{MAJOR, MINOR, v1};
+use futures_util::stream;
+use parking_lot::Mutex;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use super::certificates::SERVER_NAME;
+use super::grpc::{self, Connections};
+use super::queue::{Pull, Queue};
+use super::{CONNECT, Common, PING, RETRY, SILENCE};
+use crate::cluster::inbound::Peer;
+
+/// One run of a peer, as long as it is a member.
+pub(super) struct Link {
+    pub(super) peer: Peer,
+    pub(super) addr: Mutex<SocketAddr>,
+    pub(super) lanes: Vec<Arc<Queue>>,
+    /// How many lanes are open.
+    pub(super) open: AtomicUsize,
+    /// Held while a change is reported, so that reports are in order.
+    pub(super) reporting: Mutex<()>,
+    pub(super) end: CancellationToken,
+}
+
+impl Link {
+    pub(super) fn is_up(&self) -> bool {
+        self.open.load(Ordering::Relaxed) == self.lanes.len()
+    }
+
+    fn opened(&self, common: &Common) {
+        let _reporting = self.reporting.lock();
+        if self.open.fetch_add(1, Ordering::Relaxed) + 1 == self.lanes.len() {
+            tracing::info!(peer = &*self.peer.node_id, "link to a peer is up");
+            common.inbound.link(&self.peer, true);
+        }
+    }
+
+    fn closed(&self, common: &Common, reason: &Status) {
+        let _reporting = self.reporting.lock();
+        if self.open.fetch_sub(1, Ordering::Relaxed) == self.lanes.len() {
+            tracing::warn!(peer = &*self.peer.node_id, reason = reason.message(), "link to a peer is down");
+            common.inbound.link(&self.peer, false);
+        }
+    }
+}
+
+/// Ends the count of an open lane in whatever way its task ends.
+struct Open<'a> {
+    link: &'a Link,
+    common: &'a Common,
+    reason: Status,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.link.closed(self.common, &self.reason);
+    }
+}
+
+/// Never returns by itself: each attempt has a fresh socket.
+pub(super) async fn keep(link: Arc<Link>, lane: usize, common: Arc<Common>) {
+    let mut told = String::new();
+    loop {
+        let end = link.end.child_token();
+        let _end = end.clone().drop_guard();
+        let opened = timeout(CONNECT, open(&link, lane, &common, end))
+            .await
+            .unwrap_or_else(|_| Err(Status::deadline_exceeded("it did not answer in time")));
+        match opened {
+            Ok(frames) => {
+                told.clear();
+                link.opened(&common);
+                let mut open = Open { link: &link, common: &common, reason: Status::cancelled("it is left") };
+                open.reason = listen(frames, &link.lanes[lane]).await;
+            }
+            // A peer that is away for long is one line, not one for each attempt.
+            Err(error) if error.message() == told => {}
+            Err(error) => {
+                error.message().clone_into(&mut told);
+                tracing::warn!(peer = &*link.peer.node_id, lane, reason = told, "no link to a peer");
+            }
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn open(
+    link: &Link,
+    lane: usize,
+    common: &Common,
+    end: CancellationToken,
+) -> Result<Streaming<v1::Frame>, Status> {
+    let addr = *link.addr.lock();
+    let failed = |error: std::io::Error| Status::unavailable(error.to_string());
+    let socket = TcpStream::connect(addr).await.map_err(failed)?;
+    socket.set_nodelay(true).map_err(failed)?;
+    let name =
+        ServerName::try_from(SERVER_NAME).map_err(|_| Status::internal("the name of peers is no name"))?;
+    let connector = TlsConnector::from(Arc::clone(&common.tls.client));
+    let socket = connector.connect(name, socket).await.map_err(failed)?;
+    let queue = &link.lanes[lane];
+    let (start, started) = oneshot::channel();
+    let hello = v1::Hello {
+        major: MAJOR,
+        minor: MINOR,
+        node_id: common.own.node_id.to_string(),
+        incarnation: common.own.incarnation,
+        lane: lane as u32,
+        next: queue.next(),
+        taken: 0,
+        to: link.peer.incarnation,
+    };
+    let outgoing = Outgoing { queue: Arc::clone(queue), step: Step::Hello(hello, started) };
+    let frames = stream::unfold(outgoing, |mut outgoing| async move {
+        let kind = outgoing.next().await?;
+        Some((v1::Frame { kind: Some(kind) }, outgoing))
+    });
+    let connections = Connections { tasks: Arc::clone(&common.tasks), end };
+    let mut frames = grpc::open(socket, connections, frames).await?;
+    let Some(v1::Frame { kind: Some(Kind::Hello(hello)) }) = frames.message().await? else {
+        return Err(Status::failed_precondition("it does not begin with hello"));
+    };
+    if hello.major != MAJOR {
+        return Err(super::accept::other_major(hello.major));
+    }
+    if hello.incarnation != link.peer.incarnation {
+        return Err(Status::failed_precondition("another run of a node answers at its address"));
+    }
+    // The stream waits for it, unless it is gone again.
+    let _ = start.send(queue.open(hello.taken));
+    Ok(frames)
+}
+
+/// Reads what the peer answers; why it ended.
+async fn listen(mut frames: Streaming<v1::Frame>, queue: &Queue) -> Status {
+    loop {
+        match timeout(SILENCE, frames.message()).await {
+            Err(_) => return Status::deadline_exceeded("it is silent"),
+            Ok(Err(status)) => return status,
+            Ok(Ok(None)) => return Status::unavailable("it ended the lane"),
+            Ok(Ok(Some(frame))) => {
+                // A pong says no more than that it came; what is unknown came with a later minor.
+                if let Some(Kind::Confirm(confirm)) = frame.kind {
+                    queue.confirm(confirm.sequence);
+                }
+            }
+        }
+    }
+}
+
+/// The frames of a lane, made when the connection has room for them.
+struct Outgoing {
+    queue: Arc<Queue>,
+    step: Step,
+}
+
+enum Step {
+    Hello(v1::Hello, oneshot::Receiver<u64>),
+    Answer(oneshot::Receiver<u64>),
+    Open { stream: u64, ping_at: Instant, pings: u64 },
+    Over,
+}
+
+impl Outgoing {
+    /// None ends the lane. It is not called again before it has resolved.
+    async fn next(&mut self) -> Option<Kind> {
+        match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Hello(hello, started) => {
+                self.step = Step::Answer(started);
+                return Some(Kind::Hello(hello));
+            }
+            Step::Answer(started) => {
+                self.step =
+                    Step::Open { stream: started.await.ok()?, ping_at: Instant::now() + PING, pings: 0 };
+            }
+            step => self.step = step,
+        }
+        // Whoever is ready to publish now is in the same batch.
+        tokio::task::yield_now().await;
+        let Step::Open { stream, ping_at, pings } = &mut self.step else { return None };
+        loop {
+            let now = Instant::now();
+            if now >= *ping_at {
+                *ping_at = now + PING;
+                *pings += 1;
+                return Some(Kind::Ping(v1::Ping { number: *pings }));
+            }
+            match self.queue.pull(*stream) {
+                Pull::Batch(batch) => return Some(Kind::Batch(batch)),
+                Pull::Over => return None,
+                Pull::Nothing => {}
+            }
+            tokio::select! {
+                () = self.queue.changed() => {}
+                () = sleep_until(*ping_at) => {}
+            }
+        }
+    }
+}

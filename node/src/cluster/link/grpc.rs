@@ -1,0 +1,174 @@
+//! gRPC on one connection: HTTP/2 with its bounds, and the one method of the service.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use fanfare_proto::peer::{LANE_PATH, v1};
+use futures_util::Stream;
+use http::uri::PathAndQuery;
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{self as client, SendRequest};
+use hyper::rt::Executor;
+use hyper::server::conn::http2 as server;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::{Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::FRAME_BYTES_MAX;
+use super::certificates::SERVER_NAME;
+use crate::tasks::{OnStop, Tasks};
+
+/// What a peer may have on its way before it is read.
+const WINDOW_BYTES: u32 = 2 * 1024 * 1024;
+const HTTP_FRAME_BYTES: u32 = 64 * 1024;
+const SEND_BYTES: usize = 512 * 1024;
+const HEAD_BYTES: u32 = 8 * 1024;
+/// A socket that is there and says nothing is given up, also when no lane is open on it.
+const KEEP_ALIVE: Duration = Duration::from_millis(500);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+pub(super) type Codec = ProstCodec<v1::Frame, v1::Frame>;
+
+/// What HTTP/2 runs beside a connection belongs to the node's tasks and ends with the connection.
+#[derive(Clone)]
+pub(super) struct Connections {
+    pub(super) tasks: Arc<Tasks>,
+    pub(super) end: CancellationToken,
+}
+
+impl<F> Executor<F> for Connections
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, future: F) {
+        let end = self.end.clone();
+        self.tasks.spawn("peer connection", OnStop::Cancel, async move {
+            end.run_until_cancelled(future).await;
+        });
+    }
+}
+
+/// Serves one connection until either side ends it. It may have one lane.
+pub(super) async fn serve<I, H, S>(io: I, connections: Connections, lane: H)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Fn(Streaming<v1::Frame>) -> S + Clone + Send + Sync + 'static,
+    S: Stream<Item = Result<v1::Frame, Status>> + Send + 'static,
+{
+    let _end = connections.end.clone().drop_guard();
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let lane = lane.clone();
+        async move { Ok::<_, Infallible>(answer(request, lane).await) }
+    });
+    let served = server::Builder::new(connections)
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_frame_size(HTTP_FRAME_BYTES)
+        .max_send_buf_size(SEND_BYTES)
+        .max_header_list_size(HEAD_BYTES)
+        .max_concurrent_streams(1)
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .serve_connection(TokioIo::new(io), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "connection of a peer ended");
+    }
+}
+
+async fn answer<H, S>(request: Request<Incoming>, lane: H) -> Response<Body>
+where
+    H: Fn(Streaming<v1::Frame>) -> S + Send,
+    S: Stream<Item = Result<v1::Frame, Status>> + Send + 'static,
+{
+    if request.uri().path() != LANE_PATH {
+        return Status::unimplemented("a peer has lanes and nothing else").into_http();
+    }
+    tonic::server::Grpc::new(Codec::default())
+        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .streaming(Accept(lane), request)
+        .await
+}
+
+struct Accept<H>(H);
+
+impl<H, S> tonic::server::StreamingService<v1::Frame> for Accept<H>
+where
+    H: Fn(Streaming<v1::Frame>) -> S,
+    S: Stream<Item = Result<v1::Frame, Status>>,
+{
+    type Response = v1::Frame;
+    type ResponseStream = S;
+    type Future = std::future::Ready<Result<tonic::Response<S>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<v1::Frame>>) -> Self::Future {
+        std::future::ready(Ok(tonic::Response::new((self.0)(request.into_inner()))))
+    }
+}
+
+/// Opens the lane of a fresh connection.
+pub(super) async fn open<I, S>(
+    io: I,
+    connections: Connections,
+    frames: S,
+) -> Result<Streaming<v1::Frame>, Status>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Stream<Item = v1::Frame> + Send + 'static,
+{
+    let failed = |error: hyper::Error| Status::unavailable(error.to_string());
+    let (requests, connection) = client::Builder::new(connections.clone())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_frame_size(HTTP_FRAME_BYTES)
+        .max_send_buf_size(SEND_BYTES)
+        .max_header_list_size(HEAD_BYTES)
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(failed)?;
+    connections.execute(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "connection to a peer ended");
+        }
+    });
+    let origin = Uri::builder()
+        .scheme("https")
+        .authority(SERVER_NAME)
+        .path_and_query("/")
+        .build()
+        .map_err(|_| Status::internal("the name of peers makes no address"))?;
+    let lane = tonic::client::Grpc::with_origin(Requests(requests), origin)
+        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .streaming(tonic::Request::new(frames), PathAndQuery::from_static(LANE_PATH), Codec::default())
+        .await?;
+    Ok(lane.into_inner())
+}
+
+struct Requests(SendRequest<Body>);
+
+impl tower_service::Service<Request<Body>> for Requests {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}

@@ -1,0 +1,206 @@
+//! Links: each node opens a few lanes to each other node and sends over them what that node is to have.
+//!
+//! A lane is one gRPC stream on a connection of its own. What concerns one channel is always on the same lane, so it
+//! comes in order. A batch is kept until it is confirmed and sent again when the lane is back; the receiver drops what
+//! it has, so an item comes once as long as both processes live, or its loss is told.
+
+mod accept;
+mod certificates;
+mod dial;
+mod grpc;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fanfare_proto::peer::{LANES_MAX, encode_item, v1};
+use parking_lot::{Mutex, RwLock};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
+pub use queue::{Lost, QueueBounds, Receipt};
+
+use super::inbound::{Inbound, Peer};
+use crate::model::Published;
+use crate::tasks::{OnStop, Tasks};
+use dial::Link;
+use queue::Queue;
+
+pub const LANES_DEFAULT: usize = 2;
+
+/// For connection, handshake and hello together.
+const CONNECT: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(500);
+const PING: Duration = Duration::from_millis(500);
+/// A lane over which nothing comes for so long is cut, by either side.
+const SILENCE: Duration = Duration::from_millis(1500);
+/// A longer frame is refused before there is room made for it.
+const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// A member of the cluster, and where its peer listener is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerAddr {
+    pub peer: Peer,
+    pub addr: SocketAddr,
+}
+
+/// How a node links to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkSettings {
+    /// Lanes to each peer, 1 to 8.
+    pub lanes: usize,
+    pub queue: QueueBounds,
+}
+
+impl Default for LinkSettings {
+    fn default() -> Self {
+        Self { lanes: LANES_DEFAULT, queue: QueueBounds::default() }
+    }
+}
+
+/// One publish that entered here, encoded once for all peers that are to have it.
+///
+/// What came from a peer is no `Published`, so it is not forwarded again.
+#[derive(Debug, Clone)]
+pub struct Forward(Bytes);
+
+impl Forward {
+    /// `frame` is the JSON text of its frame for subscribers.
+    pub fn new(published: &Published, frame: Bytes) -> Self {
+        let forward = v1::Forward {
+            channel: Some(v1::Channel {
+                account: published.key.account().as_str().to_owned(),
+                name: published.key.channel().to_owned(),
+            }),
+            incarnation: published.incarnation,
+            first: published.messages.first().map_or(0, |message| message.sequence),
+            last: published.last().sequence,
+            timestamp_ms: published.timestamp_ms,
+            connection_id: Bytes::copy_from_slice(published.connection_id.as_bytes()),
+            client_id: published.client_id.as_ref().map(|id| id.as_str().to_owned()),
+            frame,
+            bytes: published.bytes,
+        };
+        Self(encode_item(&v1::Item { kind: Some(v1::item::Kind::Forward(forward)) }))
+    }
+}
+
+/// The links of one node. Dropping it ends them.
+pub struct Links {
+    common: Arc<Common>,
+    settings: LinkSettings,
+    links: RwLock<HashMap<u64, Arc<Link>>>,
+    /// Held while members change, so that two changes do not mix.
+    changing: Mutex<()>,
+    _end: tokio_util::sync::DropGuard,
+}
+
+/// What all lanes need.
+struct Common {
+    own: Peer,
+    tls: PeerTls,
+    inbound: Arc<dyn Inbound>,
+    tasks: Arc<Tasks>,
+    end: CancellationToken,
+}
+
+impl Links {
+    pub fn new(
+        own: Peer,
+        tls: PeerTls,
+        inbound: Arc<dyn Inbound>,
+        tasks: Arc<Tasks>,
+        settings: LinkSettings,
+    ) -> Self {
+        let end = CancellationToken::new();
+        let settings = LinkSettings { lanes: settings.lanes.clamp(1, LANES_MAX), ..settings };
+        Self {
+            common: Arc::new(Common { own, tls, inbound, tasks, end: end.clone() }),
+            settings,
+            links: RwLock::default(),
+            changing: Mutex::default(),
+            _end: end.drop_guard(),
+        }
+    }
+
+    /// Takes what peers send to this listener.
+    pub fn listen(&self, listener: TcpListener) {
+        let listening = accept::listen(listener, Arc::clone(&self.common));
+        self.spawn("peer listener", self.common.end.clone(), listening);
+    }
+
+    /// The members as they are now, without this node. Who is new is linked to; who is missing is left, with what
+    /// waits for it. A node that has started again has another incarnation and is another member.
+    pub fn set_peers(&self, peers: Vec<PeerAddr>) {
+        let _changing = self.changing.lock();
+        let before = self.links.read().clone();
+        let mut after = HashMap::with_capacity(peers.len());
+        for PeerAddr { peer, addr } in peers {
+            let incarnation = peer.incarnation;
+            if incarnation == self.common.own.incarnation {
+                continue;
+            }
+            let link = match before.get(&incarnation) {
+                Some(link) => {
+                    *link.addr.lock() = addr;
+                    Arc::clone(link)
+                }
+                None => self.link(peer, addr),
+            };
+            after.insert(incarnation, link);
+        }
+        let left: Vec<_> = before.iter().filter(|(key, _)| !after.contains_key(key)).collect();
+        left.iter().for_each(|(_, link)| link.end.cancel());
+        *self.links.write() = after;
+    }
+
+    fn link(&self, peer: Peer, addr: SocketAddr) -> Arc<Link> {
+        let lanes = (0..self.settings.lanes).map(|_| Arc::new(Queue::new(self.settings.queue))).collect();
+        let end = self.common.end.child_token();
+        let link = Arc::new(Link {
+            peer,
+            addr: Mutex::new(addr),
+            lanes,
+            open: AtomicUsize::new(0),
+            reporting: Mutex::new(()),
+            end,
+        });
+        for lane in 0..self.settings.lanes {
+            let kept = dial::keep(Arc::clone(&link), lane, Arc::clone(&self.common));
+            self.spawn("peer lane", link.end.clone(), kept);
+        }
+        link
+    }
+
+    fn spawn(
+        &self,
+        name: &'static str,
+        end: CancellationToken,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        self.common.tasks.spawn(name, OnStop::Cancel, async move {
+            end.run_until_cancelled(task).await;
+        });
+    }
+
+    /// Puts a publish into the queue of a peer and returns at once. `channel_hash` chooses the lane: the same for
+    /// all of a channel.
+    pub fn send(&self, to_incarnation: u64, channel_hash: u64, forward: &Forward) -> Receipt {
+        let links = self.links.read();
+        let Some(link) = links.get(&to_incarnation) else { return Receipt::lost() };
+        let lane = (channel_hash % link.lanes.len() as u64) as usize;
+        link.lanes[lane].push(forward.0.clone())
+    }
+
+    /// Whether all lanes to the peer are open: a receipt may be waited for.
+    pub fn is_up(&self, incarnation: u64) -> bool {
+        self.links.read().get(&incarnation).is_some_and(|link| link.is_up())
+    }
+}

@@ -1,0 +1,220 @@
+//! What waits for one lane and what is on its way over it. No I/O: the lane's stream pulls.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use fanfare_proto::peer::v1;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+/// A batch is closed at either; an item that is longer goes alone.
+const BATCH_BYTES: usize = 256 * 1024;
+const BATCH_ITEMS: usize = 4096;
+/// Sent and not confirmed: when it is full the lane waits, and what follows waits in its queue.
+const SENT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// No item that a node makes comes near it; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
+pub(super) const ITEM_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// What one lane may hold, sent or not. When it is full all of it is lost: the lane is cut, its receipts fail, the
+/// peer sees the gap when the lane is back, and whoever publishes has not waited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueBounds {
+    pub bytes: usize,
+    pub items: usize,
+}
+
+impl Default for QueueBounds {
+    fn default() -> Self {
+        Self { bytes: 32 * 1024 * 1024, items: 262_144 }
+    }
+}
+
+/// Resolves when the peer has taken the item. Its caller sets the deadline.
+#[derive(Debug)]
+pub struct Receipt(Option<oneshot::Receiver<()>>);
+
+/// The item did not reach the peer, or nobody knows whether it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lost;
+
+impl Receipt {
+    pub(super) fn lost() -> Self {
+        Self(None)
+    }
+}
+
+impl Future for Receipt {
+    type Output = Result<(), Lost>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            None => Poll::Ready(Err(Lost)),
+            Some(receiver) => Pin::new(receiver).poll(cx).map_err(|_| Lost),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    bounds: QueueBounds,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Waiting>,
+    /// In rising order of sequence, without a gap between them.
+    sent: VecDeque<Sent>,
+    /// Of both, and of `sent` alone.
+    bytes: usize,
+    items: usize,
+    sent_bytes: usize,
+    /// The sequence of the last batch that was made, or left out.
+    last: u64,
+    /// How many of `sent` went over the stream that is open.
+    on_stream: usize,
+    /// The stream that is open; an older one gets nothing more.
+    stream: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    item: Bytes,
+    receipt: oneshot::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    batch: v1::Batch,
+    receipts: Vec<oneshot::Sender<()>>,
+}
+
+pub(super) enum Pull {
+    Batch(v1::Batch),
+    Nothing,
+    /// The stream is not the lane's any more.
+    Over,
+}
+
+impl Queue {
+    pub(super) fn new(bounds: QueueBounds) -> Self {
+        Self { bounds, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    pub(super) fn push(&self, item: Bytes) -> Receipt {
+        let (receipt, receiver) = oneshot::channel();
+        let mut state = self.state.lock();
+        let bytes = state.bytes + item.len();
+        if item.len() > ITEM_BYTES_MAX || bytes > self.bounds.bytes || state.items >= self.bounds.items {
+            state.lose_all();
+            drop(state);
+            metrics::counter!("fanfare_peer_queue_overflows_total").increment(1);
+            self.changed.notify_one();
+            return Receipt::lost();
+        }
+        state.bytes = bytes;
+        state.items += 1;
+        state.waiting.push_back(Waiting { item, receipt });
+        drop(state);
+        self.changed.notify_one();
+        Receipt(Some(receiver))
+    }
+
+    /// The sequence that a stream opened now begins with.
+    pub(super) fn next(&self) -> u64 {
+        let state = self.state.lock();
+        state.sent.front().map_or(state.last + 1, |sent| sent.batch.sequence)
+    }
+
+    /// Makes a stream the lane's: what the peer has not taken goes over it first. Gives its number.
+    pub(super) fn open(&self, taken: u64) -> u64 {
+        let mut state = self.state.lock();
+        state.confirm(taken);
+        state.on_stream = 0;
+        state.stream += 1;
+        state.stream
+    }
+
+    pub(super) fn pull(&self, stream: u64) -> Pull {
+        let mut state = self.state.lock();
+        if state.stream != stream {
+            // What woke it is for the stream that is open.
+            self.changed.notify_one();
+            return Pull::Over;
+        }
+        if let Some(sent) = state.sent.get(state.on_stream) {
+            let batch = sent.batch.clone();
+            state.on_stream += 1;
+            return Pull::Batch(batch);
+        }
+        if state.waiting.is_empty() || state.sent_bytes > SENT_BYTES_MAX {
+            return Pull::Nothing;
+        }
+        Pull::Batch(state.make_batch())
+    }
+
+    pub(super) fn confirm(&self, sequence: u64) {
+        self.state.lock().confirm(sequence);
+        // There may be room for a further batch.
+        self.changed.notify_one();
+    }
+
+    /// Resolves after a push, a confirmation or a loss since it was last awaited.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    #[cfg(test)]
+    pub(super) fn held_bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+}
+
+impl State {
+    fn make_batch(&mut self) -> v1::Batch {
+        let (mut bytes, mut count) = (0, 0);
+        for waiting in self.waiting.iter().take(BATCH_ITEMS) {
+            if count > 0 && bytes + waiting.item.len() > BATCH_BYTES {
+                break;
+            }
+            bytes += waiting.item.len();
+            count += 1;
+        }
+        let mut items = BytesMut::with_capacity(bytes);
+        let mut receipts = Vec::with_capacity(count);
+        for waiting in self.waiting.drain(..count) {
+            items.extend_from_slice(&waiting.item);
+            receipts.push(waiting.receipt);
+        }
+        self.last += 1;
+        self.sent_bytes += bytes;
+        self.on_stream += 1;
+        let batch = v1::Batch { sequence: self.last, items: items.freeze() };
+        self.sent.push_back(Sent { batch: batch.clone(), receipts });
+        batch
+    }
+
+    fn confirm(&mut self, sequence: u64) {
+        while self.sent.front().is_some_and(|sent| sent.batch.sequence <= sequence) {
+            let Some(sent) = self.sent.pop_front() else { return };
+            self.bytes -= sent.batch.items.len();
+            self.sent_bytes -= sent.batch.items.len();
+            self.items -= sent.receipts.len();
+            self.on_stream = self.on_stream.saturating_sub(1);
+            for receipt in sent.receipts {
+                // Nobody waits for it any more.
+                let _ = receipt.send(());
+            }
+        }
+    }
+
+    /// The sequence that is left out tells the peer.
+    fn lose_all(&mut self) {
+        let (last, stream) = (self.last + 1, self.stream + 1);
+        *self = Self { last, stream, ..Self::default() };
+    }
+}

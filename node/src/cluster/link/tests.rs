@@ -1,0 +1,137 @@
+//! Links of several nodes over real sockets of this machine.
+
+mod bounds;
+mod delivery;
+mod keys;
+mod relay;
+mod strangers;
+mod versions;
+
+use std::collections::HashMap;
+
+use serde_json::value::RawValue;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::*;
+use crate::model::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, Message};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const SECRET: [u8; 32] = [7; 32];
+const ONE_LANE: LinkSettings = LinkSettings { lanes: 1, queue: QueueBounds { bytes: 1 << 20, items: 1000 } };
+
+/// What a node was handed.
+#[derive(Debug, Default, Clone)]
+struct Seen {
+    forwarded: Vec<(u64, Forwarded)>,
+    lost: Vec<u64>,
+    up: HashMap<u64, bool>,
+    /// How often a link was reported down.
+    downs: usize,
+}
+
+impl Seen {
+    fn is_up(&self, to: u64) -> bool {
+        self.up.get(&to) == Some(&true)
+    }
+
+    /// Sequences of one channel, in the order of their coming.
+    fn sequences(&self, channel: &str) -> Vec<u64> {
+        let of_channel = self.forwarded.iter().filter(|(_, forwarded)| forwarded.key.channel() == channel);
+        of_channel.map(|(_, forwarded)| forwarded.first).collect()
+    }
+}
+
+struct Recorder(watch::Sender<Seen>);
+
+impl Inbound for Recorder {
+    fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
+        self.0.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));
+    }
+
+    fn continuity_lost(&self, from: &Peer) {
+        self.0.send_modify(|seen| seen.lost.push(from.incarnation));
+    }
+
+    fn link(&self, to: &Peer, up: bool) {
+        self.0.send_modify(|seen| {
+            seen.up.insert(to.incarnation, up);
+            seen.downs += usize::from(!up);
+        });
+    }
+}
+
+struct Node {
+    peer: Peer,
+    addr: SocketAddr,
+    links: Links,
+    seen: watch::Receiver<Seen>,
+}
+
+impl Node {
+    async fn start(incarnation: u64) -> Self {
+        Self::start_with(incarnation, &[SECRET], LinkSettings::default()).await
+    }
+
+    async fn start_with(incarnation: u64, secrets: &[[u8; 32]], settings: LinkSettings) -> Self {
+        let tls = PeerTls::from_secrets(secrets).expect("the secrets make certificates");
+        let (sender, seen) = watch::channel(Seen::default());
+        let peer = Peer { node_id: format!("node-{incarnation}").into(), incarnation };
+        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let links = Links::new(peer.clone(), tls, Arc::new(Recorder(sender)), tasks, settings);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        links.listen(listener);
+        Self { peer, addr, links, seen }
+    }
+
+    fn at(&self, addr: SocketAddr) -> PeerAddr {
+        PeerAddr { peer: self.peer.clone(), addr }
+    }
+
+    async fn link_to(&self, others: &[&Self]) {
+        self.links.set_peers(others.iter().map(|other| other.at(other.addr)).collect());
+        for other in others {
+            self.until("the link is up", |seen| seen.is_up(other.peer.incarnation)).await;
+        }
+    }
+
+    fn send(&self, to: &Self, channel: &str, sequence: u64) -> Receipt {
+        self.send_bytes(to, channel, sequence, 16)
+    }
+
+    /// The channel's name makes its lane.
+    fn send_bytes(&self, to: &Self, channel: &str, sequence: u64, bytes: usize) -> Receipt {
+        let forward = forward(self.peer.incarnation, channel, sequence, bytes);
+        let hash = channel.bytes().map(u64::from).sum();
+        self.links.send(to.peer.incarnation, hash, &forward)
+    }
+
+    async fn until(&self, what: &str, holds: impl FnMut(&Seen) -> bool) -> Seen {
+        let mut seen = self.seen.clone();
+        let reached = timeout(DEADLINE, seen.wait_for(holds)).await;
+        match reached {
+            Ok(seen) => seen.expect("the recorder lives as long as its node").clone(),
+            Err(_) => panic!("not in time: {what}, but {} items", self.seen.borrow().forwarded.len()),
+        }
+    }
+}
+
+fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Forward {
+    let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of(channel));
+    let data = RawValue::from_string(format!("\"{}\"", "x".repeat(bytes))).expect("a text is JSON");
+    let message =
+        Message { id: "m".into(), id_given: false, sequence, name: None, data: Some(data), extras: None };
+    let frame = Bytes::from(format!("{{\"op\":10,\"data\":\"{}\"}}", "x".repeat(bytes)));
+    let published = Published::new(
+        key,
+        incarnation,
+        5,
+        ConnectionId::from_bytes([3; 16]),
+        Some(ClientId::of("ada")),
+        "kid".into(),
+        vec![message],
+    );
+    Forward::new(&published, frame)
+}

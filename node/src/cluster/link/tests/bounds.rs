@@ -1,0 +1,49 @@
+//! A peer that does not read costs bounded memory and nobody's time, and what it missed is told.
+
+use std::time::Instant;
+
+use super::relay::Relay;
+use super::*;
+
+#[tokio::test]
+async fn a_peer_that_does_not_read_is_cut_and_learns_of_its_loss() {
+    let (one, two) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
+    let relay = Relay::to(two.addr).await;
+    one.links.set_peers(vec![two.at(relay.addr)]);
+    one.until("the link is up", |seen| seen.is_up(2)).await;
+    assert_eq!(timeout(DEADLINE, one.send(&two, "room", 1)).await, Ok(Ok(())));
+    relay.hold(true);
+    let link = Arc::clone(&one.links.links.read()[&2]);
+    let begun = Instant::now();
+    let mut receipts = Vec::new();
+    for sequence in 2..=3000 {
+        receipts.push(one.send_bytes(&two, "room", sequence, 4096));
+        assert!(link.lanes[0].held_bytes() <= ONE_LANE.queue.bytes);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "nothing may wait for the peer");
+    // The first overflow took it.
+    assert_eq!(timeout(DEADLINE, receipts.remove(0)).await, Ok(Err(Lost)));
+    relay.hold(false);
+    let seen = two.until("the loss is told", |seen| !seen.lost.is_empty()).await;
+    assert!(seen.lost.iter().all(|&from| from == 1));
+    one.until("the link is up", |seen| seen.is_up(2)).await;
+    assert_eq!(timeout(DEADLINE, one.send(&two, "room", 3001)).await, Ok(Ok(())));
+    let sequences = two.seen.borrow().sequences("room");
+    assert!(sequences.is_sorted_by(|a, b| a < b), "no double, in order: {sequences:?}");
+    assert_eq!(sequences.last(), Some(&3001));
+}
+
+#[tokio::test]
+async fn a_queue_is_bounded_in_items_too() {
+    let queue = Queue::new(QueueBounds { bytes: 1 << 20, items: 3 });
+    let receipts: Vec<_> = (0..3).map(|_| queue.push(Bytes::from_static(b"item"))).collect();
+    let before = queue.next();
+    assert_eq!(queue.push(Bytes::from_static(b"item")).await, Err(Lost));
+    for receipt in receipts {
+        assert_eq!(receipt.await, Err(Lost));
+    }
+    assert_eq!((queue.held_bytes(), queue.next()), (0, before + 1), "the gap tells the peer");
+    let too_long = Bytes::from(vec![0; queue::ITEM_BYTES_MAX + 1]);
+    let roomy = Queue::new(QueueBounds { bytes: usize::MAX, items: 3 });
+    assert_eq!(roomy.push(too_long).await, Err(Lost));
+}

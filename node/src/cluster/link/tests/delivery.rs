@@ -1,0 +1,109 @@
+//! What is sent comes once and in order, also over cuts.
+
+use super::relay::Relay;
+use super::*;
+
+#[tokio::test]
+async fn a_publish_comes_as_it_was_and_its_receipt_follows() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    one.link_to(&[&two]).await;
+    let receipt = one.send(&two, "room", 41);
+    assert_eq!(timeout(DEADLINE, receipt).await, Ok(Ok(())));
+    let seen = two.until("the publish came", |seen| !seen.forwarded.is_empty()).await;
+    let (from, forwarded) = &seen.forwarded[0];
+    assert_eq!((*from, forwarded.incarnation, forwarded.first, forwarded.last), (1, 1, 41, 41));
+    assert_eq!((forwarded.key.account().as_str(), forwarded.key.channel()), ("acme", "room"));
+    assert_eq!(forwarded.frame, "{\"op\":10,\"data\":\"xxxxxxxxxxxxxxxx\"}");
+    assert_eq!(forwarded.client_id, Some(ClientId::of("ada")));
+    assert_eq!((forwarded.timestamp_ms, forwarded.connection_id), (5, ConnectionId::from_bytes([3; 16])));
+    // 18 of the data and 5 of the clientId.
+    assert_eq!(forwarded.bytes, 23);
+}
+
+#[tokio::test]
+async fn three_nodes_reach_whom_they_name_in_order() {
+    let (one, two, three) = (Node::start(1).await, Node::start(2).await, Node::start(3).await);
+    one.link_to(&[&two, &three]).await;
+    two.link_to(&[&one, &three]).await;
+    for sequence in 1..=2000 {
+        for channel in ["a", "b", "c"] {
+            one.send(&three, channel, sequence);
+        }
+        two.send(&three, "d", sequence);
+        two.send(&one, "e", sequence);
+    }
+    let seen = three.until("all came", |seen| seen.forwarded.len() >= 8000).await;
+    for channel in ["a", "b", "c", "d"] {
+        assert_eq!(seen.sequences(channel), (1..=2000).collect::<Vec<_>>(), "{channel}");
+    }
+    let seen = one.until("all came", |seen| seen.forwarded.len() >= 2000).await;
+    assert_eq!(seen.sequences("e"), (1..=2000).collect::<Vec<_>>());
+    assert_eq!(two.seen.borrow().forwarded.len(), 0);
+}
+
+#[tokio::test]
+async fn cuts_lose_nothing_and_double_nothing() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    let relay = Relay::to(two.addr).await;
+    one.links.set_peers(vec![two.at(relay.addr)]);
+    let mut receipts = Vec::new();
+    let mut sequence = 0;
+    for round in 0..4 {
+        one.until("the link is up", |seen| seen.is_up(2) && seen.downs >= round).await;
+        // Taken, and not known to be: it is sent again.
+        relay.hold_answers(true);
+        let until = sequence + 500;
+        while sequence < until {
+            sequence += 1;
+            receipts.push(one.send(&two, "room", sequence));
+        }
+        two.until("they came", |seen| seen.forwarded.len() as u64 >= until).await;
+        relay.cut();
+        relay.hold_answers(false);
+        one.until("the link is down", |seen| seen.downs > round).await;
+    }
+    for receipt in receipts {
+        assert_eq!(timeout(DEADLINE, receipt).await, Ok(Ok(())));
+    }
+    let seen = two.seen.borrow().clone();
+    assert_eq!(seen.sequences("room"), (1..=sequence).collect::<Vec<_>>());
+    assert_eq!(seen.lost, [0; 0]);
+}
+
+#[tokio::test]
+async fn a_silent_link_is_reported_down_and_comes_back() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    let relay = Relay::to(two.addr).await;
+    one.links.set_peers(vec![two.at(relay.addr)]);
+    one.until("the link is up", |seen| seen.is_up(2)).await;
+    assert!(one.links.is_up(2));
+    // The sockets stay: only the probe can tell.
+    relay.hold(true);
+    one.until("the link is down", |seen| !seen.is_up(2)).await;
+    let receipt = one.send(&two, "room", 1);
+    relay.hold(false);
+    one.until("the link is up", |seen| seen.is_up(2)).await;
+    assert_eq!(timeout(DEADLINE, receipt).await, Ok(Ok(())));
+    assert_eq!(two.until("it came", |seen| !seen.forwarded.is_empty()).await.sequences("room"), [1]);
+}
+
+#[tokio::test]
+async fn a_peer_that_left_loses_what_waits_for_it() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    assert_eq!(one.send(&two, "room", 1).await, Err(Lost), "it is no member yet");
+    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    one.links.set_peers(vec![two.at(nobody.local_addr().expect("bound"))]);
+    let receipt = one.send(&two, "room", 2);
+    one.links.set_peers(Vec::new());
+    assert_eq!(timeout(DEADLINE, receipt).await, Ok(Err(Lost)));
+}
+
+#[tokio::test]
+async fn another_run_of_a_node_is_not_taken_for_the_one_that_was_named() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    let former = Peer { node_id: two.peer.node_id.clone(), incarnation: 1002 };
+    one.links.set_peers(vec![PeerAddr { peer: former, addr: two.addr }, two.at(two.addr)]);
+    one.until("the link is up", |seen| seen.is_up(2)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!one.seen.borrow().is_up(1002));
+}

@@ -1,0 +1,98 @@
+//! Whoever has no certificate of the cluster gets nothing, and the node goes on.
+
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::*;
+
+/// What a stranger could read after it sent a request: nothing, if it was refused.
+async fn read_with(config: ClientConfig, addr: SocketAddr) -> std::io::Result<Vec<u8>> {
+    let name = ServerName::try_from(SERVER_NAME).expect("a name");
+    let socket = TcpStream::connect(addr).await?;
+    let mut socket = TlsConnector::from(Arc::new(config)).connect(name, socket).await?;
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await?;
+    let mut bytes = vec![0; 1024];
+    let count = timeout(DEADLINE, socket.read(&mut bytes)).await.expect("an end or an answer")?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+fn refused(read: &std::io::Result<Vec<u8>>) -> bool {
+    read.as_ref().map_or(true, Vec::is_empty)
+}
+
+fn refusals() -> u64 {
+    let page = crate::telemetry::metrics().render();
+    let line = page.lines().find_map(|line| line.strip_prefix("fanfare_peer_handshakes_refused_total "));
+    line.and_then(|value| value.parse().ok()).unwrap_or(0)
+}
+
+/// The roots of a client of this cluster.
+fn roots() -> RootCertStore {
+    PeerTls::roots_of(&[SECRET])
+}
+
+fn client(
+    versions: &[&'static rustls::SupportedProtocolVersion],
+) -> rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .expect("versions of this build")
+        .with_root_certificates(roots())
+}
+
+/// A certificate and key that the first of the secrets vouches for.
+fn proven(mut config: ClientConfig, secret: [u8; 32]) -> ClientConfig {
+    let tls = PeerTls::from_secrets(&[secret]).expect("a secret makes certificates");
+    config.client_auth_cert_resolver = Arc::clone(&tls.client.client_auth_cert_resolver);
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config
+}
+
+#[tokio::test]
+async fn strangers_get_nothing_and_peers_go_on() {
+    let before = refusals();
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    two.link_to(&[&one]).await;
+    let tls13 = || client(&[&rustls::version::TLS13]).with_no_client_auth();
+    let tls12 = client(&[&rustls::version::TLS12]).with_no_client_auth();
+
+    // The same way in with the right certificate, so that what follows is refused for the reason it names.
+    let answered = read_with(proven(tls13(), SECRET), one.addr).await;
+    assert!(!refused(&answered), "{answered:?}");
+
+    assert!(refused(&read_with(tls13(), one.addr).await), "no certificate");
+    assert!(refused(&read_with(proven(tls13(), [9; 32]), one.addr).await), "a certificate of a foreign CA");
+    let old = read_with(proven(tls12, SECRET), one.addr).await;
+    assert!(old.is_err(), "TLS 1.2");
+
+    let mut plain = TcpStream::connect(one.addr).await.expect("the listener is there");
+    plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("the socket takes it");
+    let mut bytes = Vec::new();
+    // A reset is an end as well.
+    let _ = timeout(DEADLINE, plain.read_to_end(&mut bytes)).await.expect("the node ends it");
+    assert!(bytes.len() <= 7, "no more than an alert: {bytes:?}");
+
+    assert!(refusals() >= before + 4);
+    assert_eq!(timeout(DEADLINE, two.send(&one, "room", 1)).await, Ok(Ok(())));
+    assert_eq!(one.seen.borrow().forwarded.len(), 1);
+}
+
+#[tokio::test]
+async fn a_node_of_another_cluster_links_neither_way() {
+    let (one, foreign) =
+        (Node::start(1).await, Node::start_with(2, &[[9; 32]], LinkSettings::default()).await);
+    let friend = Node::start(3).await;
+    foreign.links.set_peers(vec![one.at(one.addr)]);
+    one.links.set_peers(vec![foreign.at(foreign.addr), friend.at(friend.addr)]);
+    one.until("the friend is linked", |seen| seen.is_up(3)).await;
+    foreign.send(&one, "room", 1);
+    // Longer than an attempt and the next.
+    tokio::time::sleep(RETRY * 3).await;
+    assert!(!one.seen.borrow().is_up(2) && !foreign.seen.borrow().is_up(1));
+    assert_eq!(one.seen.borrow().forwarded.len(), 0);
+}

@@ -1,0 +1,169 @@
+//! What a peer may say: later minors, another major, and frames that no node sends.
+
+use fanfare_proto::peer::v1::frame::Kind;
+use fanfare_proto::peer::{MAJOR, MINOR};
+use futures_util::stream;
+use prost::Message as _;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tonic::{Status, Streaming};
+
+use super::super::grpc::{self, Connections};
+use super::*;
+
+/// A peer whose frames are made by hand.
+struct Hand {
+    frames: mpsc::Sender<v1::Frame>,
+    answers: Streaming<v1::Frame>,
+    _end: tokio_util::sync::DropGuard,
+}
+
+impl Hand {
+    async fn open(node: &Node) -> Self {
+        let tls = PeerTls::from_secrets(&[SECRET]).expect("a secret makes certificates");
+        let socket = TcpStream::connect(node.addr).await.expect("the listener is there");
+        let name = ServerName::try_from(SERVER_NAME).expect("a name");
+        let socket = TlsConnector::from(tls.client).connect(name, socket).await.expect("a handshake");
+        let (frames, receiver) = mpsc::channel(8);
+        let end = CancellationToken::new();
+        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let connections = Connections { tasks, end: end.clone() };
+        let sent = stream::unfold(receiver, |mut receiver: mpsc::Receiver<v1::Frame>| async move {
+            Some((receiver.recv().await?, receiver))
+        });
+        let answers = grpc::open(socket, connections, sent).await.expect("a lane");
+        Self { frames, answers, _end: end.drop_guard() }
+    }
+
+    async fn say(&mut self, kind: Kind) {
+        let sent = self.frames.send(v1::Frame { kind: Some(kind) }).await;
+        sent.expect("the lane is read");
+    }
+
+    async fn answer(&mut self) -> Result<Option<Kind>, Status> {
+        let frame = timeout(DEADLINE, self.answers.message()).await.expect("an answer in time")?;
+        Ok(frame.and_then(|frame| frame.kind))
+    }
+
+    async fn hello(&mut self, hello: v1::Hello) -> Result<Option<Kind>, Status> {
+        self.say(Kind::Hello(hello)).await;
+        self.answer().await
+    }
+
+    /// The batch is taken up to this sequence.
+    async fn batch(&mut self, sequence: u64, items: impl Into<Bytes>) -> Result<Option<u64>, Status> {
+        self.say(Kind::Batch(v1::Batch { sequence, items: items.into() })).await;
+        match self.answer().await? {
+            Some(Kind::Confirm(confirm)) => Ok(Some(confirm.sequence)),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn hello() -> v1::Hello {
+    v1::Hello {
+        major: MAJOR,
+        minor: MINOR,
+        node_id: "hand".into(),
+        incarnation: 9,
+        next: 1,
+        to: 1,
+        ..Default::default()
+    }
+}
+
+fn item(sequence: u64) -> Bytes {
+    forward(9, "room", sequence, 3).0
+}
+
+#[tokio::test]
+async fn a_later_minor_is_spoken_to_and_its_fields_are_passed_over() {
+    let node = Node::start(1).await;
+    let mut hand = Hand::open(&node).await;
+    let Ok(Some(Kind::Hello(answer))) = hand.hello(v1::Hello { minor: 77, ..hello() }).await else {
+        panic!("no hello")
+    };
+    assert_eq!((answer.major, answer.minor, answer.incarnation, answer.taken), (MAJOR, MINOR, 1, 0));
+    // A kind of frame and a kind of item that are not known here, each before one that is.
+    hand.frames.send(v1::Frame { kind: None }).await.expect("the lane is read");
+    let mut items = vec![0x0a, 3, 0xba, 0x06, 0];
+    // A field of the batch that is not known.
+    items.extend([0x7a, 2, 1, 2]);
+    items.extend(item(1));
+    assert_eq!(hand.batch(1, items).await.expect("the lane lives"), Some(1));
+    assert_eq!(node.seen.borrow().sequences("room"), [1]);
+    hand.say(Kind::Ping(v1::Ping { number: 5 })).await;
+    let pong = hand.answer().await.expect("the lane lives");
+    assert_eq!(pong, Some(Kind::Pong(v1::Pong { number: 5 })));
+}
+
+#[tokio::test]
+async fn another_major_is_refused_with_a_sentence() {
+    let node = Node::start(1).await;
+    let mut hand = Hand::open(&node).await;
+    let refused = hand.hello(v1::Hello { major: 2, ..hello() }).await.expect_err("it is refused");
+    assert_eq!(
+        refused.message(),
+        "nodes of version 1 and version 2 of the peer protocol do not speak to each other"
+    );
+}
+
+#[tokio::test]
+async fn a_batch_counts_once_and_a_gap_is_told() {
+    let node = Node::start(1).await;
+    let mut hand = Hand::open(&node).await;
+    hand.hello(hello()).await.expect("it is welcome");
+    assert_eq!(hand.batch(1, item(1)).await.expect("the lane lives"), Some(1));
+    assert_eq!(hand.batch(1, item(1)).await.expect("the lane lives"), Some(1));
+    let mut again = Hand::open(&node).await;
+    let Ok(Some(Kind::Hello(answer))) = again.hello(hello()).await else { panic!("no hello") };
+    assert_eq!(answer.taken, 1);
+    let older = hand.batch(2, item(2)).await.expect_err("the lane is another stream's");
+    assert_eq!(older.message(), "the lane was opened again");
+    assert_eq!(node.seen.borrow().lost, [0; 0]);
+    assert_eq!(again.batch(3, item(3)).await.expect("the lane lives"), Some(3));
+    assert_eq!(node.seen.borrow().sequences("room"), [1, 3]);
+    assert_eq!(node.seen.borrow().lost, [9]);
+    let mut third = Hand::open(&node).await;
+    third.hello(v1::Hello { next: 9, ..hello() }).await.expect("it is welcome");
+    assert_eq!(node.seen.borrow().lost, [9, 9], "also before a batch comes");
+}
+
+#[tokio::test]
+async fn what_no_node_sends_is_bounded_and_hurts_nobody() {
+    let node = Node::start(1).await;
+    let friend = Node::start(2).await;
+    friend.link_to(&[&node]).await;
+
+    let mut early = Hand::open(&node).await;
+    let refused = early.batch(1, item(1)).await.expect_err("it is refused");
+    assert_eq!(refused.message(), "a lane begins with hello");
+
+    let mut far = Hand::open(&node).await;
+    assert!(far.hello(v1::Hello { lane: LANES_MAX as u32, ..hello() }).await.is_err());
+    let mut own = Hand::open(&node).await;
+    assert!(own.hello(v1::Hello { incarnation: 1, ..hello() }).await.is_err(), "the node itself");
+
+    let mut hand = Hand::open(&node).await;
+    hand.hello(hello()).await.expect("it is welcome");
+    // A length of a gigabyte, no protobuf, and an item that has nothing: each counts as lost and ends there.
+    let claimed = vec![0x0a, 0x80, 0x80, 0x80, 0x80, 0x04, 1, 2, 3];
+    let empty = fanfare_proto::peer::encode_item(&v1::Item {
+        kind: Some(v1::item::Kind::Forward(v1::Forward::default())),
+    });
+    for (index, items) in [claimed.into(), vec![0xff; 300].into(), empty].into_iter().enumerate() {
+        let sequence = index as u64 + 1;
+        assert_eq!(hand.batch(sequence, items).await.expect("the lane lives"), Some(sequence));
+        assert_eq!(node.seen.borrow().lost.len(), index + 1);
+    }
+    let long = v1::Batch { sequence: 4, items: vec![0; FRAME_BYTES_MAX].into() };
+    assert!(long.encoded_len() > FRAME_BYTES_MAX);
+    hand.say(Kind::Batch(long)).await;
+    let refused = hand.answer().await.expect_err("it is refused");
+    assert_eq!(refused.code(), tonic::Code::OutOfRange);
+
+    assert_eq!(node.seen.borrow().forwarded.len(), 0);
+    assert_eq!(timeout(DEADLINE, friend.send(&node, "room", 1)).await, Ok(Ok(())));
+}

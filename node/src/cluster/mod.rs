@@ -1,0 +1,4 @@
+//! What makes several nodes one service.
+
+pub mod inbound;
+pub mod link;

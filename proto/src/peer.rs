@@ -1,0 +1,134 @@
+//! What nodes say to each other: the messages of `proto/peer/v1`, and the items of a batch one by one.
+
+use std::fmt;
+
+use bytes::{Buf as _, Bytes};
+use prost::encoding::{
+    DecodeContext, WireType, decode_key, decode_varint, encode_key, encode_varint, skip_field,
+};
+use prost::{DecodeError, Message as _};
+
+/// Generated from the schema.
+pub mod v1 {
+    include!(concat!(env!("OUT_DIR"), "/fanfare.peer.v1.rs"));
+}
+
+/// Nodes of another major do not speak to each other.
+pub const MAJOR: u32 = 1;
+pub const MINOR: u32 = 0;
+pub const LANE_PATH: &str = "/fanfare.peer.v1.Peer/Lane";
+pub const LANES_MAX: usize = 8;
+
+/// The field `items` of `Items`.
+const ITEM_TAG: u32 = 1;
+
+/// One item as it stands in a batch, field key and length included, so that a batch is made by joining such.
+pub fn encode_item(item: &v1::Item) -> Bytes {
+    let length = item.encoded_len();
+    let mut out = Vec::with_capacity(length + 6);
+    encode_key(ITEM_TAG, WireType::LengthDelimited, &mut out);
+    encode_varint(length as u64, &mut out);
+    item.encode_raw(&mut out);
+    out.into()
+}
+
+/// The items of a batch in order, each decoded when it is asked for. It ends after the first error.
+#[derive(Debug)]
+pub struct Items(Bytes);
+
+impl Items {
+    pub fn new(batch: Bytes) -> Self {
+        Self(batch)
+    }
+
+    fn take(&mut self) -> Result<Option<v1::Item>, ItemError> {
+        while self.0.has_remaining() {
+            let (tag, wire_type) = decode_key(&mut self.0)?;
+            if (tag, wire_type) != (ITEM_TAG, WireType::LengthDelimited) {
+                skip_field(wire_type, tag, &mut self.0, DecodeContext::default())?;
+                continue;
+            }
+            let length = decode_varint(&mut self.0)?;
+            if length > self.0.remaining() as u64 {
+                return Err(ItemError);
+            }
+            return Ok(Some(v1::Item::decode(self.0.split_to(length as usize))?));
+        }
+        Ok(None)
+    }
+}
+
+/// The bytes of a batch are no items.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemError;
+
+impl fmt::Display for ItemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a batch cannot be read")
+    }
+}
+
+impl std::error::Error for ItemError {}
+
+impl From<DecodeError> for ItemError {
+    fn from(_: DecodeError) -> Self {
+        Self
+    }
+}
+
+impl Iterator for Items {
+    type Item = Result<v1::Item, ItemError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = self.take().transpose();
+        if matches!(item, Some(Err(_))) {
+            self.0.clear();
+        }
+        item
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(sequence: u64) -> v1::Item {
+        let forward = v1::Forward { last: sequence, ..v1::Forward::default() };
+        v1::Item { kind: Some(v1::item::Kind::Forward(forward)) }
+    }
+
+    #[test]
+    fn joined_items_are_what_the_schema_says() {
+        let items = vec![item(1), item(2), item(3)];
+        let joined: Vec<u8> = items.iter().flat_map(encode_item).collect();
+        assert_eq!(joined, v1::Items { items: items.clone() }.encode_to_vec());
+        assert_eq!(Items::new(joined.into()).collect::<Result<Vec<_>, _>>(), Ok(items));
+    }
+
+    #[test]
+    fn unknown_fields_are_passed_over() {
+        let mut batch = Vec::new();
+        encode_key(2, WireType::Varint, &mut batch);
+        encode_varint(300, &mut batch);
+        batch.extend(encode_item(&item(1)));
+        encode_key(ITEM_TAG, WireType::SixtyFourBit, &mut batch);
+        batch.extend([0; 8]);
+        // An item of a kind that came later.
+        encode_key(ITEM_TAG, WireType::LengthDelimited, &mut batch);
+        encode_varint(3, &mut batch);
+        batch.extend([0xba, 0x06, 0]);
+        let items: Vec<_> = Items::new(batch.into()).collect();
+        assert_eq!(items, [Ok(item(1)), Ok(v1::Item { kind: None })]);
+    }
+
+    #[test]
+    fn what_is_no_batch_ends_with_an_error() {
+        let whole = encode_item(&item(7));
+        for cut in 1..whole.len() {
+            let items: Vec<_> = Items::new(whole.slice(..cut)).collect();
+            assert_eq!(items, [Err(ItemError)], "cut at {cut}");
+        }
+        let claims_a_gigabyte = [0x0a, 0x80, 0x80, 0x80, 0x80, 0x04, 1, 2, 3];
+        assert_eq!(Items::new(claims_a_gigabyte.to_vec().into()).next(), Some(Err(ItemError)));
+    }
+}
