@@ -60,7 +60,8 @@ pub(super) async fn listen(listener: TcpListener, common: Arc<Common>) {
 
 fn refused(reason: &str) {
     metrics::counter!("fanfare_peer_handshakes_refused_total").increment(1);
-    tracing::warn!(reason, "a connection to the peer listener was refused");
+    // Strangers could fill the log; a peer that is refused says so in its own.
+    tracing::debug!(reason, "a connection to the peer listener was refused");
 }
 
 async fn serve(socket: TcpStream, handshake: OwnedSemaphorePermit, common: Arc<Common>, lanes: Arc<Lanes>) {
