@@ -18,6 +18,8 @@ pub(super) enum Form {
     Boolean,
     /// A whole number; a text with a unit is taken too.
     Number,
+    /// A list of texts, or one; a variable parts them with commas, a flag is repeated.
+    List,
 }
 
 /// A value as it stands in a variable or behind a flag.
@@ -79,6 +81,19 @@ impl Field for SocketAddr {
 
     fn show(&self) -> Option<String> {
         Some(self.to_string())
+    }
+}
+
+/// Hosts and ports, parted by commas. Names are looked up later, and again.
+impl Field for Vec<String> {
+    const FORM: Form = Form::List;
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(read_endpoint).collect()
+    }
+
+    fn show(&self) -> Option<String> {
+        (!self.is_empty()).then(|| self.join(","))
     }
 }
 
@@ -169,6 +184,32 @@ pub(super) fn read_node_id(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err(format!("expected 1 to 64 letters, digits, `.`, `_` or `-`, got `{text}`"))
+    }
+}
+
+fn read_endpoint(text: &str) -> Result<String, String> {
+    let split = text.rsplit_once(':');
+    let is_good = |(host, port): (&str, &str)| {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        read_host(bare).is_ok()
+            && (bare != host || !host.contains(':'))
+            && port.parse::<u16>().is_ok_and(|port| port > 0)
+    };
+    if split.is_some_and(is_good) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("expected a host and a port such as 10.0.0.1:7946 or nodes.example:7946, got `{text}`"))
+    }
+}
+
+/// A name or an address, without a port.
+pub(super) fn read_host(text: &str) -> Result<String, String> {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    let is_name = (1..=253).contains(&text.len()) && text.bytes().all(allowed);
+    if is_name || text.parse::<std::net::IpAddr>().is_ok() {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("expected a name or an address without a port, such as 10.0.0.1, got `{text}`"))
     }
 }
 

@@ -90,7 +90,12 @@ fn full_key(table: Option<&str>, key: &str) -> String {
 
 fn text_of(form: Form, value: &DeValue<'_>) -> Result<String, String> {
     match (form, value) {
-        (Form::Text | Form::Number, DeValue::String(text)) => Ok(text.to_string()),
+        (Form::Text | Form::Number | Form::List, DeValue::String(text)) => Ok(text.to_string()),
+        (Form::List, DeValue::Array(parts)) => {
+            let parts: Result<Vec<_>, _> =
+                parts.iter().map(|part| text_of(Form::Text, part.get_ref())).collect();
+            Ok(parts?.join(","))
+        }
         (Form::Boolean, DeValue::Boolean(on)) => Ok(on.to_string()),
         (Form::Number, DeValue::Integer(number)) => i128::from_str_radix(number.as_str(), number.radix())
             .map(|number| number.to_string())
@@ -100,6 +105,7 @@ fn text_of(form: Form, value: &DeValue<'_>) -> Result<String, String> {
                 Form::Text => "a string",
                 Form::Boolean => "true or false",
                 Form::Number => "a whole number",
+                Form::List => "a list of strings",
             };
             Err(format!("expected {expected}, got {} {}", article(value.type_str()), value.type_str()))
         }

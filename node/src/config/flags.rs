@@ -14,8 +14,8 @@ impl Flags {
     /// Of a command that took [`arguments`].
     pub fn of(matches: &ArgMatches) -> Self {
         let given = |setting: &'static Setting| {
-            let text = matches.get_one::<String>(setting.name)?;
-            Some((setting, text.clone()))
+            let texts: Vec<_> = matches.get_many::<String>(setting.name)?.map(String::as_str).collect();
+            Some((setting, texts.join(",")))
         };
         Self(flag_settings().filter_map(given).collect())
     }
@@ -34,6 +34,6 @@ fn argument(setting: &'static Setting, default: Option<String>) -> Arg {
         .long(setting.flag())
         .value_name(setting.value)
         .help(format!("{}{}", setting.doc, shown.unwrap_or_default()))
-        .action(ArgAction::Set);
+        .action(if setting.form == Form::List { ArgAction::Append } else { ArgAction::Set });
     if is_switch { arg.num_args(0..=1).require_equals(true).default_missing_value("true") } else { arg }
 }

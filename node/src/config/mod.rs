@@ -41,6 +41,14 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     pub admin_token_file: Option<PathBuf>,
     pub node_id: Option<String>,
+    /// None: the node is alone.
+    pub gossip_listen: Option<SocketAddr>,
+    pub peer_listen: Option<SocketAddr>,
+    /// A name or an address; none: the listeners say it.
+    pub advertise: Option<String>,
+    /// Each a host and a port.
+    pub seeds: Vec<String>,
+    pub cluster_key_file: Option<PathBuf>,
     pub store: StoreKind,
     pub drain_timeout: Duration,
     pub auth: bool,
@@ -72,6 +80,11 @@ impl Default for Config {
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8081)),
             admin_token_file: None,
             node_id: None,
+            gossip_listen: None,
+            peer_listen: None,
+            advertise: None,
+            seeds: Vec::new(),
+            cluster_key_file: None,
             store: StoreKind::Embedded,
             drain_timeout: Duration::from_secs(25),
             auth: true,
@@ -99,11 +112,11 @@ impl Config {
         self.tls_cert.as_deref().zip(self.tls_key.as_deref())
     }
 
-    /// No directory was given, every listener is on loopback, and the data folder holds no directory or one
+    /// No directory was given, every listener is on loopback, there is no gossip, and the data folder holds no directory or one
     /// that an earlier development start made.
     pub fn development(&self) -> bool {
         let own = self.development_key_file().exists() || !self.directory_file().exists();
-        self.directory.is_none() && self.loopback_only() && own
+        self.directory.is_none() && self.gossip_listen.is_none() && self.loopback_only() && own
     }
 
     fn loopback_only(&self) -> bool {

@@ -38,6 +38,7 @@ pub fn reference() -> String {
 fn write_setting(out: &mut String, setting: &Setting, default: Option<String>) {
     let Setting { name, value, doc, .. } = setting;
     let written = match default {
+        None if setting.form == Form::List => format!("# {name} = [\"…\"]"),
         None => format!("# {name} = \"…\""),
         Some(text) if setting.form == Form::Text => format!("{name} = {}", toml::Value::String(text)),
         Some(text) => format!("{name} = {text}"),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::error::Mistake;
 use super::settings::Setting;
-use super::{Config, is_loopback};
+use super::{Config, StoreKind, is_loopback};
 use crate::model::Limits;
 
 /// Where each setting that was given stands; the strongest source counts.
@@ -58,9 +58,55 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
         let problem = format!("{} is taken by {earlier}, {other}", config.admin_listen);
         mistakes.push(Mistake::new(places.of("admin_listen"), problem));
     }
+    cluster(config, places, mistakes);
     limits(&config.limits, places, mistakes);
     if config.auth && !config.development() && !config.directory_file().exists() {
         mistakes.push(Mistake::new(places.of("directory"), missing_directory(config)));
+    }
+}
+
+fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
+    let mut wrong = |name: &str, problem: String| mistakes.push(Mistake::new(places.of(name), problem));
+    let Some(gossip) = config.gossip_listen else {
+        for (given, name) in [
+            (config.peer_listen.is_some(), "peer_listen"),
+            (config.advertise.is_some(), "advertise"),
+            (!config.seeds.is_empty(), "seed"),
+            (config.cluster_key_file.is_some(), "cluster_key_file"),
+        ] {
+            if given {
+                wrong(name, "is for a node of a cluster and needs --gossip-listen as well".to_owned());
+            }
+        }
+        return;
+    };
+    if config.cluster_key_file.is_none() {
+        let problem = "needs --cluster-key-file, a file that is the same on every node: \
+                       make it with `openssl rand -base64 32`";
+        wrong("gossip_listen", problem.to_owned());
+    }
+    if config.peer_listen.is_none() {
+        wrong("gossip_listen", "needs --peer-listen as well, where other nodes connect".to_owned());
+    }
+    if config.store == StoreKind::Embedded {
+        let place = if places.given(None, "store").is_some() { "store" } else { "gossip_listen" };
+        let problem = "the embedded store is on the disk of one node and cannot be that of a cluster; \
+                       say --store none, or leave --gossip-listen out";
+        wrong(place, problem.to_owned());
+    }
+    for (name, address) in [("gossip_listen", Some(gossip)), ("peer_listen", config.peer_listen)] {
+        let unspecified = address.filter(|address| address.ip().to_canonical().is_unspecified());
+        if let (Some(address), None) = (unspecified, &config.advertise) {
+            let problem =
+                format!("nobody can reach this node at {}; name its host with --advertise", address.ip());
+            wrong(name, problem);
+        }
+    }
+    let listeners = [("listen", config.listen), ("admin_listen", config.admin_listen)];
+    for (name, other) in listeners {
+        if let Some(peer) = config.peer_listen.filter(|peer| collide(*peer, other)) {
+            wrong("peer_listen", format!("{peer} is taken by {}, {other}", places.of(name)));
+        }
     }
 }
 
@@ -122,7 +168,7 @@ fn missing_directory(config: &Config) -> String {
     } else {
         format!(
             "{file} does not exist; name the file with tenants, accounts and keys \
-             (one is made only when every listener is on loopback)"
+             (one is made only when every listener is on loopback and there is no gossip)"
         )
     }
 }

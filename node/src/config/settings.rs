@@ -1,7 +1,7 @@
 //! The table of settings.
 
 use super::Config;
-use super::field::{Field, Form, read_log_filter, read_node_id, read_switch, read_threads};
+use super::field::{Field, Form, read_host, read_log_filter, read_node_id, read_switch, read_threads};
 use super::limits::LIMITS;
 
 /// One setting: its name in the file is the name of its flag and variable too.
@@ -94,6 +94,17 @@ static SETTINGS: &[Setting] = &[
     setting!("node_id", node_id: Option<String>, "NAME",
         "The name of this node in rows, listings and logs; when not given, the host name",
         |text| read_node_id(text).map(Some), Field::show),
+    setting!("gossip_listen", gossip_listen: Option<std::net::SocketAddr>, "HOST:PORT",
+        "Where nodes of the cluster find each other (UDP), with peer_listen and cluster_key_file; without it a node is alone"),
+    setting!("peer_listen", peer_listen: Option<std::net::SocketAddr>, "HOST:PORT",
+        "Where other nodes connect, with gossip_listen; port 0 takes a free one"),
+    setting!("advertise", advertise: Option<String>, "HOST",
+        "The host that others reach this node under; when not given, that of each listener",
+        |text| read_host(text).map(Some), Field::show),
+    setting!("seed", seeds: Vec<String>, "HOST:PORT",
+        "Where gossip of other nodes is; a name may stand for many, --seed may be repeated, a variable parts with commas"),
+    setting!("cluster_key_file", cluster_key_file: OptionalPath, "FILE",
+        "The secret of the cluster, the same on every node: 32 random bytes in base64; a second line is taken as well, while the secret changes"),
     setting!("store", store: super::StoreKind, "embedded|none",
         "Where messages are kept; with none there is no history"),
     setting!("drain_timeout", drain_timeout: std::time::Duration, "DURATION",

@@ -1,3 +1,5 @@
+mod cluster;
+
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -131,7 +133,7 @@ fn every_mistake_is_reported_at_once_with_its_place() {
         "--log: expected a level or a filter such as info,fanfare=debug, got `a=b=c`",
         "--admin-listen: 0.0.0.0:1 is beyond loopback and needs --admin-token-file",
         "--directory: data/directory.toml does not exist; name the file with tenants, accounts and keys \
-         (one is made only when every listener is on loopback)",
+         (one is made only when every listener is on loopback and there is no gossip)",
     ];
     assert_eq!(mistakes, expected);
 }
