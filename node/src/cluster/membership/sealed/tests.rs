@@ -1,0 +1,190 @@
+use super::*;
+
+const ONE: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const OTHER: &str = "IAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+fn at(port: u16) -> SocketAddr {
+    ([127, 0, 0, 1], port).into()
+}
+
+/// Its incarnation is the port.
+fn node(port: u16, key: &str) -> Sealed {
+    Sealed::new(ClusterKey::parse(key).expect("a good key"), port.into())
+}
+
+/// `a` at port 1 asks who is at port 2; both have answered each other in the end.
+fn meet(a: &mut Sealed, b: &mut Sealed, now: Instant) {
+    let challenge = a.challenge(at(2), now).expect("there is room");
+    let replies = b.receive(&challenge, at(1), now).replies;
+    let replies: Vec<_> = replies.iter().flat_map(|reply| a.receive(reply, at(2), now).replies).collect();
+    assert_eq!(replies.len(), 1);
+    assert_eq!(b.receive(&replies[0], at(1), now).dropped, None);
+}
+
+fn met() -> (Sealed, Sealed, Instant) {
+    let (mut a, mut b, now) = (node(1, ONE), node(2, ONE), Instant::now());
+    meet(&mut a, &mut b, now);
+    (a, b, now)
+}
+
+fn dropped(node: &mut Sealed, datagram: &[u8], now: Instant) -> Option<Dropped> {
+    node.receive(datagram, at(1), now).dropped
+}
+
+#[test]
+fn who_has_answered_is_heard() {
+    let (mut a, mut b, now) = met();
+    assert_eq!((a.take_fresh(), b.take_fresh()), (vec![at(2)], vec![at(1)]));
+    assert_eq!(a.heard().map(|(who, _)| who).collect::<Vec<_>>(), [2]);
+    let later = now + Duration::from_secs(1);
+    let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
+    assert_eq!(b.receive(&gossip, at(1), later).gossip.as_deref(), Some(&b"hello"[..]));
+    assert_eq!(b.heard_at(at(1)), Some(later));
+    assert!(!gossip.windows(5).any(|part| part == b"hello"));
+    assert!(node(3, ONE).seal_gossip(b"hello", at(2)).is_none());
+}
+
+#[test]
+fn what_was_changed_or_cut_is_dropped() {
+    let (mut a, mut b, now) = met();
+    let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
+    for i in 0..gossip.len() {
+        let mut changed = gossip.clone();
+        changed[i] ^= 1;
+        let received = b.receive(&changed, at(1), now);
+        assert!(received.dropped.is_some() && received.gossip.is_none(), "byte {i}");
+        assert!(received.replies.is_empty(), "byte {i}");
+        assert!(b.receive(&gossip[..i], at(1), now).dropped.is_some(), "length {i}");
+    }
+    assert_eq!(dropped(&mut b, &gossip[..HEADER_BYTES + 2], now), Some(Dropped::Forged));
+    assert_eq!(dropped(&mut b, b"", now), Some(Dropped::Malformed));
+    assert_eq!(dropped(&mut b, &[0; 100], now), Some(Dropped::Version));
+    assert_eq!(dropped(&mut b, &vec![VERSION; DATAGRAM_BYTES_MAX + 1], now), Some(Dropped::Oversize));
+    assert_eq!(dropped(&mut b, &gossip, now), None);
+}
+
+#[test]
+fn who_has_another_key_gets_nothing() {
+    let (mut a, mut b, now) = (node(1, OTHER), node(2, ONE), Instant::now());
+    let challenge = a.challenge(at(2), now).expect("there is room");
+    let received = b.receive(&challenge, at(1), now);
+    assert_eq!(received.dropped, Some(Dropped::Forged));
+    assert!(received.replies.is_empty());
+}
+
+#[test]
+fn nothing_is_taken_twice() {
+    let (mut a, mut b, now) = met();
+    let challenge = a.challenge(at(2), now).expect("there is room");
+    let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
+    for datagram in [&gossip, &challenge] {
+        assert_eq!(dropped(&mut b, datagram, now), None);
+        let again = b.receive(datagram, at(1), now);
+        assert_eq!((again.dropped, again.replies.len()), (Some(Dropped::Stale), 0));
+    }
+}
+
+#[test]
+fn what_is_for_another_is_not_taken() {
+    let (mut a, mut b, now) = met();
+    let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
+    assert_eq!(dropped(&mut a, &gossip, now), Some(Dropped::Misaddressed));
+    assert_eq!(dropped(&mut node(3, ONE), &gossip, now), Some(Dropped::Misaddressed));
+    let own = b.challenge(at(2), now).expect("there is room");
+    assert_eq!(dropped(&mut b, &own, now), Some(Dropped::Misaddressed));
+}
+
+#[test]
+fn what_a_former_run_sent_makes_nobody_alive() {
+    let (mut a, mut b, now) = met();
+    let recorded = [
+        a.challenge(at(2), now).expect("there is room"),
+        a.seal_gossip(b"hello", at(2)).expect("it is known"),
+        a.seal(Kind::Answer, 2, &[7; CHALLENGE_BYTES]),
+    ];
+    // The receiver forgot all: it has the incarnation of before, so that only the proof is in the way.
+    let mut fresh = node(2, ONE);
+    for datagram in &recorded {
+        let received = fresh.receive(datagram, at(1), now);
+        assert!(received.gossip.is_none());
+        let bytes: usize = received.replies.iter().map(Vec::len).sum();
+        assert!(bytes <= 3 * datagram.len());
+    }
+    assert_eq!(fresh.heard().count(), 0);
+    // And what the former run had sent before it was met again is stale.
+    meet(&mut a, &mut fresh, now);
+    for datagram in &recorded {
+        assert_eq!(dropped(&mut fresh, datagram, now), Some(Dropped::Stale));
+    }
+    assert_eq!(dropped(&mut b, &recorded[1], now), None);
+}
+
+#[test]
+fn a_new_run_takes_the_address() {
+    let (mut a, b, now) = met();
+    let mut restarted = node(3, ONE);
+    let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
+    assert_eq!(dropped(&mut restarted, &gossip, now), Some(Dropped::Misaddressed));
+    meet(&mut a, &mut restarted, now);
+    let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
+    assert_eq!(dropped(&mut restarted, &gossip, now), None);
+    drop(b);
+}
+
+#[test]
+fn an_answer_counts_once_and_in_time() {
+    let (mut a, mut b, now) = (node(1, ONE), node(2, ONE), Instant::now());
+    let challenge = a.challenge(at(2), now).expect("there is room");
+    let answer = &b.receive(&challenge, at(1), now).replies[0];
+    // From elsewhere it proves nothing.
+    assert_eq!(a.receive(answer, at(9), now).dropped, Some(Dropped::Stale));
+    let late = now + CHALLENGE_LASTS;
+    a.challenge(at(5), late);
+    assert_eq!(a.receive(answer, at(2), late).dropped, Some(Dropped::Stale));
+    assert_eq!(a.heard().count(), 0);
+}
+
+#[test]
+fn while_the_key_changes_both_are_taken() {
+    let both = [format!("{ONE}\n{OTHER}"), format!("{OTHER}\n{ONE}")];
+    // The steps of a change: the new one is added, then first, then alone.
+    for (one, other) in [(ONE, &both[0][..]), (&both[0], &both[1]), (&both[1], OTHER)] {
+        for (one, other) in [(one, other), (other, one)] {
+            let (mut a, mut b, now) = (node(1, one), node(2, other), Instant::now());
+            meet(&mut a, &mut b, now);
+            let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
+            assert_eq!(dropped(&mut b, &gossip, now), None);
+        }
+    }
+}
+
+#[test]
+fn strangers_take_a_bounded_room() {
+    let (mut a, now) = (node(1, ONE), Instant::now());
+    for i in 0..2 * CHALLENGES_MAX {
+        let mut stranger = Sealed::new(ClusterKey::parse(ONE).expect("a good key"), 10 + i as u64);
+        let challenge = stranger.challenge(at(1), now).expect("there is room");
+        a.receive(&challenge, at(1000 + i as u16), now);
+    }
+    assert_eq!(a.challenges.len(), CHALLENGES_OF_STRANGERS_MAX);
+    assert!(a.challenge(at(2), now).is_some());
+    for port in 10_000..20_000 {
+        a.challenge(at(port), now);
+    }
+    assert_eq!(a.challenges.len(), CHALLENGES_MAX);
+    for i in 0..2 * PEERS_MAX {
+        let (mut b, later) = (node(2, ONE), now + CHALLENGE_LASTS * (i as u32 + 1));
+        b.incarnation = 1_000 + i as u64;
+        b.key = keys_of(&b.cluster_key, b.incarnation).next().expect("a key");
+        meet(&mut a, &mut b, later);
+        assert!(a.by_address.len() == 1 && a.peers.len() <= PEERS_MAX);
+    }
+}
+
+#[test]
+fn too_much_gossip_is_not_sent() {
+    let (mut a, _, _) = met();
+    let room = DATAGRAM_BYTES_MAX - HEADER_BYTES - TAG_BYTES;
+    assert_eq!(a.seal_gossip(&vec![0; room], at(2)).map(|sealed| sealed.len()), Some(DATAGRAM_BYTES_MAX));
+    assert!(a.seal_gossip(&vec![0; room + 1], at(2)).is_none());
+}

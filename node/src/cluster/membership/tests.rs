@@ -1,0 +1,173 @@
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+
+use super::*;
+
+const ONE: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const OTHER: &str = "IAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+struct Node {
+    membership: Membership,
+    incarnation: u64,
+    address: SocketAddr,
+    tasks: Tasks,
+}
+
+impl Node {
+    fn start(name: &str, key: &str, seeds: &[SocketAddr], now_ms: u64) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+        let address = socket.local_addr().expect("it is bound");
+        let incarnation = u64::from_be_bytes(crate::model::random_bytes());
+        let tasks = Tasks::new(Handle::current());
+        let options = Options {
+            node_id: name.into(),
+            incarnation,
+            socket,
+            advertise: address,
+            seeds: seeds.iter().map(SocketAddr::to_string).collect(),
+            key: ClusterKey::parse(key).expect("a good key"),
+            facts: Facts {
+                peer: None,
+                listen: format!("{name}:1"),
+                version: "0.1.0".to_owned(),
+                protocol_minor: 0,
+                ready: false,
+                draining: false,
+            },
+            clock: Clock::manual(now_ms),
+        };
+        let membership = Membership::start(options, &tasks).expect("a thread");
+        Self { membership, incarnation, address, tasks }
+    }
+
+    async fn until(&self, what: &str, reached: impl Fn(&Members) -> bool) {
+        let mut members = self.membership.members();
+        let seen = tokio::time::timeout(WAIT_MAX, members.wait_for(|members| reached(members))).await;
+        let reached = matches!(seen, Ok(Ok(_)));
+        assert!(reached, "{what}: {:?}", self.membership.members().borrow());
+    }
+
+    async fn until_alive(&self, others: &[(&str, &Self)]) {
+        self.until("others are alive", |members| {
+            members.0.len() == others.len()
+                && others.iter().all(|(name, node)| {
+                    let alive = |member: &Member| (member.incarnation, member.state);
+                    members.get(name).map(alive) == Some((node.incarnation, State::Alive))
+                })
+        })
+        .await;
+    }
+
+    /// As if it were killed: nothing is said to anybody.
+    async fn end(self) -> SocketAddr {
+        self.tasks.stop(Duration::ZERO).await;
+        self.address
+    }
+}
+
+async fn three() -> [Node; 3] {
+    let a = Node::start("a", ONE, &[], 1);
+    let b = Node::start("b", ONE, &[a.address], 1);
+    let c = Node::start("c", ONE, &[a.address], 1);
+    a.until_alive(&[("b", &b), ("c", &c)]).await;
+    b.until_alive(&[("a", &a), ("c", &c)]).await;
+    c.until_alive(&[("a", &a), ("b", &b)]).await;
+    [a, b, c]
+}
+
+#[tokio::test]
+async fn nodes_find_each_other_by_one_seed_and_tell_what_changes() {
+    let [a, b, c] = three().await;
+    assert_eq!(b.membership.members().borrow().get("c").expect("it is known").facts.listen, "c:1");
+    c.membership.update(|facts| {
+        facts.draining = true;
+        facts.peer = Some("c:2".to_owned());
+    });
+    for node in [&a, &b] {
+        node.until("c drains", |members| {
+            let facts = &members.get("c").expect("it is known").facts;
+            facts.draining && facts.peer.as_deref() == Some("c:2")
+        })
+        .await;
+    }
+    for node in [a, b, c] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn who_vanishes_is_dead_within_three_seconds_and_its_next_run_is_another() {
+    let [a, b, c] = three().await;
+    let generation = a.membership.members().borrow().get("c").expect("it is known").generation;
+    c.end().await;
+    let ended = Instant::now();
+    for node in [&a, &b] {
+        let dead = |members: &Members| members.get("c").expect("it is known").state == State::Dead;
+        node.until("c is dead", dead).await;
+    }
+    assert!(ended.elapsed() < Duration::from_secs(3), "{:?}", ended.elapsed());
+    assert!(ended.elapsed() > Duration::from_millis(1_500), "{:?}", ended.elapsed());
+
+    // The clock of the next run stands where that of the former one stood.
+    let c = Node::start("c", ONE, &[b.address], generation);
+    a.until_alive(&[("b", &b), ("c", &c)]).await;
+    b.until_alive(&[("a", &a), ("c", &c)]).await;
+    for node in [a, b, c] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_whose_clock_is_behind_is_later_all_the_same() {
+    let a = Node::start("a", ONE, &[], 1);
+    let b = Node::start("b", ONE, &[a.address], 1_000);
+    a.until_alive(&[("b", &b)]).await;
+    b.end().await;
+    let b = Node::start("b", ONE, &[a.address], 10);
+    a.until_alive(&[("b", &b)]).await;
+    let generation = a.membership.members().borrow().get("b").expect("it is known").generation;
+    assert_eq!(generation, 1_001);
+    for node in [a, b] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn strangers_are_not_members_and_change_nothing() {
+    let a = Node::start("a", ONE, &[], 1);
+    let stranger = Node::start("x", OTHER, &[a.address], 1);
+    let b = Node::start("b", &format!("{OTHER}\n{ONE}"), &[a.address, stranger.address], 1);
+    let flood = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    for length in [0, 1, 25, 26, 42, 50, 1_000, 60_001] {
+        flood.send_to(&vec![1; length], a.address).expect("it can be sent");
+    }
+    // It seals with a secret that `a` does not have, so only the stranger is met.
+    b.until_alive(&[("x", &stranger)]).await;
+    let c = Node::start("c", ONE, &[a.address], 1);
+    a.until_alive(&[("c", &c)]).await;
+    flood.set_nonblocking(true).expect("a socket");
+    assert!(flood.recv(&mut [0; 100]).is_err(), "a stranger was answered");
+    for node in [a, b, c, stranger] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_changes_its_key_one_node_after_the_other() {
+    let (both, turned) = (format!("{ONE}\n{OTHER}"), format!("{OTHER}\n{ONE}"));
+    let a = Node::start("a", &both, &[], 1);
+    let b = Node::start("b", &turned, &[a.address], 1);
+    let c = Node::start("c", &both, &[b.address], 1);
+    a.until_alive(&[("b", &b), ("c", &c)]).await;
+    let c = {
+        c.end().await;
+        Node::start("c", &turned, &[a.address], 2)
+    };
+    a.until_alive(&[("b", &b), ("c", &c)]).await;
+    b.until_alive(&[("a", &a), ("c", &c)]).await;
+    for node in [a, b, c] {
+        node.end().await;
+    }
+}
