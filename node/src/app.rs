@@ -1,5 +1,6 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
+mod cluster;
 mod files;
 mod members;
 mod runs;
@@ -19,6 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::accounts::{Accounts, Directory, TenantConnections, development};
 use crate::auth::Authenticator;
+use crate::cluster::membership::Membership;
 use crate::config::{Config, StoreKind};
 use crate::edge::admin::{self, AdminState, AdminToken, Readiness};
 use crate::edge::http;
@@ -32,6 +34,7 @@ use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use crate::{edge, telemetry};
+use cluster::Gossip;
 
 /// Connections on their way to the HTTP side.
 const HTTP_QUEUE: usize = 4096;
@@ -76,18 +79,21 @@ impl Error for StartError {
 pub struct Addresses {
     pub listen: SocketAddr,
     pub admin: SocketAddr,
+    /// Of a node of a cluster.
+    pub gossip: Option<SocketAddr>,
 }
 
 /// A running node.
 pub struct App {
     tasks: Arc<Tasks>,
-    /// Of the operators, who want to see a node stop.
+    /// Of the operators and of other nodes, who want to see a node stop.
     last_tasks: Tasks,
     shards: Arc<Shards>,
     acceptor: Acceptor,
     store: Arc<dyn HistoryStore>,
     publisher: Publisher,
     meter: Arc<Meter>,
+    membership: Option<Membership>,
     addresses: Addresses,
     node_id: Arc<str>,
     node_file: PathBuf,
@@ -104,7 +110,7 @@ impl App {
         // What is stored gets timestamps that never go back; credentials are held against the plain clock.
         let (clock, stamps) = (Clock::system(), Clock::system());
         let limits = Arc::new(listener::within_open_files(config.limits.clone()));
-        let outside = Outside::open(&config)?;
+        let Outside { clients, admin, admin_token, certificates, gossip } = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
@@ -171,17 +177,16 @@ impl App {
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
         let draining = Arc::new(AtomicBool::new(false));
-        let admin_state =
-            admin_state(outside.admin_token, metrics.clone(), Arc::clone(&store), Arc::clone(&draining));
-        let admin = serve_admin(&config, outside.admin, admin_state, &last_tasks)?;
+        let state = admin_state(admin_token, metrics.clone(), Arc::clone(&store), Arc::clone(&draining));
+        let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
-        spawn_sweeps(&tasks, &store, &auth, stamps, hub, limits.resume_window_ms, metrics);
+        spawn_sweeps(&tasks, &store, &auth, stamps, Arc::clone(&hub), limits.resume_window_ms, metrics);
 
-        let (clients, certificates) = (outside.clients, outside.certificates);
         let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
-        let addresses = Addresses { listen, admin };
+        let addresses = Addresses { listen, admin, gossip: gossip.as_ref().map(Gossip::address) };
+        let membership = cluster::join(gossip, &config, &node_id, hub.incarnation(), listen, &last_tasks)?;
         let node_file = announce(&config, &node_id, addresses)?;
         Ok(Self {
             tasks,
@@ -191,6 +196,7 @@ impl App {
             store,
             publisher,
             meter,
+            membership,
             addresses,
             node_id,
             node_file,
@@ -215,13 +221,19 @@ impl App {
 
     /// Resolves when a thread of the node ended by itself: the node should be stopped and started anew.
     pub async fn failed(&self) {
-        self.tasks.failed().cancelled().await;
+        tokio::select! {
+            () = self.tasks.failed().cancelled_owned() => {}
+            () = self.last_tasks.failed().cancelled_owned() => {}
+        }
     }
 
     /// Not ready, no new connections, clients told to come back, requests under way finished, leaves and counts stored,
     /// the store flushed. Members whose connections are lost by this stay in the store, for the next run.
     pub async fn stop(self) {
         self.draining.store(true, Ordering::Relaxed);
+        if let Some(membership) = &self.membership {
+            membership.update(|facts| (facts.ready, facts.draining) = (false, true));
+        }
         self.acceptor.stop();
         // They close who stays when their time is over, and have ended by the end of it all.
         self.shards.stop(self.drain_timeout - self.drain_timeout / 10);
@@ -343,8 +355,8 @@ fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<Path
     let node_file = crate::config::node_file(&config.data_dir);
     files::write_node_file(&node_file, node_id, addresses, config.tls_files().is_some())
         .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
-    let Addresses { listen, admin } = addresses;
-    tracing::info!(%listen, %admin, node = %node_id, "node is up");
+    let Addresses { listen, admin, gossip } = addresses;
+    tracing::info!(%listen, %admin, gossip = gossip.map(tracing::field::display), node = %node_id, "node is up");
     Ok(node_file)
 }
 
@@ -369,6 +381,7 @@ struct Outside {
     admin: Bound,
     admin_token: AdminToken,
     certificates: Option<Arc<Certificates>>,
+    gossip: Option<Gossip>,
 }
 
 impl Outside {
@@ -379,11 +392,12 @@ impl Outside {
         let clients = bind(config.listen, "--listen")?;
         let admin = bind(config.admin_listen, "--admin-listen")?;
         let certificates = open_certificates(config)?;
+        let gossip = cluster::bind(config)?;
         let admin_token = AdminToken::open(config.admin_token_file.as_deref(), &config.data_dir)
             .map_err(StartError::at("cannot use the admin token"))?;
         development::make_private_folder(&config.data_dir)
             .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
-        Ok(Self { clients, admin, admin_token, certificates })
+        Ok(Self { clients, admin, admin_token, certificates, gossip })
     }
 }
 

@@ -67,6 +67,9 @@ pub(super) fn write_node_file(file: &Path, node_id: &str, addresses: Addresses, 
     if tls {
         text["tls"] = true.into();
     }
+    if let Some(gossip) = addresses.gossip {
+        text["gossip"] = gossip.to_string().into();
+    }
     let fresh = file.with_extension("json.new");
     std::fs::write(&fresh, format!("{text}\n"))?;
     std::fs::rename(&fresh, file)

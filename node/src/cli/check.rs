@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::failure::{Failure, Outcome};
 use super::output;
 use crate::accounts::{Accounts, DirectoryError};
+use crate::cluster::ClusterKey;
 use crate::config::{Config, ConfigError, Mistake};
 use crate::tls::{CertificateError, Certificates};
 
@@ -12,7 +13,7 @@ pub(super) fn run((config, mistakes): (Config, Vec<Mistake>)) -> Result<Outcome,
     let own =
         if mistakes.is_empty() { Ok(()) } else { Err(Failure::usage(ConfigError(mistakes).to_string())) };
     let mut texts = Vec::new();
-    for checked in [own, directory(&config), certificate(&config)] {
+    for checked in [own, directory(&config), certificate(&config), cluster_key(&config)] {
         match checked {
             Ok(()) => {}
             Err(Failure::Usage(text)) => texts.push(text.trim_end().to_owned()),
@@ -55,4 +56,10 @@ pub(super) fn certificate(config: &Config) -> Result<(), Failure> {
         let flag = if error.path() == certificate { "--tls-cert" } else { "--tls-key" };
         Failure::usage(format!("{flag}: {error}"))
     })
+}
+
+/// Refuses a cluster key that cannot be used.
+pub(super) fn cluster_key(config: &Config) -> Result<(), Failure> {
+    let Some(file) = &config.cluster_key_file else { return Ok(()) };
+    ClusterKey::open(file).map(drop).map_err(|error| Failure::usage(format!("--cluster-key-file: {error}")))
 }

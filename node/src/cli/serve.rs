@@ -12,6 +12,7 @@ use crate::telemetry;
 pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     check::directory(config)?;
     check::certificate(config)?;
+    check::cluster_key(config)?;
     telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
     let runtime = runtime::multi_thread(config.threads)?;
