@@ -4,6 +4,7 @@
 
 mod binary;
 pub mod clock;
+pub mod cluster;
 pub mod command;
 pub mod directory;
 pub mod disk;

@@ -62,6 +62,7 @@ struct Addresses {
     pid: u32,
     listen: SocketAddr,
     admin: SocketAddr,
+    gossip: Option<SocketAddr>,
 }
 
 impl Node {
@@ -87,6 +88,11 @@ impl Node {
     /// Where operators go.
     pub fn admin(&self) -> SocketAddr {
         self.addresses.admin
+    }
+
+    /// Where other nodes of its cluster find it.
+    pub fn gossip(&self) -> Option<SocketAddr> {
+        self.addresses.gossip
     }
 
     pub fn url(&self) -> String {

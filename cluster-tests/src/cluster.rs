@@ -1,0 +1,63 @@
+//! Several nodes of one cluster.
+
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::directory::ALL;
+use crate::{Directory, Node, NodeOptions};
+
+/// What [`Cluster::node`] gives clients.
+const KEY: &str = "secret.k1";
+
+/// Nodes that know of each other; `n0` is the seed of the others.
+pub struct Cluster {
+    nodes: Vec<Node>,
+    _key: TempDir,
+}
+
+impl Cluster {
+    /// Starts `count` nodes, each with the first one as its seed.
+    pub async fn start(count: usize) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("cluster.key");
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).expect("the operating system gives random bytes");
+        std::fs::write(&file, STANDARD.encode(secret)).expect("the folder is writable");
+        let mut nodes: Vec<Node> = Vec::new();
+        for index in 0..count {
+            let mut options = options(index, &file);
+            if let Some(seed) = nodes.first().and_then(Node::gossip) {
+                options = options.environment("FANFARE_SEED", &seed.to_string());
+            }
+            nodes.push(Node::start(options).await);
+        }
+        Self { nodes, _key: folder }
+    }
+
+    pub fn nodes(&mut self) -> &mut [Node] {
+        &mut self.nodes
+    }
+}
+
+fn options(index: usize, key_file: &Path) -> NodeOptions {
+    let directory = Directory::default().account("acme").key("k1", "secret", ALL);
+    NodeOptions::default()
+        .directory(directory, KEY)
+        .environment("FANFARE_NODE_ID", &format!("n{index}"))
+        .environment("FANFARE_STORE", "none")
+        .environment("FANFARE_GOSSIP_LISTEN", "127.0.0.1:0")
+        .environment("FANFARE_PEER_LISTEN", "127.0.0.1:0")
+        .environment("FANFARE_CLUSTER_KEY_FILE", &key_file.to_string_lossy())
+}
+
+/// What `node` has logged of others so far: the node that is spoken of, and what is said of it.
+pub fn told(node: &Node) -> Vec<(String, String)> {
+    let log = node.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
+    lines.map(|line| (text(&line, "node"), text(&line, "message"))).collect()
+}
