@@ -20,7 +20,8 @@ async fn until_told(nodes: &[&Node], other: &str, message: &str, count: usize) {
 
 async fn three() -> Cluster {
     let mut cluster = Cluster::start(3).await;
-    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let nodes = cluster.nodes();
+    let (n0, n1, n2) = (&nodes[0], &nodes[1], &nodes[2]);
     until_told(&[n1, n2], "n0", ALIVE, 1).await;
     until_told(&[n0, n2], "n1", ALIVE, 1).await;
     until_told(&[n0, n1], "n2", ALIVE, 1).await;

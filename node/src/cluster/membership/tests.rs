@@ -135,13 +135,14 @@ async fn a_run_whose_clock_is_behind_is_later_all_the_same() {
 }
 
 #[tokio::test]
-async fn strangers_are_not_members_and_change_nothing() {
+async fn strangers_are_not_members_change_nothing_and_are_counted() {
+    let metrics = crate::telemetry::metrics();
     let a = Node::start("a", ONE, &[], 1);
     let stranger = Node::start("x", OTHER, &[a.address], 1);
     let b = Node::start("b", &format!("{OTHER}\n{ONE}"), &[a.address, stranger.address], 1);
     let flood = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     for length in [0, 1, 25, 26, 42, 50, 1_000, 60_001] {
-        flood.send_to(&vec![1; length], a.address).expect("it can be sent");
+        flood.send_to(&vec![9; length], a.address).expect("it can be sent");
     }
     // It seals with a secret that `a` does not have, so only the stranger is met.
     b.until_alive(&[("x", &stranger)]).await;
@@ -149,6 +150,12 @@ async fn strangers_are_not_members_and_change_nothing() {
     a.until_alive(&[("c", &c)]).await;
     flood.set_nonblocking(true).expect("a socket");
     assert!(flood.recv(&mut [0; 100]).is_err(), "a stranger was answered");
+    let shown = metrics.render();
+    for reason in ["forged", "malformed", "version", "oversize"] {
+        let line = format!("fanfare_gossip_dropped_total{{reason=\"{reason}\"}} ");
+        let count = shown.lines().find_map(|shown| shown.strip_prefix(&line)).map(str::parse::<u64>);
+        assert!(matches!(count, Some(Ok(1..))), "{reason}: {count:?}");
+    }
     for node in [a, b, c, stranger] {
         node.end().await;
     }
