@@ -115,7 +115,6 @@ impl App {
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
         let (accounts, development_key) = open_accounts(&config)?;
-        let keeps_history = config.store == StoreKind::Embedded;
         let store = open_store(&config, &stamps).await?;
         let auth = open_auth(&config, &accounts, &store, &clock).await?;
         let connections = Arc::new(TenantConnections::default());
@@ -129,7 +128,7 @@ impl App {
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
-        let past = runs::former_runs(&*store, &hub, &accounts, keeps_history).await?;
+        let past = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
         let identities = Arc::new(identities(&config, &hub, &past, &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
         let former_members = members::restore(&store, &hub).await?;

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::StartError;
 use crate::accounts::Accounts;
+use crate::config::StoreKind;
 use crate::hub::Hub;
 use crate::origin::history::{FormerRun, HistoryStore, Kept};
 use crate::publish::Publisher;
@@ -24,11 +25,11 @@ pub(super) async fn former_runs(
     store: &dyn HistoryStore,
     hub: &Hub,
     accounts: &Accounts,
-    keeps_history: bool,
+    kind: StoreKind,
 ) -> Result<Vec<FormerRun>, StartError> {
     let kept = Kept { policies: accounts.current().history_policies(), is_all: true, outlasts: false };
     store.begin(hub.incarnation(), kept).await.or_else(|error| {
-        if !keeps_history {
+        if kind == StoreKind::None {
             return Err(StartError::at("cannot note in the data folder that this run keeps no history")(
                 error,
             ));

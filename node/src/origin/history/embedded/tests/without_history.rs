@@ -1,0 +1,39 @@
+//! A store of a node that keeps no history.
+
+use super::*;
+
+#[test]
+fn without_history_ids_and_nonces_are_still_kept() {
+    let folder = folder();
+    let options = Options { history: false, ..options() };
+    let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+    let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
+    append(&store, with_ids(&key, now_ms, &[(1, "x")])).expect("remembered");
+    assert_eq!(wait(store.read(query(&key))), Err(StoreError::Off));
+    let (send, receive) = mpsc::channel();
+    store.find_ids(
+        scope(&key),
+        vec!["x".into()],
+        Box::new(move |found| send.send(found).expect("test waits")),
+    );
+    let found = receive.recv_timeout(PATIENCE).expect("answered").expect("looked up");
+    assert_eq!(found[0].expect("remembered").sequence, 1);
+    let claimed = nonce("k1", now_ms, "0123456789abcdef");
+    assert_eq!(wait(store.claim_nonce(claimed.clone())), Ok(true));
+    assert_eq!(wait(store.claim_nonce(claimed)), Ok(false));
+}
+
+#[test]
+fn a_run_without_history_is_like_no_other_and_has_not_stored_all() {
+    let folder = folder();
+    let run = |history, incarnation| {
+        let options = Options { history, ..options() };
+        let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+        let kept = Kept { policies: 7, is_all: true, outlasts: false };
+        let former = wait(store.begin(incarnation, kept)).expect("begun");
+        former.iter().map(|run| (run.kept.policies, run.kept.is_all)).collect::<Vec<_>>()
+    };
+    run(true, 1);
+    assert_eq!(run(false, 2), [(7, true)]);
+    assert_eq!(run(true, 3), [(Kept::UNLIKE_ALL, false), (7, true)]);
+}
