@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use aws_lc_rs::hkdf;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ED25519,
@@ -16,12 +15,14 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
+use crate::cluster::ClusterKey;
+
 /// The name that the certificate of every node must have, whatever its address is.
 pub const SERVER_NAME: &str = "peer.fanfare.internal";
 
 const ALPN: &[u8] = b"h2";
-const SALT: &[u8] = b"fanfare cluster";
-const CA_INFO: &[u8] = b"peer ca ed25519 v1";
+/// What the keys of the CAs are derived for.
+const CA_PURPOSE: &str = "peer ca ed25519";
 /// PKCS#8 of an Ed25519 key up to its 32 bytes.
 const ED25519_PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
@@ -50,14 +51,15 @@ impl PeerTls {
     /// and the first signs a certificate with a fresh key, which lives as long as this node.
     ///
     /// # Errors
-    /// There is no line.
-    pub fn from_secrets(secrets: &[[u8; 32]]) -> Result<Self, PeerTlsError> {
-        let authorities = secrets.iter().map(authority).collect::<Result<Vec<_>, _>>()?;
+    /// The system has no random bytes for the key.
+    pub fn from_key(key: &ClusterKey) -> Result<Self, PeerTlsError> {
+        let authorities = key.derive(CA_PURPOSE, b"").map(|seed| authority(&seed));
+        let authorities = authorities.collect::<Result<Vec<_>, _>>()?;
         let mut roots = RootCertStore::empty();
         for (_, certificate) in &authorities {
             roots.add(certificate.clone()).map_err(|_| UNUSABLE)?;
         }
-        let (issuer, _) = authorities.first().ok_or(PeerTlsError("the cluster key has no line"))?;
+        let (issuer, _) = authorities.first().ok_or(UNUSABLE)?;
         let key = KeyPair::generate().map_err(|_| UNUSABLE)?;
         let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).map_err(|_| UNUSABLE)?;
         params.distinguished_name.push(DnType::CommonName, "fanfare node");
@@ -122,15 +124,11 @@ fn certificates(pem: &[u8], refusal: &'static str) -> Result<Vec<CertificateDer<
     CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|_| PeerTlsError(refusal))
 }
 
-/// The CA that follows from one line. Its name and key are what nodes compare; the rest is each node's own.
-fn authority(secret: &[u8; 32]) -> Result<(Issuer<'static, KeyPair>, CertificateDer<'static>), PeerTlsError> {
+/// The CA that follows from what one line derives. Its name and key are what nodes compare; the rest is each node's own.
+fn authority(seed: &[u8; 32]) -> Result<(Issuer<'static, KeyPair>, CertificateDer<'static>), PeerTlsError> {
     let mut pkcs8 = [0; 48];
     pkcs8[..16].copy_from_slice(&ED25519_PKCS8);
-    hkdf::Salt::new(hkdf::HKDF_SHA256, SALT)
-        .extract(secret)
-        .expand(&[CA_INFO], hkdf::HKDF_SHA256)
-        .and_then(|seed| seed.fill(&mut pkcs8[16..]))
-        .map_err(|_| UNUSABLE)?;
+    pkcs8[16..].copy_from_slice(seed);
     let key = PrivatePkcs8KeyDer::from(&pkcs8[..]);
     let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519).map_err(|_| UNUSABLE)?;
     let mut params = CertificateParams::default();
@@ -143,11 +141,11 @@ fn authority(secret: &[u8; 32]) -> Result<(Issuer<'static, KeyPair>, Certificate
 
 #[cfg(test)]
 impl PeerTls {
-    /// What trusts the nodes of these secrets.
-    pub(super) fn roots_of(secrets: &[[u8; 32]]) -> RootCertStore {
+    /// What trusts the nodes of this key.
+    pub(super) fn roots_of(key: &ClusterKey) -> RootCertStore {
         let mut roots = RootCertStore::empty();
-        for secret in secrets {
-            let (_, certificate) = authority(secret).expect("a secret makes a CA");
+        for seed in key.derive(CA_PURPOSE, b"") {
+            let (_, certificate) = authority(&seed).expect("a seed makes a CA");
             roots.add(certificate).expect("it is a CA");
         }
         roots

@@ -9,12 +9,15 @@ mod versions;
 
 use std::collections::HashMap;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::value::RawValue;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::*;
+use crate::cluster::ClusterKey;
 use crate::model::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, Message};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -75,7 +78,7 @@ impl Node {
     }
 
     async fn start_with(incarnation: u64, secrets: &[[u8; 32]], settings: LinkSettings) -> Self {
-        let tls = PeerTls::from_secrets(secrets).expect("the secrets make certificates");
+        let tls = PeerTls::from_key(&key(secrets)).expect("the key makes certificates");
         let (sender, seen) = watch::channel(Seen::default());
         let peer = Peer { node_id: format!("node-{incarnation}").into(), incarnation };
         let tasks = Arc::new(Tasks::new(Handle::current()));
@@ -118,12 +121,21 @@ impl Node {
     }
 }
 
+fn key(secrets: &[[u8; 32]]) -> ClusterKey {
+    let lines: Vec<String> = secrets.iter().map(|secret| STANDARD.encode(secret)).collect();
+    ClusterKey::parse(&lines.join("\n")).expect("one or two lines")
+}
+
+fn frame(bytes: usize) -> Bytes {
+    format!(r#"{{"op":13,"data":"{}"}}"#, "x".repeat(bytes)).into()
+}
+
 fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Forward {
     let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of(channel));
     let data = RawValue::from_string(format!("\"{}\"", "x".repeat(bytes))).expect("a text is JSON");
     let message =
         Message { id: "m".into(), id_given: false, sequence, name: None, data: Some(data), extras: None };
-    let frame = Bytes::from(format!("{{\"op\":10,\"data\":\"{}\"}}", "x".repeat(bytes)));
+    let frame = frame(bytes);
     let published = Published::new(
         key,
         incarnation,

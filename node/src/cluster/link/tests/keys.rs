@@ -16,12 +16,6 @@ async fn lines_rotate_without_a_cut() {
     after.link_to(&[&turned]).await;
 }
 
-#[test]
-fn a_key_without_a_line_is_refused() {
-    let refused = PeerTls::from_secrets(&[]).err().map(|error| error.to_string());
-    assert_eq!(refused.as_deref(), Some("the cluster key has no line"));
-}
-
 #[tokio::test]
 async fn certificates_of_the_operator_serve_as_well() {
     let authority = rcgen::KeyPair::generate().expect("a key");

@@ -32,7 +32,7 @@ fn refusals() -> u64 {
 
 /// The roots of a client of this cluster.
 fn roots() -> RootCertStore {
-    PeerTls::roots_of(&[SECRET])
+    PeerTls::roots_of(&key(&[SECRET]))
 }
 
 fn client(
@@ -47,7 +47,7 @@ fn client(
 
 /// A certificate and key that the first of the secrets vouches for.
 fn proven(mut config: ClientConfig, secret: [u8; 32]) -> ClientConfig {
-    let tls = PeerTls::from_secrets(&[secret]).expect("a secret makes certificates");
+    let tls = PeerTls::from_key(&key(&[secret])).expect("the key makes certificates");
     config.client_auth_cert_resolver = Arc::clone(&tls.client.client_auth_cert_resolver);
     config.alpn_protocols = vec![b"h2".to_vec()];
     config

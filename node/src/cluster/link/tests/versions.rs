@@ -22,7 +22,7 @@ struct Hand {
 
 impl Hand {
     async fn open(node: &Node) -> Self {
-        let tls = PeerTls::from_secrets(&[SECRET]).expect("a secret makes certificates");
+        let tls = PeerTls::from_key(&key(&[SECRET])).expect("the key makes certificates");
         let socket = TcpStream::connect(node.addr).await.expect("the listener is there");
         let name = ServerName::try_from(SERVER_NAME).expect("a name");
         let socket = TlsConnector::from(tls.client).connect(name, socket).await.expect("a handshake");
