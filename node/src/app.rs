@@ -128,7 +128,7 @@ impl App {
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
-        let past = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
+        let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
         let identities = Arc::new(identities(&config, &hub, &past, &shards, &clock)?);
         let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
         let former_members = members::restore(&store, &hub).await?;
@@ -147,7 +147,7 @@ impl App {
             http: http_sender,
         };
         start_shards(&shards, polls, services, &tasks)?;
-        runs::note_what_is_kept(&tasks, &store, &publisher, &accounts, limits.resume_window_ms);
+        runs::note_what_is_kept(&tasks, &store, &publisher, &accounts, noted, limits.resume_window_ms);
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
 
         let router = http::router(Arc::new(edge::Services {

@@ -19,23 +19,24 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long a change of the directory waits for a disk that does not answer.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 
-/// The latest first. A disk that takes no write leaves what can still be served; but a run without history acknowledges what
+/// The latest first, and what is noted of the present one. A disk that takes no write leaves what can still be served; but a run without history acknowledges what
 /// leaves no trace, so it must be known to the next one.
 pub(super) async fn former_runs(
     store: &dyn HistoryStore,
     hub: &Hub,
     accounts: &Accounts,
     kind: StoreKind,
-) -> Result<Vec<FormerRun>, StartError> {
+) -> Result<(Vec<FormerRun>, Option<Kept>), StartError> {
     let kept = Kept { policies: accounts.current().history_policies(), is_all: true, outlasts: false };
-    store.begin(hub.incarnation(), kept).await.or_else(|error| {
+    let begun = store.begin(hub.incarnation(), kept).await;
+    begun.map(|former| (former, Some(kept))).or_else(|error| {
         if kind == StoreKind::None {
             return Err(StartError::at("cannot note in the data folder that this run keeps no history")(
                 error,
             ));
         }
         tracing::error!(%error, "nobody can be resumed from the runs before");
-        Ok(Vec::new())
+        Ok((Vec::new(), None))
     })
 }
 
@@ -46,6 +47,7 @@ pub(super) fn note_what_is_kept(
     store: &Arc<dyn HistoryStore>,
     publisher: &Publisher,
     accounts: &Arc<Accounts>,
+    noted: Option<Kept>,
     resume_window_ms: u64,
 ) {
     let (store, accounts) = (Arc::clone(store), Arc::clone(accounts));
@@ -53,15 +55,15 @@ pub(super) fn note_what_is_kept(
     // One change of the directory at a time asks.
     let (ask, asked) = mpsc::channel(1);
     let runtime = Handle::current();
-    accounts.before_policy_change(move |policies| runtime.block_on(noted(&ask, policies)));
-    let noting = note_changes(store, publisher.clone(), accounts, outlasts_after, asked);
+    accounts.before_policy_change(move |policies| runtime.block_on(written_down(&ask, policies)));
+    let noting = note_changes(store, publisher.clone(), accounts, noted, outlasts_after, asked);
     tasks.spawn("kept", OnStop::Cancel, noting);
 }
 
 /// Policies that are about to take effect, and who waits for them to be written down.
 type Change = (u64, oneshot::Sender<()>);
 
-async fn noted(ask: &mpsc::Sender<Change>, policies: u64) {
+async fn written_down(ask: &mpsc::Sender<Change>, policies: u64) {
     let (done, is_done) = oneshot::channel();
     let written = async {
         ask.send((policies, done)).await.ok()?;
@@ -78,6 +80,7 @@ async fn note_changes(
     store: Arc<dyn HistoryStore>,
     publisher: Publisher,
     accounts: Arc<Accounts>,
+    mut noted: Option<Kept>,
     outlasts_after: Duration,
     mut asked: mpsc::Receiver<Change>,
 ) {
@@ -85,8 +88,6 @@ async fn note_changes(
     let began = Instant::now();
     let (mut generation, changes) = (accounts.generation(), accounts.policy_changes());
     let mut policies = accounts.current().history_policies();
-    // Not known: at the start the disk may have refused it.
-    let mut noted = None;
     // Whoever waits is told, by dropping its end, when it is written down.
     let mut waits = None;
     loop {
