@@ -127,6 +127,14 @@ impl Node {
         self.log.text()
     }
 
+    /// What `/metrics` says of a metric without labels; 0 while it is not there.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let page = http::request(self.admin(), "GET", "/metrics", &[], "").await;
+        let text = String::from_utf8_lossy(&page.body).into_owned();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(0.0, |value| value.parse().expect("a metric is a number"))
+    }
+
     /// Fails the test if any thread of the node has panicked.
     pub fn assert_no_panic(&self) {
         assert!(!self.log.panicked(), "the node panicked:\n{}", self.log());

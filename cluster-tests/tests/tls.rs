@@ -21,13 +21,6 @@ async fn open(tls: &Tls, node: &Node, query: &str) -> Socket {
 }
 
 /// The value of a metric without labels.
-async fn metric(node: &Node, name: &str) -> f64 {
-    let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
-    let text = String::from_utf8_lossy(&page.body).into_owned();
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.and_then(|value| value.parse().ok()).unwrap_or_default()
-}
-
 async fn assert_well(tls: &Tls, node: &Node) {
     let health = tls.http(node.addr()).await.request("GET", "/health", &[], "").await.expect("an answer");
     assert_eq!((health.status, &health.body[..]), (200, &b"ok"[..]), "{}", node.log());
@@ -179,12 +172,12 @@ async fn a_renewed_certificate_serves_new_connections_and_leaves_the_old_ones() 
     new.publish("kept", json!({"data": 1})).await;
     assert_eq!(old.message("kept").await["messages"][0]["data"], 1);
     assert_eq!(kept.request("GET", "/health", &[], "").await.expect("an answer").status, 200);
-    assert_eq!(metric(&node, "fanfare_tls_certificate_generation").await, 2.0);
-    assert_eq!(metric(&node, "fanfare_tls_certificate_errors_total").await, 0.0);
+    assert_eq!(node.metric("fanfare_tls_certificate_generation").await, 2.0);
+    assert_eq!(node.metric("fanfare_tls_certificate_errors_total").await, 0.0);
 
     std::fs::write(tls.certificate(), "broken").expect("written");
     wait_until(SOON, "the refusal", async || {
-        metric(&node, "fanfare_tls_certificate_errors_total").await == 1.0
+        node.metric("fanfare_tls_certificate_errors_total").await == 1.0
     })
     .await;
     let line = wait_for(SOON, "a line of the log", async || {
@@ -265,10 +258,10 @@ async fn a_half_closed_client_gets_its_answer_and_both_ends_are_said() {
     assert_eq!((frames, ended), (vec![json!({"op": 6})], Ended::Closed(1000)));
 
     let mut socket = open(&tls, &node, "").await;
-    let open = metric(&node, "fanfare_socket_connections").await;
+    let open = node.metric("fanfare_socket_connections").await;
     socket.raw().half_close().await;
     assert_eq!(socket.to_end(SOON).await.1, Ended::Gone);
-    let ended = async || metric(&node, "fanfare_socket_connections").await < open;
+    let ended = async || node.metric("fanfare_socket_connections").await < open;
     wait_until(SOON, "the end of the session", ended).await;
     assert_well(&tls, &node).await;
 }
@@ -293,7 +286,7 @@ async fn a_slow_reader_is_ended_in_bounded_memory_and_the_others_get_everything(
     let (frames, ended) = slow.to_end(SOON).await;
     assert!(frames.len() < FLOOD, "the slow one did not get all of it");
     assert!(matches!(ended, Ended::Closed(4008) | Ended::Gone), "{ended:?}");
-    assert_eq!(metric(&node, "fanfare_slow_consumers_total").await, 1.0);
+    assert_eq!(node.metric("fanfare_slow_consumers_total").await, 1.0);
     let grown = node.resident_bytes().saturating_sub(before);
     assert!(grown < 64 * 1024 * 1024, "a slow consumer cost {grown} bytes");
     assert_well(&tls, &node).await;
@@ -313,7 +306,7 @@ async fn a_reader_that_takes_nothing_is_ended_while_its_outbox_has_room() {
     for number in 0..200 {
         writer.publish("flood", json!({"data": [number, filler]})).await;
     }
-    let one = async || metric(&node, "fanfare_slow_consumers_total").await == 1.0;
+    let one = async || node.metric("fanfare_slow_consumers_total").await == 1.0;
     wait_until(SOON, "the end of the stalled one", one).await;
     assert_well(&tls, &node).await;
 }

@@ -9,11 +9,8 @@ const ENDED: &str = "fanfare_slow_consumers_total";
 /// Of the data of each message; its frame is a little longer.
 const BYTES: usize = 65_000;
 
-async fn metric(node: &Node, name: &str) -> usize {
-    let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
-    let text = String::from_utf8_lossy(&page.body).into_owned();
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.map_or(0, |value| value.parse().expect("a count"))
+async fn count(node: &Node, name: &str) -> usize {
+    node.metric(name).await as usize
 }
 
 /// Attached to the channel, with as little room in the kernel as it gives.
@@ -31,15 +28,15 @@ async fn a_mebibyte_may_wait_and_one_message_more_ends_the_connection() {
     let mut silent = attached(&node).await;
     let mut publisher = Socket::open(&node, "").await;
     let mut published = 0;
-    while metric(&node, ENDED).await == 0 {
+    while count(&node, ENDED).await == 0 {
         published += 1;
         publisher.publish("c", json!({"data": "x".repeat(BYTES)})).await;
         wait_until(SOON, "the delivery", async || {
-            metric(&node, DELIVERED).await == published || metric(&node, ENDED).await == 1
+            count(&node, DELIVERED).await == published || count(&node, ENDED).await == 1
         })
         .await;
     }
-    let delivered = metric(&node, DELIVERED).await;
+    let delivered = count(&node, DELIVERED).await;
     let (frames, _) = silent.to_end(SOON).await;
     let taken = frames.iter().filter(|frame| frame["op"] == 13).count();
     // The kernel may have taken a part of one more, and the last one is that which was too much.
@@ -68,7 +65,7 @@ async fn who_takes_nothing_for_the_time_that_is_set_is_ended() {
             assert_eq!(publisher.next().await["op"], 1);
         }
     }
-    wait_until(SOON, "the end", async || metric(&node, ENDED).await == 1).await;
+    wait_until(SOON, "the end", async || count(&node, ENDED).await == 1).await;
     assert!(began.elapsed().as_millis() >= u128::from(STALL_MS), "{:?}", began.elapsed());
-    assert_eq!(metric(&patient, ENDED).await, 0, "where more time is set it lives on");
+    assert_eq!(count(&patient, ENDED).await, 0, "where more time is set it lives on");
 }

@@ -7,24 +7,19 @@ async fn an_own_attempt_that_the_node_saw_late_is_no_refusal() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        drop(Server::connected(&listener).await);
-        drop(request(&listener).await);
-        let mut server = again(&listener, "&resume=k", "k2").await;
-        server.say(&json!({"op": 7, "code": 40800, "error": "taken up"})).await;
-        drop(server);
-        let mut server = again(&listener, "&resume=k2", "k3").await;
-        server.say(&json!({"op": 7, "code": 40160, "error": "closed"})).await;
-        drop(server);
-
-        drop(Server::connected(&listener).await);
-        refuse(&listener, "504 Gateway Timeout").await;
-        let mut server = again(&listener, "&resume=k", "k2").await;
-        server.say(&json!({"op": 7, "code": 40800, "error": "taken up"})).await;
-        drop(server);
-        again(&listener, "&resume=k2", "k3")
-            .await
-            .say(&json!({"op": 7, "code": 40160, "error": "closed"}))
-            .await;
+        for gateway in [false, true] {
+            drop(Server::connected(&listener).await);
+            if gateway {
+                refuse(&listener, "504 Gateway Timeout").await;
+            } else {
+                drop(request(&listener).await);
+            }
+            let mut server = again(&listener, "&resume=k", "k2").await;
+            server.say(&json!({"op": 7, "code": 40800, "error": "taken up"})).await;
+            drop(server);
+            let mut server = again(&listener, "&resume=k2", "k3").await;
+            server.say(&json!({"op": 7, "code": 40160, "error": "closed"})).await;
+        }
     });
     for _cut_by in ["the link", "a gateway"] {
         let mut client = Client::connect(reconnecting(addr)).await.expect("connected");
