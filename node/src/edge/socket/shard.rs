@@ -148,10 +148,8 @@ impl Shard {
                     return;
                 }
             }
-            let turn = self.started.elapsed();
-            self.now_ms = u64::try_from(turn.as_millis()).unwrap_or(u64::MAX);
+            self.now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.epoch_ms = self.services.clock.now_ms();
-            self.pace.begin_turn(turn);
             for event in &events {
                 if event.token() != WAKE {
                     self.note(event);
@@ -169,7 +167,7 @@ impl Shard {
                 self.look_at_directory();
             }
             if !self.has_work() {
-                std::thread::sleep(self.pace.rest(self.started.elapsed()));
+                std::thread::sleep(self.pace.rest());
             }
         }
         // What time has put out in the last turn.
