@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::directory::ALL;
-use crate::{Directory, Node, NodeOptions};
+use crate::{Directory, Node, NodeOptions, SOON, wait_until};
 
 /// What [`Cluster::node`] gives clients.
 const KEY: &str = "secret.k1";
@@ -38,6 +38,18 @@ impl Cluster {
         Self { nodes, _key: folder }
     }
 
+    /// The same, and waits until each knows what each other one wants.
+    pub async fn linked(count: usize) -> Self {
+        let cluster = Self::start(count).await;
+        for node in &cluster.nodes {
+            wait_until(SOON, "the links to the others", async || {
+                node.metric("fanfare_peers_known").await == (count - 1) as f64
+            })
+            .await;
+        }
+        cluster
+    }
+
     pub fn nodes(&mut self) -> &mut [Node] {
         &mut self.nodes
     }
@@ -49,6 +61,7 @@ fn options(index: usize, key_file: &Path) -> NodeOptions {
         .directory(directory, KEY)
         .environment("FANFARE_NODE_ID", &format!("n{index}"))
         .environment("FANFARE_STORE", "none")
+        .environment("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0")
         .environment("FANFARE_GOSSIP_LISTEN", "127.0.0.1:0")
         .environment("FANFARE_PEER_LISTEN", "127.0.0.1:0")
         .environment("FANFARE_CLUSTER_KEY_FILE", &key_file.to_string_lossy())

@@ -63,6 +63,7 @@ struct Addresses {
     listen: SocketAddr,
     admin: SocketAddr,
     gossip: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
 }
 
 impl Node {
@@ -93,6 +94,11 @@ impl Node {
     /// Where other nodes of its cluster find it.
     pub fn gossip(&self) -> Option<SocketAddr> {
         self.addresses.gossip
+    }
+
+    /// Where other nodes of its cluster connect.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.addresses.peer
     }
 
     pub fn url(&self) -> String {

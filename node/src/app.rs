@@ -81,13 +81,14 @@ pub struct Addresses {
     pub admin: SocketAddr,
     /// Of a node of a cluster.
     pub gossip: Option<SocketAddr>,
+    pub peer: Option<SocketAddr>,
 }
 
 /// A running node.
 pub struct App {
     tasks: Arc<Tasks>,
     /// Of the operators and of other nodes, who want to see a node stop.
-    last_tasks: Tasks,
+    last_tasks: Arc<Tasks>,
     shards: Arc<Shards>,
     acceptor: Acceptor,
     store: Arc<dyn HistoryStore>,
@@ -106,7 +107,7 @@ impl App {
     /// Builds and starts every part; when it returns, the node serves. Must run within a tokio runtime.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = telemetry::metrics();
-        let (tasks, last_tasks) = (Arc::new(Tasks::new(Handle::current())), Tasks::new(Handle::current()));
+        let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
         // What is stored gets timestamps that never go back; credentials are held against the plain clock.
         let (clock, stamps) = (Clock::system(), Clock::system());
         let limits = Arc::new(listener::within_open_files(config.limits.clone()));
@@ -118,19 +119,14 @@ impl App {
         let store = open_store(&config, &stamps).await?;
         let auth = open_auth(&config, &accounts, &store, &clock).await?;
         let connections = Arc::new(TenantConnections::default());
-        let meter = Arc::new(Meter::new(
-            Arc::clone(&accounts),
-            Arc::clone(&store),
-            clock.clone(),
-            Arc::clone(&node_id),
-            limits.metric_minutes,
-        ));
+        let meter = meter(&accounts, &store, &clock, &node_id, limits.metric_minutes);
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
         let identities = Arc::new(identities(&config, &hub, &past, &shards, &clock)?);
-        let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store), config.limits.clone());
+        let routing = gossip.as_ref().map(|gossip| gossip.route(&hub, &node_id, &last_tasks)).transpose()?;
+        let publisher = Publisher::new(&hub, &store, &config.limits, routing.as_ref());
         let former_members = members::restore(&store, &hub).await?;
         let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, &past, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
@@ -176,7 +172,8 @@ impl App {
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
         let draining = Arc::new(AtomicBool::new(false));
-        let state = admin_state(admin_token, metrics.clone(), Arc::clone(&store), Arc::clone(&draining));
+        let met = cluster::has_met(&config, routing.as_ref());
+        let state = admin_state(admin_token, metrics.clone(), Arc::clone(&store), Arc::clone(&draining), met);
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
@@ -184,8 +181,9 @@ impl App {
 
         let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
-        let addresses = Addresses { listen, admin, gossip: gossip.as_ref().map(Gossip::address) };
-        let membership = cluster::join(gossip, &config, &node_id, hub.incarnation(), listen, &last_tasks)?;
+        let addresses = cluster::addresses(listen, admin, gossip.as_ref());
+        let membership =
+            cluster::join(gossip, &config, &node_id, hub.incarnation(), listen, routing, &last_tasks)?;
         let node_file = announce(&config, &node_id, addresses)?;
         Ok(Self {
             tasks,
@@ -308,6 +306,17 @@ async fn open_auth(
     Ok(Arc::new(auth))
 }
 
+fn meter(
+    accounts: &Arc<Accounts>,
+    store: &Arc<dyn HistoryStore>,
+    clock: &Clock,
+    node_id: &Arc<str>,
+    minutes: usize,
+) -> Arc<Meter> {
+    let (accounts, store, node_id) = (Arc::clone(accounts), Arc::clone(store), Arc::clone(node_id));
+    Arc::new(Meter::new(accounts, store, clock.clone(), node_id, minutes))
+}
+
 fn identities(
     config: &Config,
     hub: &Hub,
@@ -354,8 +363,9 @@ fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<Path
     let node_file = crate::config::node_file(&config.data_dir);
     files::write_node_file(&node_file, node_id, addresses, config.tls_files().is_some())
         .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
-    let Addresses { listen, admin, gossip } = addresses;
-    tracing::info!(%listen, %admin, gossip = gossip.map(tracing::field::display), node = %node_id, "node is up");
+    let Addresses { listen, admin, gossip, peer } = addresses;
+    let [gossip, peer] = [gossip, peer].map(|address| address.map(tracing::field::display));
+    tracing::info!(%listen, %admin, gossip, peer, node = %node_id, "node is up");
     Ok(node_file)
 }
 
@@ -364,9 +374,11 @@ fn admin_state(
     metrics: PrometheusHandle,
     store: Arc<dyn HistoryStore>,
     draining: Arc<AtomicBool>,
+    has_met: impl Fn() -> bool + Send + Sync + 'static,
 ) -> AdminState {
     let readiness = move || match (draining.load(Ordering::Relaxed), store.health()) {
         (true, _) => Readiness::Draining,
+        _ if !has_met() => Readiness::Starting,
         (false, Ok(())) => Readiness::Ready,
         (false, Err(_)) => Readiness::Degraded,
     };

@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::serial::Serial;
+use parking_lot::Mutex;
 
 use crate::accounts::Account;
+use crate::cluster::routing::Routing;
 use crate::hub::{Hub, Numbering};
 use crate::model::{
     ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, Published, Stamp,
@@ -98,23 +100,31 @@ struct Inner {
     published: metrics::Counter,
     presence: metrics::Counter,
     departures: Departures,
+    /// The other nodes, where there may be some.
+    routing: Option<Arc<Routing>>,
     /// Something was delivered that its store did not take.
     missed: AtomicBool,
 }
 
 impl Publisher {
-    pub fn new(hub: Arc<Hub>, store: Arc<dyn HistoryStore>, limits: Limits) -> Self {
+    pub fn new(
+        hub: &Arc<Hub>,
+        store: &Arc<dyn HistoryStore>,
+        limits: &Limits,
+        routing: Option<&Arc<Routing>>,
+    ) -> Self {
         let published = metrics::counter!("fanfare_published_messages_total");
         Self {
             inner: Arc::new(Inner {
-                hub,
-                store,
+                hub: Arc::clone(hub),
+                store: Arc::clone(store),
                 store_wait: Duration::from_millis(limits.store_wait_ms),
-                limits,
+                limits: limits.clone(),
                 next_id: AtomicU64::new(1),
                 published,
                 presence: metrics::counter!("fanfare_presence_events_total"),
                 departures: Departures::default(),
+                routing: routing.map(Arc::clone),
                 missed: AtomicBool::new(false),
             }),
         }
@@ -126,6 +136,11 @@ impl Publisher {
 
     pub fn store(&self) -> &Arc<dyn HistoryStore> {
         &self.inner.store
+    }
+
+    /// The other nodes, where there may be some.
+    pub fn routing(&self) -> Option<&Arc<Routing>> {
+        self.inner.routing.as_ref()
     }
 
     /// Every message so far of which the store has answered, and whose channel keeps history, is stored.
@@ -291,9 +306,29 @@ impl Inner {
                     (answer.done)(Err(PublishError::Unavailable));
                 }
             });
+            let done = self.forward(&published, done);
             self.store.append(Arc::clone(&published), retention_hours, done);
             published
         });
+    }
+
+    /// Sends the publish to the nodes that want it. What is to run when the store has it then waits for them too; that it
+    /// is not stored is told at once.
+    fn forward(&self, published: &Published, done: Done) -> Done {
+        let Some(routing) = &self.routing else { return done };
+        let both = Arc::new(Mutex::new((Some(done), 0)));
+        let stored = Arc::clone(&both);
+        let one = move |both: &Mutex<(Option<Done>, u8)>, result: Result<(), StoreError>| {
+            let mut both = both.lock();
+            both.1 += 1;
+            let done = if both.1 == 2 || result.is_err() { both.0.take() } else { None };
+            drop(both);
+            if let Some(done) = done {
+                done(result);
+            }
+        };
+        routing.forward(published, move || one(&both, Ok(())));
+        Box::new(move |result| one(&stored, result))
     }
 }
 

@@ -1,28 +1,42 @@
 //! The part of a node that knows of other nodes.
 
-use std::net::{SocketAddr, ToSocketAddrs as _, UdpSocket};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use super::StartError;
+use tokio::sync::watch;
+
+use super::{Addresses, StartError};
 use crate::cluster::ClusterKey;
-use crate::cluster::membership::{Facts, Membership, Options};
+use crate::cluster::inbound::{Inbound, Peer};
+use crate::cluster::link::{LinkSettings, Links, PeerAddr, PeerTls};
+use crate::cluster::membership::{Facts, Members, Membership, Options, State};
+use crate::cluster::routing::Routing;
 use crate::config::Config;
+use crate::hub::Hub;
 use crate::model::Clock;
-use crate::tasks::Tasks;
+use crate::tasks::{OnStop, Tasks};
 
 /// Of the protocol between nodes.
 const PROTOCOL_MINOR: u32 = 0;
+/// A node whose seeds do not answer for so long serves alone.
+const SEEDS_WAIT: Duration = Duration::from_secs(3);
 
 /// What a node of a cluster has before it starts to speak.
 pub(super) struct Gossip {
     key: ClusterKey,
     socket: UdpSocket,
     address: SocketAddr,
+    peers: TcpListener,
+    peer_address: SocketAddr,
 }
 
 /// None for a node that is alone.
 pub(super) fn bind(config: &Config) -> Result<Option<Gossip>, StartError> {
-    let (Some(address), Some(key)) = (config.gossip_listen, &config.cluster_key_file) else {
+    let (Some(address), Some(peer_address), Some(key)) =
+        (config.gossip_listen, config.peer_listen, &config.cluster_key_file)
+    else {
         return Ok(None);
     };
     let key =
@@ -30,12 +44,87 @@ pub(super) fn bind(config: &Config) -> Result<Option<Gossip>, StartError> {
     let at = || format!("cannot listen on {address} (--gossip-listen)");
     let socket = UdpSocket::bind(address).map_err(StartError::at(at()))?;
     let address = socket.local_addr().map_err(StartError::at(at()))?;
-    Ok(Some(Gossip { key, socket, address }))
+    let at = || format!("cannot listen on {peer_address} (--peer-listen)");
+    let peers = TcpListener::bind(peer_address).map_err(StartError::at(at()))?;
+    peers.set_nonblocking(true).map_err(StartError::at(at()))?;
+    let peer_address = peers.local_addr().map_err(StartError::at(at()))?;
+    Ok(Some(Gossip { key, socket, address, peers, peer_address }))
 }
 
 impl Gossip {
     pub(super) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    pub(super) fn peer_address(&self) -> SocketAddr {
+        self.peer_address
+    }
+
+    /// Takes what other nodes send from now on, and is ready to send to them. To be called before clients are served.
+    pub(super) fn route(
+        &self,
+        hub: &Arc<Hub>,
+        node_id: &Arc<str>,
+        tasks: &Arc<Tasks>,
+    ) -> Result<Arc<Routing>, StartError> {
+        let at = || StartError::at("cannot make the certificates of the peer links");
+        let tls = PeerTls::from_key(&self.key).map_err(at())?;
+        let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
+        let routing = Routing::new(hub, tasks);
+        let inbound = Arc::clone(&routing) as Arc<dyn Inbound>;
+        let links = Links::new(own, tls, inbound, Arc::clone(tasks), LinkSettings::default());
+        let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));
+        let listener = self.peers.try_clone().map_err(at())?;
+        links.listen(tokio::net::TcpListener::from_std(listener).map_err(at())?);
+        routing.begin(links);
+        Ok(routing)
+    }
+}
+
+/// Whether the node has met the others: it knows what each wants, or nobody answered for a while, or it has nobody to ask.
+/// Once it has, it stays so.
+pub(super) fn has_met(
+    config: &Config,
+    routing: Option<&Arc<Routing>>,
+) -> impl Fn() -> bool + Send + Sync + use<> {
+    let (routing, has_seeds) = (routing.map(Arc::clone), !config.seeds.is_empty());
+    let (begun, met) = (Instant::now(), AtomicBool::new(false));
+    move || {
+        let Some(routing) = &routing else { return true };
+        let waited = !has_seeds || begun.elapsed() > SEEDS_WAIT;
+        let is_met = if routing.expected() == 0 { waited } else { routing.is_complete() };
+        met.fetch_or(is_met, Ordering::Relaxed) || is_met
+    }
+}
+
+pub(super) fn addresses(listen: SocketAddr, admin: SocketAddr, gossip: Option<&Gossip>) -> Addresses {
+    let [gossip, peer] = [Gossip::address, Gossip::peer_address].map(|of| gossip.map(of));
+    Addresses { listen, admin, gossip, peer }
+}
+
+/// Links to whoever is a member.
+async fn follow(routing: Arc<Routing>, mut members: watch::Receiver<Arc<Members>>) {
+    loop {
+        let now = Arc::clone(&members.borrow_and_update());
+        let mut peers = Vec::new();
+        for member in &now.0 {
+            let Some(address) = &member.facts.peer else { continue };
+            match tokio::net::lookup_host(address).await.map(|mut found| found.next()) {
+                Ok(Some(addr)) => {
+                    let peer = Peer { node_id: Arc::clone(&member.node_id), incarnation: member.incarnation };
+                    peers.push(PeerAddr { peer, addr });
+                }
+                Ok(None) => tracing::warn!(node = &*member.node_id, address, "a peer has no address"),
+                Err(error) => {
+                    tracing::warn!(node = &*member.node_id, address, %error, "a peer cannot be looked up");
+                }
+            }
+        }
+        let alive = now.0.iter().filter(|member| member.state == State::Alive);
+        routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
+        if members.changed().await.is_err() {
+            return;
+        }
     }
 }
 
@@ -46,9 +135,10 @@ pub(super) fn join(
     node_id: &Arc<str>,
     incarnation: u64,
     listen: SocketAddr,
+    routing: Option<Arc<Routing>>,
     tasks: &Tasks,
 ) -> Result<Option<Membership>, StartError> {
-    let Some(Gossip { key, socket, address }) = gossip else { return Ok(None) };
+    let Some(Gossip { key, socket, address, peer_address, .. }) = gossip else { return Ok(None) };
     let options = Options {
         node_id: Arc::clone(node_id),
         incarnation,
@@ -57,7 +147,7 @@ pub(super) fn join(
         seeds: config.seeds.clone(),
         key,
         facts: Facts {
-            peer: None,
+            peer: Some(under(config, peer_address)),
             listen: under(config, listen),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_minor: PROTOCOL_MINOR,
@@ -66,7 +156,11 @@ pub(super) fn join(
         },
         clock: Clock::system(),
     };
-    Membership::start(options, tasks).map(Some).map_err(StartError::at("cannot start gossip"))
+    let membership = Membership::start(options, tasks).map_err(StartError::at("cannot start gossip"))?;
+    if let Some(routing) = routing {
+        tasks.spawn("peers", OnStop::Cancel, follow(routing, membership.members()));
+    }
+    Ok(Some(membership))
 }
 
 /// As others reach what is bound to `address`.

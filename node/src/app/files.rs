@@ -70,6 +70,9 @@ pub(super) fn write_node_file(file: &Path, node_id: &str, addresses: Addresses, 
     if let Some(gossip) = addresses.gossip {
         text["gossip"] = gossip.to_string().into();
     }
+    if let Some(peer) = addresses.peer {
+        text["peer"] = peer.to_string().into();
+    }
     let fresh = file.with_extension("json.new");
     std::fs::write(&fresh, format!("{text}\n"))?;
     std::fs::rename(&fresh, file)

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use fanfare_proto::peer::v1;
+use fanfare_proto::serial::Serial;
+use serde_json::value::RawValue;
 
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, check_name,
@@ -25,11 +28,62 @@ pub struct Peer {
 pub trait Inbound: Send + Sync + 'static {
     fn forwarded(&self, from: &Peer, forwarded: Forwarded);
 
+    /// What the peer wants of this node, or has begun to give.
+    fn interest(&self, from: &Peer, interest: Interest);
+
+    /// None is what a later minor may ask.
+    fn asked(&self, from: &Peer, number: u64, request: Option<Request>);
+
+    fn answered(&self, from: &Peer, number: u64, answer: Answer);
+
     /// Items that the peer had for this node are lost: its channels are to be refilled.
     fn continuity_lost(&self, from: &Peer);
 
     /// All lanes to the peer are open, or not any more. What was reported last is the state.
     fn link(&self, to: &Peer, up: bool);
+}
+
+/// Who is to get which channels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Interest {
+    /// The peer wants the channel, and is to be told where it stands.
+    Wanted {
+        key: ChannelKey,
+        number: u64,
+        round: u64,
+    },
+    NotWanted {
+        key: ChannelKey,
+    },
+    /// One of so many lanes has told all that the peer wants.
+    Said {
+        epoch: u64,
+        lanes: u32,
+    },
+    /// All that is wanted here is to be told the peer anew.
+    Asked,
+    /// The peer forwards the channel from here on, and had numbered so much of it before.
+    Joined {
+        key: ChannelKey,
+        number: u64,
+        sequence: u64,
+        round: u64,
+    },
+}
+
+/// What one node asks another, under a number that the answer has too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// All messages that whoever has this position has not, none older than `back_ms`.
+    Refill { key: ChannelKey, after: Serial, back_ms: u64 },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// None where they are not all there.
+    Refilled(Option<Vec<Forwarded>>),
+    /// The request is not known there.
+    Unknown,
 }
 
 /// The item holds what no node sends.
@@ -49,11 +103,59 @@ impl std::error::Error for Malformed {}
 /// # Errors
 /// Nothing was handed on.
 pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result<(), Malformed> {
-    match item.kind {
-        Some(v1::item::Kind::Forward(forward)) => inbound.forwarded(from, forwarded(forward)?),
-        _ => tracing::debug!(peer = &*from.node_id, "item of an unknown kind passed over"),
-    }
+    let key = |channel: Option<v1::Channel>| channel_key(channel.ok_or(Malformed("no channel"))?);
+    let interest = match item.kind {
+        Some(v1::item::Kind::Forward(forward)) => {
+            inbound.forwarded(from, forwarded(forward)?);
+            return Ok(());
+        }
+        Some(v1::item::Kind::Interest(v1::Interest { channel, number, wanted, round })) => match wanted {
+            true => Interest::Wanted { key: key(channel)?, number, round },
+            false => Interest::NotWanted { key: key(channel)? },
+        },
+        Some(v1::item::Kind::InterestSaid(v1::InterestSaid { epoch, lanes })) => {
+            Interest::Said { epoch, lanes }
+        }
+        Some(v1::item::Kind::InterestAsked(_)) => Interest::Asked,
+        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round })) => {
+            Interest::Joined { key: key(channel)?, number, sequence, round }
+        }
+        Some(v1::item::Kind::Request(v1::Request { number, kind })) => {
+            inbound.asked(from, number, kind.map(request).transpose()?.flatten());
+            return Ok(());
+        }
+        Some(v1::item::Kind::Answer(v1::Answer { number, kind })) => {
+            inbound.answered(from, number, kind.map_or(Ok(Answer::Unknown), answer)?);
+            return Ok(());
+        }
+        _ => {
+            tracing::debug!(peer = &*from.node_id, "item of an unknown kind passed over");
+            return Ok(());
+        }
+    };
+    inbound.interest(from, interest);
     Ok(())
+}
+
+fn request(kind: v1::request::Kind) -> Result<Option<Request>, Malformed> {
+    match kind {
+        v1::request::Kind::Refill(v1::Refill { channel, after, back_ms }) => {
+            let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
+            let after = after.parse().map_err(|_| Malformed("a bad serial"))?;
+            Ok(Some(Request::Refill { key, after, back_ms }))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
+    match kind {
+        v1::answer::Kind::Refilled(v1::Refilled { forwards, complete }) => {
+            let forwarded = forwards.into_iter().map(forwarded).collect::<Result<Vec<_>, _>>()?;
+            Ok(Answer::Refilled(complete.then_some(forwarded)))
+        }
+        _ => Ok(Answer::Unknown),
+    }
 }
 
 fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
@@ -67,6 +169,15 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
     if forward.first == 0 || forward.last < forward.first {
         return Err(Malformed("no sequences"));
     }
+    if forward.last - forward.first != (forward.messages.len() as u64).wrapping_sub(1) {
+        return Err(Malformed("not a message for each sequence"));
+    }
+    // Subscribers get it as it stands.
+    let is_object =
+        |text: &Bytes| text.first() == Some(&b'{') && serde_json::from_slice::<&RawValue>(text).is_ok();
+    if !forward.messages.iter().all(is_object) {
+        return Err(Malformed("a message that is no JSON object"));
+    }
     let parts = ForwardedParts {
         incarnation: forward.incarnation,
         first: forward.first,
@@ -74,7 +185,7 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
         timestamp_ms: forward.timestamp_ms,
         connection_id: ConnectionId::from_bytes(connection_id),
         client_id: client_id.map(ClientId::stored),
-        frame: forward.frame,
+        messages: forward.messages,
         bytes: forward.bytes,
     };
     Ok(Forwarded::new(key, parts))
@@ -106,12 +217,14 @@ mod tests {
             last: 2,
             connection_id: vec![3; 16].into(),
             client_id: Some("ada".to_owned()),
+            messages: vec![Bytes::from_static(b"{}"), Bytes::from_static(b"{}")],
             ..v1::Forward::default()
         };
         assert!(forwarded(good()).is_ok());
         let channel = |account: &str, name: &str| {
             Some(v1::Channel { account: account.to_owned(), name: name.to_owned() })
         };
+        let messages = |texts: [&'static [u8]; 2]| texts.map(Bytes::from_static).to_vec();
         for (forward, fault) in [
             (v1::Forward { channel: None, ..good() }, "no channel"),
             (v1::Forward { channel: channel("", "room"), ..good() }, "a bad account"),
@@ -126,6 +239,16 @@ mod tests {
             (v1::Forward { client_id: Some("\n".to_owned()), ..good() }, "a bad clientId"),
             (v1::Forward { first: 0, ..good() }, "no sequences"),
             (v1::Forward { first: 3, ..good() }, "no sequences"),
+            (v1::Forward { last: 3, ..good() }, "not a message for each sequence"),
+            (v1::Forward { messages: messages([b"{}", b"{"]), ..good() }, "a message that is no JSON object"),
+            (
+                v1::Forward { messages: messages([b"{}", b"[]"]), ..good() },
+                "a message that is no JSON object",
+            ),
+            (
+                v1::Forward { messages: messages([b"{}", b"{\"\xff\":1}"]), ..good() },
+                "a message that is no JSON object",
+            ),
         ] {
             assert_eq!(forwarded(forward.clone()), Err(Malformed(fault)), "{forward:?}");
         }

@@ -4,5 +4,6 @@ pub mod inbound;
 mod key;
 pub mod link;
 pub mod membership;
+pub mod routing;
 
 pub use key::{ClusterKey, ClusterKeyError};

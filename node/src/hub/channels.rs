@@ -1,8 +1,8 @@
 //! The node's channels: numbering and interest under one small lock each.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use dashmap::DashMap;
@@ -10,17 +10,21 @@ use parking_lot::Mutex;
 
 use super::budget::Budget;
 use super::delivery::Delivery;
+use super::interest::{Interest, Joining};
+use super::mark::Mark;
 use super::member_bytes::MemberBytes;
 use super::members::Members;
 use super::presence::{Crowds, PresenceDelivery};
 use super::ring::Ring;
 use super::roster::Roster;
-use crate::model::{ChannelKey, Clock, Limits, Published, Stamp};
+use crate::model::{ChannelKey, Clock, Forwarded, Limits, Published, Stamp};
 
 /// What gets the frames of a channel: a shard of sockets. `deliver` must not block.
 pub trait DeliveryTarget: Send + Sync {
     fn deliver(&self, delivery: Arc<Delivery>);
     fn deliver_presence(&self, delivery: Arc<PresenceDelivery>);
+    /// Something that comes before what will be delivered of this channel is missing.
+    fn lose(&self, channel: u64);
     /// More waits than the target's bound.
     fn congested(&self) -> bool;
 }
@@ -33,8 +37,8 @@ pub struct Channel {
 }
 
 pub(super) struct State {
-    /// The last number given in this incarnation.
-    pub(super) sequence: u64,
+    /// Where it stands: the last number given in this incarnation, and what came from other nodes.
+    pub(super) mark: Mark,
     /// Bit per target that has subscribers.
     pub(super) targets: u64,
     /// The number of the last attach, over all channels from 1.
@@ -44,13 +48,22 @@ pub(super) struct State {
     pub(super) ring: Option<Box<Ring>>,
     /// None while nobody is present. With members the channel lives.
     pub(super) members: Option<Box<Members>>,
+    /// What other nodes know of the interest in it.
+    pub(super) joining: Joining,
     /// Taken out of the map; whoever still holds it looks the key up again.
     removed: bool,
 }
 
 impl State {
+    /// Somebody is attached, or was lately.
+    fn is_heard(&self) -> bool {
+        self.targets != 0 || self.ring.is_some()
+    }
+
     fn is_unused(&self) -> bool {
-        self.targets == 0 && self.ring.is_none() && self.members.is_none()
+        // Who waits for other nodes is not attached yet.
+        let is_awaited = matches!(self.joining, Joining::Begun(_));
+        self.targets == 0 && self.ring.is_none() && self.members.is_none() && !is_awaited
     }
 }
 
@@ -98,6 +111,7 @@ pub struct Hub {
     pub(super) crowds: Crowds,
     pub(super) member_bytes: MemberBytes,
     pub(super) clock: Clock,
+    pub(super) interest: OnceLock<Arc<dyn Interest>>,
 }
 
 impl Hub {
@@ -118,6 +132,7 @@ impl Hub {
             crowds: Crowds::default(),
             member_bytes: MemberBytes::default(),
             clock,
+            interest: OnceLock::new(),
         }
     }
 
@@ -141,27 +156,15 @@ impl Hub {
         build: impl FnOnce(Numbering) -> Arc<Published>,
     ) -> Arc<Published> {
         let published = self.with_channel(key, |channel, state| {
-            let first_sequence = state.sequence + 1;
-            state.sequence += count;
+            self.begin_ring(state);
+            let first_sequence = state.mark.own.sequence + 1;
+            state.mark.own.sequence += count;
+            state.mark.place += count;
             let timestamp_ms = self.clock.now_ms();
             let published = build(Numbering { incarnation: self.incarnation, first_sequence, timestamp_ms });
-            if state.targets != 0 || state.ring.is_some() {
-                let delivery = Arc::new(Delivery::new(channel.number, Arc::clone(&published)));
-                let now_ms = self.now_ms();
-                if state.ring.is_none() {
-                    state.ring = Ring::begin(first_sequence - 1, &self.rings);
-                }
-                if let Some(ring) = &mut state.ring {
-                    ring.push(Arc::clone(&delivery), now_ms);
-                    if ring.is_listed(0) {
-                        ring.list(channel, state.attached);
-                    }
-                }
-                for (bit, target) in self.targets.iter().enumerate() {
-                    if state.targets & (1 << bit) != 0 {
-                        target.deliver(Arc::clone(&delivery));
-                    }
-                }
+            if state.is_heard() {
+                let delivery = Delivery::own(channel.number, state.mark.clone(), Arc::clone(&published));
+                self.hand_on(channel, state, delivery);
             }
             published
         });
@@ -169,13 +172,52 @@ impl Hub {
         published
     }
 
+    /// Hands messages that entered at another node to every target with interest. What was heard before is passed over.
+    pub fn forwarded(&self, forwarded: Forwarded) {
+        // Nobody listens here; what the other node had numbered by then it tells when somebody does.
+        let Some(channel) = self.live(&forwarded.key) else { return };
+        let mut state = channel.state.lock();
+        if state.removed || !state.is_heard() || state.mark.covers(forwarded.last()) {
+            return;
+        }
+        self.begin_ring(&mut state);
+        state.mark.hear(forwarded.last(), forwarded.messages.len() as u64);
+        let delivery = Delivery::forwarded(channel.number, state.mark.clone(), forwarded);
+        self.hand_on(&channel, &mut state, delivery);
+        drop(state);
+        self.give_way();
+    }
+
+    fn begin_ring(&self, state: &mut State) {
+        if state.targets != 0 && state.ring.is_none() {
+            state.ring = Ring::begin(state.mark.clone(), &self.rings);
+        }
+    }
+
+    fn hand_on(&self, channel: &Arc<Channel>, state: &mut State, delivery: Delivery) {
+        let delivery = Arc::new(delivery);
+        if let Some(ring) = &mut state.ring {
+            ring.push(Arc::clone(&delivery), self.now_ms());
+            if ring.is_listed(0) {
+                ring.list(channel, state.attached);
+            }
+        }
+        for (bit, target) in self.targets.iter().enumerate() {
+            if state.targets & (1 << bit) != 0 {
+                target.deliver(Arc::clone(&delivery));
+            }
+        }
+    }
+
     /// Where the channel stands, for an attach that asks for no delivery.
-    pub fn position(&self, key: &ChannelKey) -> Stamp {
-        let sequence = self.channels.get(key).map(|channel| Arc::clone(&channel)).map_or_else(
-            || self.sequence_floor.load(Ordering::SeqCst),
-            |channel| channel.state.lock().sequence,
-        );
-        Stamp { incarnation: self.incarnation, sequence }
+    pub fn position(&self, key: &ChannelKey) -> Mark {
+        self.live(key).map_or_else(|| self.unheard(), |channel| channel.mark())
+    }
+
+    /// Of a channel that nothing is known of any more.
+    fn unheard(&self) -> Mark {
+        let sequence = self.sequence_floor.load(Ordering::SeqCst);
+        Mark::own(Stamp { incarnation: self.incarnation, sequence })
     }
 
     /// The target has no subscriber of the channel any more.
@@ -185,7 +227,7 @@ impl Hub {
         if state.targets == 0 {
             let now_ms = self.now_ms();
             if state.ring.is_none() {
-                state.ring = Ring::begin(state.sequence, &self.rings);
+                state.ring = Ring::begin(state.mark.clone(), &self.rings);
             }
             if let Some(ring) = &mut state.ring {
                 ring.idle_ms = Some(now_ms);
@@ -224,7 +266,7 @@ impl Hub {
     }
 
     /// The channel if it lives.
-    pub(super) fn live(&self, key: &ChannelKey) -> Option<Arc<Channel>> {
+    pub fn live(&self, key: &ChannelKey) -> Option<Arc<Channel>> {
         self.channels.get(key).map(|channel| Arc::clone(&channel))
     }
 
@@ -237,11 +279,12 @@ impl Hub {
                 number: self.next_number.fetch_add(1, Ordering::Relaxed),
                 key: key.clone(),
                 state: Mutex::new(State {
-                    sequence: self.sequence_floor.load(Ordering::SeqCst),
+                    mark: self.unheard(),
                     targets: 0,
                     attached: 0,
                     ring: None,
                     members: None,
+                    joining: Joining::default(),
                     removed: false,
                 }),
             })
@@ -251,7 +294,10 @@ impl Hub {
     pub(super) fn remove_if_unused(&self, channel: &Arc<Channel>, state: &mut State) {
         if state.is_unused() && !state.removed {
             state.removed = true;
-            self.sequence_floor.fetch_max(state.sequence, Ordering::SeqCst);
+            if let (Joining::Done, Some(interest)) = (&state.joining, self.interest.get()) {
+                interest.leave(&channel.key, channel.number);
+            }
+            self.sequence_floor.fetch_max(state.mark.own.sequence, Ordering::SeqCst);
             self.channels.remove(&channel.key);
         }
     }

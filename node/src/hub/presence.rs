@@ -11,12 +11,13 @@ use fanfare_proto::frame::{self, Format, PresenceOut};
 use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
+use super::mark::Mark;
 use super::member_bytes::of_member;
 use super::members::{Member, Members, Outcome, Page};
 use super::wire;
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, FormerMember, Limits, MemberData, MemberId,
-    PresenceAction, PresenceEvent, PresenceStamp, Stamp,
+    PresenceAction, PresenceEvent, PresenceStamp,
 };
 
 /// A presence event on its way to subscribers, with the channel number that shards know it by.
@@ -24,13 +25,20 @@ use crate::model::{
 pub struct PresenceDelivery {
     pub channel: u64,
     pub event: Arc<PresenceEvent>,
+    /// Where the channel stood when it happened.
+    mark: Mark,
     json: OnceLock<Bytes>,
     msgpack: OnceLock<Bytes>,
 }
 
 impl PresenceDelivery {
-    fn new(channel: u64, event: Arc<PresenceEvent>) -> Self {
-        Self { channel, event, json: OnceLock::new(), msgpack: OnceLock::new() }
+    fn new(channel: u64, mark: Mark, event: Arc<PresenceEvent>) -> Self {
+        Self { channel, event, mark, json: OnceLock::new(), msgpack: OnceLock::new() }
+    }
+
+    /// The place of the last message before it.
+    pub fn place(&self) -> u64 {
+        self.mark.place
     }
 
     /// Memory that an undelivered frame holds, roughly.
@@ -38,26 +46,24 @@ impl PresenceDelivery {
         256 + self.event.data.as_ref().map_or(0, |data| data.get().len())
     }
 
-    /// The frame for who has all messages up to `position`. Most stand where the channel stood, and share one.
-    pub fn frame(&self, format: Format, position: Stamp) -> Bytes {
-        if position != self.event.position {
-            return self.encode(format, position);
-        }
+    /// For who has all messages that the channel had handed on.
+    pub fn frame(&self, format: Format) -> Bytes {
         let kept = match format {
             Format::Json => &self.json,
             Format::MsgPack => &self.msgpack,
         };
-        kept.get_or_init(|| self.encode(format, position)).clone()
+        kept.get_or_init(|| self.frame_at(format, &self.mark.serial())).clone()
     }
 
-    fn encode(&self, format: Format, position: Stamp) -> Bytes {
+    /// For who has all messages up to `position`.
+    pub fn frame_at(&self, format: Format, position: &Serial) -> Bytes {
         wire::encoded(format, self.bytes(), |mut out| {
-            self.write(position, &mut out);
+            self.write(&position.to_string(), &mut out);
             out
         })
     }
 
-    fn write(&self, position: Stamp, out: &mut Vec<u8>) {
+    fn write(&self, serial: &str, out: &mut Vec<u8>) {
         let PresenceEvent { key, member, action, data, timestamp_ms, .. } = &*self.event;
         let event = PresenceOut {
             action: action.as_str(),
@@ -66,8 +72,7 @@ impl PresenceDelivery {
             data: data.as_deref(),
             timestamp: *timestamp_ms,
         };
-        let serial = Serial::single(position.incarnation, position.sequence).to_string();
-        frame::encode_presence(key.channel(), &serial, &event, out);
+        frame::encode_presence(key.channel(), serial, &event, out);
     }
 }
 
@@ -208,7 +213,7 @@ impl Hub {
             timestamp_ms: self.clock.now_ms(),
             incarnation: self.incarnation,
             sequence: self.presence_sequence.fetch_add(1, Ordering::SeqCst) + 1,
-            position: Stamp { incarnation: self.incarnation, sequence: state.sequence },
+            position: state.mark.own,
         }
     }
 
@@ -231,7 +236,7 @@ impl Hub {
         if state.targets == 0 {
             return;
         }
-        let delivery = Arc::new(PresenceDelivery::new(channel.number, event));
+        let delivery = Arc::new(PresenceDelivery::new(channel.number, state.mark.clone(), event));
         for (bit, target) in self.targets.iter().enumerate() {
             if state.targets & (1 << bit) != 0 {
                 target.deliver_presence(Arc::clone(&delivery));

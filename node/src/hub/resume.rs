@@ -6,14 +6,16 @@ use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
-use crate::model::{ChannelKey, Stamp};
+use super::mark::Mark;
+use super::ring::Begin;
+use crate::model::ChannelKey;
 
 /// An attach that has taken effect.
 #[derive(Debug)]
 pub struct Joined {
     pub channel: Arc<Channel>,
-    /// All that was numbered before; what comes after it is delivered.
-    pub mark: Stamp,
+    /// All that was handed on before; what comes after it is delivered.
+    pub mark: Mark,
     pub start: Start,
     /// How long ago the first message was published that [`Start::Replay`] gives; else 0.
     pub missed_ms: u64,
@@ -24,16 +26,16 @@ pub struct Joined {
 pub enum Start {
     /// It is there.
     Live,
-    /// [`Channel::pull`] gives what follows this sequence.
-    Replay { after: u64 },
-    /// What is between is not in the ring, or the position is not of this incarnation.
+    /// [`Channel::pull`] gives what follows this place. Unless that is exact, it has some of it already.
+    Replay { after: u64, is_exact: bool },
+    /// What is between is not in the ring, or the position is of runs that nothing is known of here.
     Unknown,
 }
 
 /// How much of a rewind the recent messages give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recent {
-    /// The sequence before the first of them; the last one of the channel when there is none.
+    /// The place before the first of them; the last one of the channel when there is none.
     pub after: u64,
     pub found: usize,
     /// There are no others in what was asked for.
@@ -55,8 +57,8 @@ impl Hub {
         self.incarnation
     }
 
-    /// Registers the target's interest. The stamp covers all that was numbered before; all after it is delivered.
-    pub fn attach(&self, key: &ChannelKey, target: usize) -> (Arc<Channel>, Stamp) {
+    /// Registers the target's interest. The mark covers all that was handed on before; all after it is delivered.
+    pub fn attach(&self, key: &ChannelKey, target: usize) -> (Arc<Channel>, Mark) {
         self.with_channel(key, |channel, state| (Arc::clone(channel), self.register(state, target)))
     }
 
@@ -65,7 +67,7 @@ impl Hub {
         self.with_channel(key, |channel, state| {
             let start = self.start(state, position);
             let missed_ms = match (start, &state.ring) {
-                (Start::Replay { after }, Some(ring)) => ring.age_ms(after, self.now_ms()),
+                (Start::Replay { after, .. }, Some(ring)) => ring.age_ms(after, self.now_ms()),
                 _ => 0,
             };
             let mark = self.register(state, target);
@@ -80,11 +82,11 @@ impl Hub {
         target: usize,
         count: usize,
         since_ms: u64,
-    ) -> (Arc<Channel>, Stamp, Recent) {
+    ) -> (Arc<Channel>, Mark, Recent) {
         self.with_channel(key, |channel, state| {
             let back = state.ring.as_ref().map(|ring| ring.back(count, since_ms));
             let recent = Recent {
-                after: back.and_then(|back| back.after).unwrap_or(state.sequence),
+                after: back.and_then(|back| back.after).unwrap_or(state.mark.place),
                 found: back.map_or(0, |back| back.found),
                 is_whole: back.is_some_and(|back| back.is_whole),
             };
@@ -97,48 +99,77 @@ impl Hub {
         self.with_channel(key, |_, state| self.start(state, position))
     }
 
-    fn register(&self, state: &mut State, target: usize) -> Stamp {
+    pub(super) fn register(&self, state: &mut State, target: usize) -> Mark {
         if let Some(ring) = &mut state.ring {
             ring.idle_ms = None;
         }
         state.attached = self.next_attach();
         state.targets |= 1 << target;
-        Stamp { incarnation: self.incarnation, sequence: state.sequence }
+        state.mark.clone()
     }
 
-    fn start(&self, state: &State, position: &Serial) -> Start {
+    pub(super) fn start(&self, state: &State, position: &Serial) -> Start {
+        let place = state.mark.place;
+        if state.mark.others.is_some() {
+            let here = state.mark.serial();
+            // It may be of runs that nothing is known of, or ahead.
+            if !here.covers(position) {
+                return Start::Unknown;
+            }
+            if position.covers(&here) {
+                return Start::Live;
+            }
+            let found = state.ring.as_ref().and_then(|ring| ring.find(position));
+            return found
+                .map_or(Start::Unknown, |Begin { after, is_exact }| Start::Replay { after, is_exact });
+        }
         match position.sequence_of(self.incarnation) {
-            Some(after) if after == state.sequence => Start::Live,
-            Some(after) if after < state.sequence && reaches(state, after) => Start::Replay { after },
+            Some(after) if after == place => Start::Live,
+            Some(after) if after < place && reaches(state, after) => Start::Replay { after, is_exact: true },
             _ => Start::Unknown,
         }
     }
 }
 
 impl Channel {
-    /// What follows `after`, about `bytes_max` of it; none when the ring does not reach back to it.
+    /// What follows the place `after`, about `bytes_max` of it; none when the ring does not reach back to it.
     pub fn pull(&self, after: u64, bytes_max: usize) -> Option<Pulled> {
         let state = self.state.lock();
-        if after == state.sequence {
+        if after == state.mark.place {
             return Some(Pulled { deliveries: Vec::new(), is_end: true });
         }
         if !reaches(&state, after) {
             return None;
         }
         let deliveries = state.ring.as_ref()?.after(after, bytes_max);
-        let is_end = deliveries.last().is_some_and(|last| last.last().sequence == state.sequence);
+        let is_end = deliveries.last().is_some_and(|last| last.place() == state.mark.place);
         Some(Pulled { deliveries, is_end })
     }
 
-    /// Whether [`Channel::pull`] can go on after `sequence`.
-    pub fn reaches(&self, sequence: u64) -> bool {
+    /// Whether [`Channel::pull`] can go on after this place.
+    pub fn reaches(&self, place: u64) -> bool {
         let state = self.state.lock();
-        sequence == state.sequence || reaches(&state, sequence)
+        place == state.mark.place || reaches(&state, place)
     }
 
-    /// The last number given.
-    pub fn sequence(&self) -> u64 {
-        self.state.lock().sequence
+    /// Where it stands.
+    pub fn mark(&self) -> Mark {
+        self.state.lock().mark.clone()
+    }
+
+    /// Where it stood at a place between two deliveries. Where that is not known any more, a position from which nobody can
+    /// be resumed.
+    pub fn position_at(&self, place: u64) -> Serial {
+        let state = self.state.lock();
+        let State { mark, ring, .. } = &*state;
+        if place == mark.place {
+            return mark.serial();
+        }
+        if mark.others.is_none() {
+            return Serial::single(mark.own.incarnation, place);
+        }
+        let known = ring.as_ref().and_then(|ring| ring.mark_at(place));
+        known.map(Mark::serial).unwrap_or_default()
     }
 }
 

@@ -3,9 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use fanfare_proto::serial::Serial;
+
 use super::budget::Budget;
 use super::channels::Channel;
 use super::delivery::Delivery;
+use super::mark::Mark;
 
 /// The last deliveries of one channel, without a gap, from `begin` to the channel's last.
 ///
@@ -14,14 +17,23 @@ use super::delivery::Delivery;
 #[derive(Debug)]
 pub(super) struct Ring {
     entries: VecDeque<Entry>,
-    /// The sequence before the first entry.
-    begin: u64,
+    /// Where the channel stood before the first entry.
+    begin: Mark,
     bytes: usize,
     /// Since when nobody is attached.
     pub(super) idle_ms: Option<u64>,
     /// The number under which it stands in the order of those that may have to go; 0: it does not, having no messages.
     listed: u64,
     budget: Arc<Budget>,
+}
+
+/// Where a client begins that has what its position covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Begin {
+    /// The place before the first message that it has not.
+    pub(super) after: u64,
+    /// It has nothing that is behind that.
+    pub(super) is_exact: bool,
 }
 
 /// How far back the recent messages go of what was asked for.
@@ -42,8 +54,8 @@ struct Entry {
 }
 
 impl Ring {
-    /// Empty, for a channel whose last number is `begin`; none when there is no room for one more.
-    pub(super) fn begin(begin: u64, budget: &Arc<Budget>) -> Option<Box<Self>> {
+    /// Empty, for a channel that stands there; none when there is no room for one more.
+    pub(super) fn begin(begin: Mark, budget: &Arc<Budget>) -> Option<Box<Self>> {
         budget.take_ring().then(|| {
             let (entries, budget) = (VecDeque::new(), Arc::clone(budget));
             Box::new(Self { entries, begin, bytes: 0, idle_ms: None, listed: 0, budget })
@@ -80,7 +92,7 @@ impl Ring {
             self.entries = VecDeque::new();
             return None;
         };
-        self.begin = entry.delivery.last().sequence;
+        self.begin.clone_from(entry.delivery.mark());
         self.bytes -= entry.bytes;
         self.budget.give_back(entry.bytes);
         Some(entry)
@@ -100,6 +112,12 @@ impl Ring {
         taken
     }
 
+    /// Forgets everything: nobody can be brought to `mark`.
+    pub(super) fn restart(&mut self, mark: &Mark) {
+        while self.drop_first() {}
+        self.begin.clone_from(mark);
+    }
+
     /// It stands in the order under this number, or was taken out of it there.
     pub(super) fn is_listed(&self, number: u64) -> bool {
         self.listed == number
@@ -113,45 +131,64 @@ impl Ring {
         }
     }
 
-    /// Whether everything after `sequence` is here.
-    pub(super) fn reaches(&self, sequence: u64) -> bool {
-        self.begin <= sequence
+    /// Whether everything after the place is here.
+    pub(super) fn reaches(&self, place: u64) -> bool {
+        self.begin.place <= place
     }
 
-    /// The sequence before the first message that is here.
+    /// The place before the first message that is here.
     #[cfg(test)]
     pub(super) fn reach(&self) -> u64 {
-        self.begin
+        self.begin.place
     }
 
-    /// How long ago the first message after `sequence` came.
-    pub(super) fn age_ms(&self, sequence: u64, now_ms: u64) -> u64 {
-        let first = self.entries.partition_point(|entry| entry.delivery.last().sequence <= sequence);
+    /// Where who has all up to this position begins; none where something that it has not may have been here before.
+    pub(super) fn find(&self, position: &Serial) -> Option<Begin> {
+        if !position.covers(&self.begin.serial()) {
+            return None;
+        }
+        let last = |entry: &Entry| entry.delivery.last();
+        let lacks = |entry: &Entry| !position.covers_one(last(entry).incarnation, last(entry).sequence);
+        let first = self.entries.iter().position(lacks).unwrap_or(self.entries.len());
+        let before = first.checked_sub(1).map_or(&self.begin, |before| self.entries[before].delivery.mark());
+        Some(Begin { after: before.place, is_exact: before.serial().covers(position) })
+    }
+
+    /// Where the channel stood at this place, which is the end of a delivery.
+    pub(super) fn mark_at(&self, place: u64) -> Option<&Mark> {
+        let found = self.entries.binary_search_by_key(&place, |entry| entry.delivery.place());
+        let found = found.ok().map(|at| self.entries[at].delivery.mark());
+        found.or_else(|| Some(&self.begin).filter(|begin| begin.place == place))
+    }
+
+    /// How long ago the first message after the place came.
+    pub(super) fn age_ms(&self, place: u64, now_ms: u64) -> u64 {
+        let first = self.entries.partition_point(|entry| entry.delivery.place() <= place);
         self.entries.get(first).map_or(0, |entry| now_ms.saturating_sub(entry.at_ms))
     }
 
     /// Where a client begins that asks for the last `count` messages, none older than `since_ms` (epoch milliseconds): the
-    /// sequence before the first of them that is here, and how many these are.
+    /// place before the first of them that is here, and how many these are.
     pub(super) fn back(&self, count: usize, since_ms: u64) -> Back {
         let mut back = Back { after: None, found: 0, is_whole: count == 0 };
         for entry in self.entries.iter().rev() {
-            let published = &entry.delivery.published;
-            if back.is_whole || published.timestamp_ms < since_ms {
+            let delivery = &entry.delivery;
+            if back.is_whole || delivery.timestamp_ms() < since_ms {
                 back.is_whole = true;
                 break;
             }
-            let taken = published.messages.len().min(count - back.found);
+            let taken = (delivery.count() as usize).min(count - back.found);
             back.found += taken;
-            back.after = Some(published.last().sequence - taken as u64);
+            back.after = Some(delivery.place() - taken as u64);
             back.is_whole = back.found == count;
         }
         back
     }
 
-    /// The deliveries that hold something after `sequence`, oldest first, at least one if there is one and then no
+    /// The deliveries that hold something after the place, oldest first, at least one if there is one and then no
     /// more than about `bytes_max`.
-    pub(super) fn after(&self, sequence: u64, bytes_max: usize) -> Vec<Arc<Delivery>> {
-        let first = self.entries.partition_point(|entry| entry.delivery.last().sequence <= sequence);
+    pub(super) fn after(&self, place: u64, bytes_max: usize) -> Vec<Arc<Delivery>> {
+        let first = self.entries.partition_point(|entry| entry.delivery.place() <= place);
         let mut bytes = 0;
         let within = self.entries.range(first..).take_while(|entry| {
             let fits = bytes < bytes_max;
@@ -176,7 +213,7 @@ mod tests {
     use super::*;
     use crate::hub::budget::RING_BYTES;
     use crate::hub::tests::delivery_of;
-    use crate::model::Limits;
+    use crate::model::{Limits, Stamp};
 
     const WINDOW_MS: u64 = 1_000;
 
@@ -185,13 +222,17 @@ mod tests {
         Budget::new(&limits)
     }
 
+    fn at(place: u64) -> Mark {
+        Mark::own(Stamp { incarnation: 9, sequence: place })
+    }
+
     fn sequences(ring: &Ring, after: u64) -> Vec<u64> {
-        ring.after(after, usize::MAX).iter().map(|delivery| delivery.last().sequence).collect()
+        ring.after(after, usize::MAX).iter().map(|delivery| delivery.place()).collect()
     }
 
     #[test]
     fn what_comes_after_a_position_is_given_in_order_and_in_part() {
-        let mut ring = Ring::begin(10, &budget(1 << 20, 1 << 20)).expect("the budget has room");
+        let mut ring = Ring::begin(at(10), &budget(1 << 20, 1 << 20)).expect("the budget has room");
         ring.push(delivery_of(11..=11), 0);
         ring.push(delivery_of(12..=14), 0);
         ring.push(delivery_of(15..=15), 0);
@@ -205,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_is_older_than_twice_the_window_goes() {
-        let mut ring = Ring::begin(0, &budget(1 << 20, 1 << 20)).expect("the budget has room");
+        let mut ring = Ring::begin(at(0), &budget(1 << 20, 1 << 20)).expect("the budget has room");
         ring.push(delivery_of(1..=1), 0);
         ring.push(delivery_of(2..=2), 1);
         ring.drop_old(2 * WINDOW_MS);
@@ -217,7 +258,7 @@ mod tests {
     #[test]
     fn a_ring_at_its_bound_and_one_past() {
         let one = delivery_of(1..=1).bytes();
-        let mut ring = Ring::begin(0, &budget(3 * one, 1 << 20)).expect("the budget has room");
+        let mut ring = Ring::begin(at(0), &budget(3 * one, 1 << 20)).expect("the budget has room");
         for sequence in 1..=3 {
             ring.push(delivery_of(sequence..=sequence), 0);
         }
@@ -232,8 +273,8 @@ mod tests {
     fn what_rings_hold_is_counted_for_all_together() {
         let one = delivery_of(1..=1).bytes();
         let budget = budget(1 << 20, 1 << 20);
-        let mut first = Ring::begin(0, &budget).expect("the budget has room");
-        let second = Ring::begin(0, &budget).expect("the budget has room");
+        let mut first = Ring::begin(at(0), &budget).expect("the budget has room");
+        let second = Ring::begin(at(0), &budget).expect("the budget has room");
         first.push(delivery_of(1..=1), 0);
         first.push(delivery_of(2..=2), 0);
         assert_eq!(budget.held(), 2 * RING_BYTES + 2 * one);
@@ -249,11 +290,11 @@ mod tests {
     #[test]
     fn a_ring_that_would_be_over_the_bound_is_not_begun() {
         let budget = budget(1 << 20, 2 * RING_BYTES);
-        let mut rings = [0, 1].map(|_| Ring::begin(0, &budget));
+        let mut rings = [0, 1].map(|_| Ring::begin(at(0), &budget));
         rings[0].as_mut().expect("within the bound").push(delivery_of(1..=1), 0);
         assert!(rings.iter().all(Option::is_some), "messages can go");
-        assert!(Ring::begin(0, &budget).is_none());
+        assert!(Ring::begin(at(0), &budget).is_none());
         drop(rings);
-        assert!(Ring::begin(0, &budget).is_some());
+        assert!(Ring::begin(at(0), &budget).is_some());
     }
 }

@@ -23,8 +23,8 @@ pub struct Subscriber {
     pub slot: u32,
     pub messages: bool,
     pub presence: PresenceMode,
-    /// What it already has; only what is numbered above it is delivered.
-    pub after_sequence: u64,
+    /// The place up to which it already has everything; only what stands behind it is delivered.
+    pub after_place: u64,
 }
 
 impl Subscriber {
@@ -32,8 +32,8 @@ impl Subscriber {
     pub const IN_REPLAY: u64 = u64::MAX;
 
     /// Of messages alone, until it is told otherwise.
-    pub fn new(slot: u32, after_sequence: u64) -> Self {
-        Self { slot, messages: true, presence: PresenceMode::Off, after_sequence }
+    pub fn new(slot: u32, after_place: u64) -> Self {
+        Self { slot, messages: true, presence: PresenceMode::Off, after_place }
     }
 }
 
@@ -64,9 +64,9 @@ impl Subscribers {
             .push(subscriber);
     }
 
-    /// The slot has all up to `sequence` and takes part in deliveries from there on.
-    pub fn go_live(&mut self, channel: u64, slot: u32, sequence: u64) {
-        self.set(channel, slot, |own| own.after_sequence = sequence);
+    /// The slot has all up to `place` and takes part in deliveries from there on.
+    pub fn go_live(&mut self, channel: u64, slot: u32, place: u64) {
+        self.set(channel, slot, |own| own.after_place = place);
     }
 
     /// Changes what the slot gets.
@@ -81,11 +81,10 @@ impl Subscribers {
         self.channels.get(&channel).map(|local| &local.channel)
     }
 
-    /// All of a channel, whatever they get of it, and the last message that was handed to them.
-    pub fn all_mut(&mut self, channel: u64) -> (&mut [Subscriber], u64) {
-        self.channels
-            .get_mut(&channel)
-            .map_or((&mut [], 0), |local| (&mut local.subscribers, local.delivered))
+    /// All of a channel, whatever they get of it, and the place of the last message that was handed to them.
+    pub fn all_mut(&mut self, channel: u64) -> Option<(&Channel, &mut [Subscriber], u64)> {
+        let Local { channel, subscribers, delivered } = self.channels.get_mut(&channel)?;
+        Some((channel, subscribers, *delivered))
     }
 
     /// Removes the slot; the channel comes back when it was the last one here.
@@ -99,21 +98,21 @@ impl Subscribers {
         self.channels.remove(&channel).map(|local| local.channel)
     }
 
-    /// Those who may get a delivery that ends at `sequence`.
-    pub fn deliver(&mut self, channel: u64, sequence: u64) -> &[Subscriber] {
+    /// Those who may get a delivery that ends at `place`.
+    pub fn deliver(&mut self, channel: u64, place: u64) -> &[Subscriber] {
         match self.channels.get_mut(&channel) {
             Some(local) => {
-                local.delivered = local.delivered.max(sequence);
+                local.delivered = local.delivered.max(place);
                 &local.subscribers
             }
             None => &[],
         }
     }
 
-    /// What a subscriber has been handed: the sequence before the first frame that follows.
+    /// What a subscriber has been handed: the place before the first frame that follows.
     pub fn position(&self, channel: u64, slot: u32) -> Option<u64> {
         let local = self.channels.get(&channel)?;
         let own = local.subscribers.iter().find(|subscriber| subscriber.slot == slot)?;
-        Some(own.after_sequence.max(local.delivered))
+        Some(own.after_place.max(local.delivered))
     }
 }

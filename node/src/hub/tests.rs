@@ -1,5 +1,6 @@
 //! Numbering and interest under threads, and the frame that a publish becomes.
 
+mod forwarded;
 mod frames;
 mod numbering;
 mod presence;
@@ -21,6 +22,7 @@ const NOW_MS: u64 = 1_767_225_600_500;
 struct Target {
     deliveries: Mutex<Vec<Arc<Delivery>>>,
     presence: Mutex<Vec<Arc<PresenceDelivery>>>,
+    lost: Mutex<Vec<u64>>,
 }
 
 impl DeliveryTarget for Target {
@@ -32,6 +34,10 @@ impl DeliveryTarget for Target {
         self.presence.lock().push(delivery);
     }
 
+    fn lose(&self, channel: u64) {
+        self.lost.lock().push(channel);
+    }
+
     fn congested(&self) -> bool {
         self.deliveries.lock().len() > 1_000_000
     }
@@ -40,7 +46,7 @@ impl DeliveryTarget for Target {
 impl Target {
     fn sequences(&self) -> Vec<u64> {
         let deliveries = self.deliveries.lock();
-        let messages = deliveries.iter().flat_map(|delivery| &delivery.published.messages);
+        let messages = deliveries.iter().flat_map(|delivery| &delivery.published().messages);
         messages.map(|message| message.sequence).collect()
     }
 }
@@ -69,7 +75,7 @@ pub(in crate::hub) fn delivery_of(sequences: std::ops::RangeInclusive<u64>) -> A
     let messages = sequences.map(bare_message).collect();
     let connection_id = ConnectionId::from_bytes([1; 16]);
     let published = Published::new(key("a"), 9, NOW_MS, connection_id, None, "k".into(), messages);
-    Arc::new(Delivery::new(3, published))
+    Arc::new(Delivery::own(3, Mark::own(published.last()), published))
 }
 
 fn bare_message(sequence: u64) -> Message {

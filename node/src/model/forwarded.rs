@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::ids::{ChannelKey, ClientId, ConnectionId};
+use super::message::Stamp;
 
 /// One publish of another node, made by `cluster::inbound` alone.
 ///
@@ -20,8 +21,8 @@ pub struct Forwarded {
     pub timestamp_ms: u64,
     pub connection_id: ConnectionId,
     pub client_id: Option<ClientId>,
-    /// The JSON text of the frame for subscribers, as it was written where the messages entered.
-    pub frame: Bytes,
+    /// The JSON text of each message in the frame for subscribers, as it was written where they entered.
+    pub messages: Vec<Bytes>,
     /// The sizes of the messages as they are counted for the account.
     pub bytes: u64,
     _made_by_inbound: (),
@@ -36,14 +37,26 @@ pub(crate) struct ForwardedParts {
     pub(crate) timestamp_ms: u64,
     pub(crate) connection_id: ConnectionId,
     pub(crate) client_id: Option<ClientId>,
-    pub(crate) frame: Bytes,
+    pub(crate) messages: Vec<Bytes>,
     pub(crate) bytes: u64,
 }
 
 impl Forwarded {
+    pub fn last(&self) -> Stamp {
+        Stamp { incarnation: self.incarnation, sequence: self.last }
+    }
+
     pub(crate) fn new(key: ChannelKey, parts: ForwardedParts) -> Self {
-        let ForwardedParts { incarnation, first, last, timestamp_ms, connection_id, client_id, frame, bytes } =
-            parts;
+        let ForwardedParts {
+            incarnation,
+            first,
+            last,
+            timestamp_ms,
+            connection_id,
+            client_id,
+            messages,
+            bytes,
+        } = parts;
         Self {
             key,
             incarnation,
@@ -52,7 +65,7 @@ impl Forwarded {
             timestamp_ms,
             connection_id,
             client_id,
-            frame,
+            messages,
             bytes,
             _made_by_inbound: (),
         }

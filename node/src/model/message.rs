@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fanfare_proto::frame::Draft;
+use fanfare_proto::frame::{Draft, MessageOut};
 use serde_json::value::RawValue;
 
 use super::ids::{ChannelKey, ClientId, ConnectionId, check_name};
@@ -103,6 +103,16 @@ pub struct Message {
 }
 
 impl Message {
+    /// As subscribers get it.
+    pub fn as_sent(&self) -> MessageOut<'_> {
+        MessageOut {
+            id: &self.id,
+            name: self.name.as_deref(),
+            data: self.data.as_deref(),
+            extras: self.extras.as_deref(),
+        }
+    }
+
     /// As [`draft_bytes`] of its draft.
     fn bytes(&self, client_id: Option<&ClientId>) -> u64 {
         let Self { name, data, extras, .. } = self;

@@ -141,6 +141,8 @@ impl DeliveryTarget for Target {
         self.presence.lock().push(delivery);
     }
 
+    fn lose(&self, _channel: u64) {}
+
     fn congested(&self) -> bool {
         self.congested.load(Ordering::SeqCst)
     }
@@ -178,6 +180,7 @@ impl Node {
             presence: metrics::counter!("presence"),
             missed: AtomicBool::new(false),
             departures: Departures::default(),
+            routing: None,
         };
         Self { store, target, hub, account, publisher: Publisher { inner: Arc::new(inner) } }
     }
@@ -220,7 +223,7 @@ impl Node {
     /// The ids of all messages that subscribers got.
     fn delivered(&self) -> Vec<String> {
         let deliveries = self.target.deliveries.lock();
-        let messages = deliveries.iter().flat_map(|delivery| &delivery.published.messages);
+        let messages = deliveries.iter().flat_map(|delivery| &delivery.published().messages);
         messages.map(|message| message.id.to_string()).collect()
     }
 }

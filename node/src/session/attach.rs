@@ -87,6 +87,11 @@ impl Modes {
 }
 
 impl Session {
+    /// Whether the channel is still attached with something that is delivered.
+    pub fn is_delivered(&self, channel: &ChannelName) -> bool {
+        self.place(channel).is_ok_and(|place| self.attached[place].modes.delivers())
+    }
+
     /// The outcome of an [`Output::Attach`], and whether a member list follows, which op 9 tells the client, whatever was
     /// asked since.
     pub fn attached(
@@ -185,7 +190,8 @@ impl Session {
             (Err(_), false, _, Some(rewind)) => Begin::Back(rewind),
             (Err(_), ..) => Begin::Now,
         };
-        let is_looked_for = matches!(begin, Begin::After(_) | Begin::Back(_));
+        let waits = matches!(begin, Begin::Now) && modes.delivers() && cx.is_clustered;
+        let is_looked_for = waits || matches!(begin, Begin::After(_) | Begin::Back(_));
         let ticket = is_looked_for.then(|| self.begin_in_lane(&channel, id.clone()));
         let is_rewind = matches!(begin, Begin::Back(_));
         let reply = AttachReply { channel, id, modes, ticket, is_rewind };

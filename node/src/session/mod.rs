@@ -37,6 +37,8 @@ pub struct Context<'a> {
     pub auth: &'a Authenticator,
     pub keys: &'a ConnectionKeys,
     pub node_id: &'a str,
+    /// An attach may have to wait for other nodes.
+    pub is_clustered: bool,
     pub now_ms: u64,
 }
 

@@ -107,7 +107,7 @@ impl Client {
     fn act(&mut self, step: impl FnOnce(&mut Session, Context<'_>, &mut Vec<Output>)) -> Vec<Seen> {
         let now_ms = self.clock.now_ms();
         let Self { limits, auth, keys, .. } = self;
-        let cx = Context { limits, auth, keys, node_id: "node-1", now_ms };
+        let cx = Context { limits, auth, keys, node_id: "node-1", is_clustered: false, now_ms };
         let mut out = Vec::new();
         step(&mut self.session, cx, &mut out);
         let mut seen = Vec::new();

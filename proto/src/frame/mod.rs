@@ -9,8 +9,8 @@ pub use client::{Incoming, MemberIn, MessageIn, PresenceIn, encode_request, pars
 pub use draft::Draft;
 pub use request::{Attach, Body, FrameError, JSON_BYTES_MAX, PresenceRequest, Request, parse, parse_within};
 pub use server::{
-    Attached, Connected, MemberOut, MessageOut, PresenceOut, ServerFrame, SyncPage, encode, encode_messages,
-    encode_presence,
+    Attached, Connected, MemberOut, MessageOut, PresenceOut, ServerFrame, SyncPage, encode, encode_message,
+    encode_messages, encode_presence, encode_written,
 };
 
 /// How the frames of a connection are spelled.

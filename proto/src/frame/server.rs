@@ -179,16 +179,40 @@ pub fn encode_messages<'m>(
     let mut frame = Object::begin(out);
     frame.number("op", op::MESSAGE).text("channel", channel).text("serial", serial);
     write_array(frame.field("messages"), messages, |out, message| {
-        Object::begin(out)
-            .text("id", message.id)
-            .text_if("name", message.name)
-            .raw_if("data", message.data)
-            .raw_if("extras", message.extras)
-            .text_if("clientId", client_id)
-            .text("connectionId", connection_id)
-            .number("timestamp", timestamp)
-            .end();
+        encode_message(&message, timestamp, connection_id, client_id, out);
     });
+    frame.end();
+}
+
+/// Appends one message of op 13.
+pub fn encode_message(
+    message: &MessageOut<'_>,
+    timestamp: u64,
+    connection_id: &str,
+    client_id: Option<&str>,
+    out: &mut Vec<u8>,
+) {
+    Object::begin(out)
+        .text("id", message.id)
+        .text_if("name", message.name)
+        .raw_if("data", message.data)
+        .raw_if("extras", message.extras)
+        .text_if("clientId", client_id)
+        .text("connectionId", connection_id)
+        .number("timestamp", timestamp)
+        .end();
+}
+
+/// Appends the JSON text of op 13 around messages that [`encode_message`] wrote.
+pub fn encode_written<'m>(
+    channel: &str,
+    serial: &str,
+    messages: impl Iterator<Item = &'m [u8]>,
+    out: &mut Vec<u8>,
+) {
+    let mut frame = Object::begin(out);
+    frame.number("op", op::MESSAGE).text("channel", channel).text("serial", serial);
+    write_array(frame.field("messages"), messages, |out, message| out.extend_from_slice(message));
     frame.end();
 }
 

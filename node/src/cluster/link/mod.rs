@@ -19,6 +19,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fanfare_proto::frame;
 use fanfare_proto::peer::{LANES_MAX, encode_item, v1};
 use parking_lot::{Mutex, RwLock};
 use tokio::net::TcpListener;
@@ -27,14 +28,17 @@ use tokio_util::sync::CancellationToken;
 pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
 pub use queue::{Lost, QueueBounds, Receipt};
 
-use super::inbound::{Inbound, Peer};
-use crate::model::Published;
+use super::inbound::{Inbound, Interest, Peer, Request};
+use crate::hub::{Content, Delivery};
+use crate::model::{ChannelKey, ClientId, Published};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 use queue::Queue;
 
 pub const LANES_DEFAULT: usize = 2;
 
+/// What the text of a message takes beside its data, mostly.
+const TEXT_BYTES: usize = 256;
 /// For connection, handshake and hello together.
 const CONNECT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(500);
@@ -65,31 +69,101 @@ impl Default for LinkSettings {
     }
 }
 
-/// One publish that entered here, encoded once for all peers that are to have it.
-///
-/// What came from a peer is no `Published`, so it is not forwarded again.
+/// What is said to peers, encoded once for all that are to have it.
 #[derive(Debug, Clone)]
-pub struct Forward(Bytes);
+pub struct Item(Bytes);
 
-impl Forward {
-    /// `frame` is the JSON text of its frame for subscribers.
-    pub fn new(published: &Published, frame: Bytes) -> Self {
-        let forward = v1::Forward {
-            channel: Some(v1::Channel {
-                account: published.key.account().as_str().to_owned(),
-                name: published.key.channel().to_owned(),
-            }),
-            incarnation: published.incarnation,
-            first: published.messages.first().map_or(0, |message| message.sequence),
-            last: published.last().sequence,
-            timestamp_ms: published.timestamp_ms,
-            connection_id: Bytes::copy_from_slice(published.connection_id.as_bytes()),
-            client_id: published.client_id.as_ref().map(|id| id.as_str().to_owned()),
-            frame,
-            bytes: published.bytes,
-        };
-        Self(encode_item(&v1::Item { kind: Some(v1::item::Kind::Forward(forward)) }))
+impl Item {
+    /// One publish that entered here. What came from a peer is no `Published`, so it is not forwarded again.
+    pub fn forward(published: &Published) -> Self {
+        Self::of(v1::item::Kind::Forward(forward_of(published)))
     }
+
+    pub fn request(number: u64, request: &Request) -> Self {
+        let Request::Refill { key, after, back_ms } = request;
+        let (channel, after, back_ms) = (Some(named(key)), after.to_string(), *back_ms);
+        let kind = Some(v1::request::Kind::Refill(v1::Refill { channel, after, back_ms }));
+        Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
+    }
+
+    /// None where not all of it is there.
+    pub fn refilled(number: u64, deliveries: Option<&[Arc<Delivery>]>) -> Self {
+        let forwards = deliveries.unwrap_or_default().iter().map(|delivery| match delivery.content() {
+            Content::Own(published) => forward_of(published),
+            Content::Forwarded(forwarded) => v1::Forward {
+                channel: Some(named(&forwarded.key)),
+                incarnation: forwarded.incarnation,
+                first: forwarded.first,
+                last: forwarded.last,
+                timestamp_ms: forwarded.timestamp_ms,
+                connection_id: Bytes::copy_from_slice(forwarded.connection_id.as_bytes()),
+                client_id: forwarded.client_id.as_ref().map(|id| id.as_str().to_owned()),
+                messages: forwarded.messages.clone(),
+                bytes: forwarded.bytes,
+            },
+        });
+        let refilled = v1::Refilled { forwards: forwards.collect(), complete: deliveries.is_some() };
+        let kind = Some(v1::answer::Kind::Refilled(refilled));
+        Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
+    }
+
+    pub fn unknown(number: u64) -> Self {
+        let kind = Some(v1::answer::Kind::Unknown(v1::Unknown {}));
+        Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
+    }
+
+    /// As [`Interest`] has it.
+    pub fn interest(interest: &Interest) -> Self {
+        Self::of(match interest {
+            Interest::Wanted { key, number, round } => {
+                let (channel, number, round) = (Some(named(key)), *number, *round);
+                v1::item::Kind::Interest(v1::Interest { channel, number, wanted: true, round })
+            }
+            Interest::NotWanted { key } => {
+                let channel = Some(named(key));
+                v1::item::Kind::Interest(v1::Interest { channel, ..v1::Interest::default() })
+            }
+            Interest::Said { epoch, lanes } => {
+                v1::item::Kind::InterestSaid(v1::InterestSaid { epoch: *epoch, lanes: *lanes })
+            }
+            Interest::Asked => v1::item::Kind::InterestAsked(v1::InterestAsked {}),
+            Interest::Joined { key, number, sequence, round } => {
+                let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
+                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round })
+            }
+        })
+    }
+
+    fn of(kind: v1::item::Kind) -> Self {
+        Self(encode_item(&v1::Item { kind: Some(kind) }))
+    }
+}
+
+fn forward_of(published: &Published) -> v1::Forward {
+    let Published { timestamp_ms, client_id, messages, .. } = published;
+    let connection_id = published.connection_id.to_string();
+    let client_id = client_id.as_ref().map(ClientId::as_str);
+    let written = messages.iter().map(|message| {
+        let data_bytes = message.data.as_ref().map_or(0, |data| data.get().len());
+        let mut text = Vec::with_capacity(TEXT_BYTES + data_bytes);
+        frame::encode_message(&message.as_sent(), *timestamp_ms, &connection_id, client_id, &mut text);
+        text.into()
+    });
+    v1::Forward {
+        channel: Some(named(&published.key)),
+        incarnation: published.incarnation,
+        first: messages.first().map_or(0, |message| message.sequence),
+        last: published.last().sequence,
+        timestamp_ms: *timestamp_ms,
+        connection_id: Bytes::copy_from_slice(published.connection_id.as_bytes()),
+        client_id: client_id.map(str::to_owned),
+        messages: written.collect(),
+        bytes: published.bytes,
+    }
+}
+
+fn named(key: &ChannelKey) -> v1::Channel {
+    v1::Channel { account: key.account().as_str().to_owned(), name: key.channel().to_owned() }
 }
 
 /// The links of one node. Dropping it ends them.
@@ -190,13 +264,18 @@ impl Links {
         });
     }
 
-    /// Puts a publish into the queue of a peer and returns at once. `channel_hash` chooses the lane: the same for
-    /// all of a channel.
-    pub fn send(&self, to_incarnation: u64, channel_hash: u64, forward: &Forward) -> Receipt {
+    /// How many lanes there are to each peer.
+    pub fn lanes(&self) -> usize {
+        self.settings.lanes
+    }
+
+    /// Puts an item into the queue of a peer and returns at once. `channel_hash` chooses the lane, by its remainder: the
+    /// same for all of a channel.
+    pub fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt {
         let links = self.links.read();
         let Some(link) = links.get(&to_incarnation) else { return Receipt::lost() };
         let lane = (channel_hash % link.lanes.len() as u64) as usize;
-        link.lanes[lane].push(forward.0.clone())
+        link.lanes[lane].push(item.0.clone())
     }
 
     /// Whether all lanes to the peer are open: a receipt may be waited for.

@@ -133,6 +133,11 @@ impl Queue {
     /// Makes a stream the lane's: what the peer has not taken goes over it first. Gives its number.
     pub(super) fn open(&self, taken: u64) -> u64 {
         let mut state = self.state.lock();
+        if taken > state.last {
+            // A lane of this run that is not there any more was the one it took that from. What that one still had is lost,
+            // which the sequence that is left out tells.
+            state.last = taken + 1;
+        }
         state.confirm(taken);
         state.on_stream = 0;
         state.stream += 1;

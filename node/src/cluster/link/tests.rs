@@ -18,6 +18,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::cluster::ClusterKey;
+use crate::cluster::inbound::Answer;
 use crate::model::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, Message};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -49,6 +50,12 @@ impl Seen {
 struct Recorder(watch::Sender<Seen>);
 
 impl Inbound for Recorder {
+    fn interest(&self, _from: &Peer, _interest: Interest) {}
+
+    fn asked(&self, _from: &Peer, _number: u64, _request: Option<Request>) {}
+
+    fn answered(&self, _from: &Peer, _number: u64, _answer: Answer) {}
+
     fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
         self.0.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));
     }
@@ -126,16 +133,11 @@ fn key(secrets: &[[u8; 32]]) -> ClusterKey {
     ClusterKey::parse(&lines.join("\n")).expect("one or two lines")
 }
 
-fn frame(bytes: usize) -> Bytes {
-    format!(r#"{{"op":13,"data":"{}"}}"#, "x".repeat(bytes)).into()
-}
-
-fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Forward {
+fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Item {
     let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of(channel));
     let data = RawValue::from_string(format!("\"{}\"", "x".repeat(bytes))).expect("a text is JSON");
     let message =
         Message { id: "m".into(), id_given: false, sequence, name: None, data: Some(data), extras: None };
-    let frame = frame(bytes);
     let published = Published::new(
         key,
         incarnation,
@@ -145,5 +147,5 @@ fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Forw
         "kid".into(),
         vec![message],
     );
-    Forward::new(&published, frame)
+    Item::forward(&published)
 }

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
 use crate::hub::{Channel, Hub};
-use crate::model::{AccountId, Amount, Clock, ConnectionId, Limits, Stamp};
+use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, Stamp};
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
 use crate::session::Rewind;
@@ -83,6 +83,8 @@ pub(super) enum Question {
     After { after: Stamp, mark: u64, back_ms: Option<u64> },
     /// The last messages up to the number `mark` of this run.
     Back { rewind: Rewind, mark: u64 },
+    /// What follows this position, of other nodes; nothing that is `back_ms` old.
+    Elsewhere { position: Serial, back_ms: u64 },
     /// The messages after a place, in this format, but for those that this connection has published.
     Page { place: Place, format: Format, without: Option<ConnectionId> },
 }
@@ -105,6 +107,8 @@ pub enum Found {
         is_cut: bool,
     },
     Page(Page),
+    /// What other nodes have: everything, up to now.
+    Elsewhere(Vec<Forwarded>),
 }
 
 impl Found {
@@ -112,6 +116,7 @@ impl Found {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Page(page) => page.frames.iter().map(Bytes::len).sum(),
+            Self::Elsewhere(missed) => missed.iter().map(|one| one.bytes as usize + 512).sum(),
             Self::Nothing | Self::Begin { .. } => 0,
         }
     }
@@ -238,6 +243,10 @@ impl Shared {
                 Question::After { after, mark, back_ms } => rows.find_after(after, mark, back_ms).await,
                 Question::Back { rewind, mark } => rows.find_back(rewind, mark).await,
                 Question::Page { place, format, without } => rows.page(place, format, without).await,
+                Question::Elsewhere { position, back_ms } => {
+                    let routing = self.publisher.routing()?;
+                    routing.missed(channel.key(), &position, back_ms).await.map(Found::Elsewhere)
+                }
             }
         };
         let found = tokio::time::timeout(ANSWER_WAIT, found).await;

@@ -22,7 +22,7 @@ use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::edge::link::Link;
 use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, PresenceDelivery};
-use crate::model::{AccountId, ClientId, Clock, Limits};
+use crate::model::{AccountId, ChannelKey, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
 
@@ -30,6 +30,7 @@ pub use backlog::{Backlog, BacklogReader, Found};
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, refusal_bytes};
 pub use identities::{Former, Identities};
+use shard::Attaching;
 pub use shard::Shard;
 use survey::Question;
 pub use survey::{ChannelOrder, ChannelPlace, ChannelsPage, ConnectionPlace, ConnectionsPage, Survey};
@@ -57,6 +58,15 @@ pub enum Input {
     },
     Deliver(Arc<Delivery>),
     DeliverPresence(Arc<PresenceDelivery>),
+    /// What the subscribers of the channel of this number missed cannot be given to them.
+    Lose(u64),
+    /// Other nodes forward the channel, or have had their time.
+    Joined {
+        slot: u32,
+        generation: u32,
+        key: ChannelKey,
+        attaching: Box<Attaching>,
+    },
     Answered {
         slot: u32,
         generation: u32,
@@ -139,6 +149,10 @@ impl DeliveryTarget for ShardHandle {
 
     fn deliver_presence(&self, delivery: Arc<PresenceDelivery>) {
         self.push(Input::DeliverPresence(delivery));
+    }
+
+    fn lose(&self, channel: u64) {
+        self.push(Input::Lose(channel));
     }
 
     fn congested(&self) -> bool {

@@ -26,6 +26,7 @@ use super::timers::Timers;
 use super::{Input, Services, ShardHandle};
 use crate::hub::Subscribers;
 use crate::session::{Context, Output, PublishResult};
+pub(super) use attach::Attaching;
 pub(super) use replay::Replay;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
@@ -239,6 +240,10 @@ impl Shard {
         match input {
             Input::Deliver(delivery) => self.deliver(&delivery),
             Input::DeliverPresence(delivery) => self.deliver_presence(&delivery),
+            Input::Lose(channel) => self.lose_all(channel),
+            Input::Joined { slot, generation, key, attaching } => {
+                self.joined(slot, generation, &key, *attaching);
+            }
             Input::Answered { slot, generation, ticket, result } => {
                 self.answered(slot, generation, ticket, result)
             }
@@ -289,9 +294,7 @@ impl Shard {
                 Output::Present { ticket, request } => self.present(connection, slot, ticket, *request),
                 Output::Leave(leaving) => self.leave_presence(connection, leaving),
                 Output::Attach { delivers, begin, reply } => {
-                    if let Some(standing) = self.subscribe(connection, slot, &reply, delivers, begin) {
-                        self.say_attached(connection, slot, &reply, &standing);
-                    }
+                    self.attach(connection, slot, Attaching { reply, delivers, begin });
                 }
                 Output::Detach { channel } => self.unsubscribe(connection, slot, &channel),
                 Output::End { code, after_ms } => self.end(connection, slot, code, after_ms),
@@ -321,6 +324,7 @@ impl Shard {
 
 /// What sessions decide with.
 fn context(services: &Services, epoch_ms: u64) -> Context<'_> {
-    let Services { limits, auth, node_id, .. } = services;
-    Context { limits, auth, keys: services.identities.keys(), node_id, now_ms: epoch_ms }
+    let Services { limits, auth, node_id, hub, .. } = services;
+    let (keys, is_clustered) = (services.identities.keys(), hub.is_clustered());
+    Context { limits, auth, keys, node_id, is_clustered, now_ms: epoch_ms }
 }

@@ -60,7 +60,7 @@ impl Node {
         let accounts = Accounts::from_text(directory.text()).unwrap();
         let auth =
             Arc::new(Authenticator::new(Arc::clone(&accounts), NoTokens, clock.clone(), &limits, true));
-        let publisher = Publisher::new(Arc::clone(&hub), Arc::clone(&store) as _, limits.clone());
+        let publisher = Publisher::new(&hub, &(Arc::clone(&store) as _), &limits, None);
         // Nobody reads what is asked of it.
         let (backlog, _) = Backlog::new(&publisher, &accounts, &clock, &[], &limits);
         let services = Services {

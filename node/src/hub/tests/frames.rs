@@ -19,7 +19,8 @@ fn delivery() -> Delivery {
     let messages = vec![message(7, Some("1.0")), message(8, None)];
     let client_id = Some(ClientId::of("ann"));
     let connection_id = ConnectionId::from_bytes([1; 16]);
-    Delivery::new(3, Published::new(key("a"), 9, NOW_MS, connection_id, client_id, "k".into(), messages))
+    let published = Published::new(key("a"), 9, NOW_MS, connection_id, client_id, "k".into(), messages);
+    Delivery::own(3, Mark::own(published.last()), published)
 }
 
 /// The payload of a frame shorter than 64 KiB, after its head.

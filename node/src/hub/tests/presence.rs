@@ -123,7 +123,7 @@ fn a_list_pulled_while_it_changes_ends_as_it_is_and_no_event_comes_twice() {
                     let held = sync.sent(&page);
                     view.take(&page.frame);
                     for delivery in held {
-                        view.take(&delivery.frame(Format::Json, delivery.event.position));
+                        view.take(&delivery.frame(Format::Json));
                     }
                 }
                 _ => {
@@ -132,7 +132,7 @@ fn a_list_pulled_while_it_changes_ends_as_it_is_and_no_event_comes_twice() {
                     taken += 1;
                     if sync.judge(&delivery) == Verdict::Send {
                         assert!(sync.is_sent(), "no event before the end of the list");
-                        view.take(&delivery.frame(Format::Json, delivery.event.position));
+                        view.take(&delivery.frame(Format::Json));
                     }
                 }
             }

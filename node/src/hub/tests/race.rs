@@ -33,7 +33,7 @@ fn sequences_rise_by_one_under_concurrent_publishers_for_every_target() {
     for target in targets {
         assert!(target.sequences().into_iter().eq(1..=count), "each number once, in order");
         let deliveries = target.deliveries.lock();
-        assert!(deliveries.is_sorted_by_key(|delivery| delivery.published.timestamp_ms));
+        assert!(deliveries.is_sorted_by_key(|delivery| delivery.published().timestamp_ms));
     }
 }
 
@@ -53,7 +53,7 @@ fn attach_and_detach(hub: &Hub, target: usize) -> Vec<(u64, u64)> {
             end = hub.position(&key("a"));
         }
         hub.detach(&channel, target);
-        (mark.sequence, end.sequence)
+        (mark.place, end.place)
     };
     (0..SPANS).map(once).collect()
 }

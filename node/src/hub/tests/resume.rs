@@ -17,7 +17,7 @@ fn pulled(channel: &Channel, mut after: u64) -> Vec<u64> {
     let mut sequences = Vec::new();
     loop {
         let Pulled { deliveries, is_end } = channel.pull(after, 1_000).expect("the ring reaches back");
-        let messages = deliveries.iter().flat_map(|delivery| &delivery.published.messages);
+        let messages = deliveries.iter().flat_map(|delivery| &delivery.published().messages);
         sequences.extend(messages.map(|message| message.sequence).filter(|sequence| *sequence > after));
         after = sequences.last().copied().unwrap_or(after);
         if is_end {
@@ -36,13 +36,13 @@ fn a_channel_outlives_its_last_detach_and_gives_what_was_missed() {
     for _ in 0..50 {
         publish(&hub, &key("b"), 7);
     }
-    let joined = hub.attach_after(&key("a"), 0, &serial(&hub, mark.sequence + 1));
+    let joined = hub.attach_after(&key("a"), 0, &serial(&hub, mark.place + 1));
     assert_eq!(joined.channel.number(), channel.number());
-    assert_eq!(joined.start, Start::Replay { after: mark.sequence + 1 });
-    assert_eq!(joined.mark.sequence, mark.sequence + 5);
-    let missed: Vec<u64> = (mark.sequence + 2..=mark.sequence + 5).collect();
-    assert_eq!(pulled(&joined.channel, mark.sequence + 1), missed);
-    let live = hub.attach_after(&key("a"), 0, &serial(&hub, joined.mark.sequence));
+    assert_eq!(joined.start, Start::Replay { after: mark.place + 1, is_exact: true });
+    assert_eq!(joined.mark.place, mark.place + 5);
+    let missed: Vec<u64> = (mark.place + 2..=mark.place + 5).collect();
+    assert_eq!(pulled(&joined.channel, mark.place + 1), missed);
+    let live = hub.attach_after(&key("a"), 0, &serial(&hub, joined.mark.place));
     assert_eq!(live.start, Start::Live);
 }
 
@@ -53,10 +53,10 @@ fn a_position_that_is_not_of_the_channel_is_unknown() {
     let (_, mark) = hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 1);
     let start = |position: &Serial| hub.attach_after(&key("a"), 0, position).start;
-    assert_eq!(start(&serial(&hub, mark.sequence)), Start::Replay { after: mark.sequence });
-    assert_eq!(start(&serial(&hub, mark.sequence - 1)), Start::Unknown, "before anybody attached");
-    assert_eq!(start(&serial(&hub, mark.sequence + 2)), Start::Unknown, "not numbered yet");
-    assert_eq!(start(&Serial::single(hub.incarnation() ^ 1, mark.sequence)), Start::Unknown);
+    assert_eq!(start(&serial(&hub, mark.place)), Start::Replay { after: mark.place, is_exact: true });
+    assert_eq!(start(&serial(&hub, mark.place - 1)), Start::Unknown, "before anybody attached");
+    assert_eq!(start(&serial(&hub, mark.place + 2)), Start::Unknown, "not numbered yet");
+    assert_eq!(start(&Serial::single(hub.incarnation() ^ 1, mark.place)), Start::Unknown);
     assert_eq!(start(&Serial::default()), Start::Unknown);
 }
 
@@ -77,7 +77,7 @@ fn after_twice_the_window_the_channel_is_forgotten() {
     }
     assert!(detached.elapsed() >= Duration::from_millis(40), "late it may be, early never");
     publish(&hub, &key("a"), 1);
-    assert_eq!(hub.attach_after(&key("a"), 0, &serial(&hub, mark.sequence)).start, Start::Unknown);
+    assert_eq!(hub.attach_after(&key("a"), 0, &serial(&hub, mark.place)).start, Start::Unknown);
 }
 
 /// Bursts, between two sweeps: the messages of who was attached to least recently go, whoever brings it over the bound.
@@ -94,8 +94,8 @@ fn where_memory_is_scarce_those_attached_to_least_recently_go_first() {
     for name in ["third", "second", "first", "third", "second", "first"] {
         publish(&hub, &key(name), 20);
     }
-    let start = |name, mark: &Stamp| hub.look_after(&key(name), &serial(&hub, mark.sequence));
-    let replay = |mark: &Stamp| Start::Replay { after: mark.sequence };
+    let start = |name, mark: &Mark| hub.look_after(&key(name), &serial(&hub, mark.place));
+    let replay = |mark: &Mark| Start::Replay { after: mark.place, is_exact: true };
     for (name, mark) in [("first", &first), ("second", &second), ("third", &third)] {
         assert_eq!(start(name, mark), replay(mark), "within the bound");
     }
@@ -117,7 +117,7 @@ fn where_memory_is_scarce_those_attached_to_least_recently_go_first() {
     }
     assert_eq!(start("first", &first), replay(&first), "who publishes most gives way itself");
     assert_eq!(start("third", &third), replay(&third));
-    let mark = publish(&hub, &key("third"), 1).last();
+    let mark = Mark::own(publish(&hub, &key("third"), 1).last());
     publish(&hub, &key("third"), 1);
     assert_eq!(start("third", &mark), replay(&mark), "it is kept from there on");
 }
@@ -167,14 +167,14 @@ fn where_rings_are_many_channels_are_forgotten_after_all_messages() {
         hub.detach(&channel, 0);
     }
     assert_eq!(
-        hub.look_after(&key("kept"), &serial(&hub, mark.sequence)),
-        Start::Replay { after: mark.sequence }
+        hub.look_after(&key("kept"), &serial(&hub, mark.place)),
+        Start::Replay { after: mark.place, is_exact: true }
     );
     hub.sweep();
     let lives = |number: usize| hub.live(&name(number)).is_some();
     assert!((0..20).all(|number| !lives(number)) && (30..95).all(lives), "the first of them");
-    assert_eq!(hub.look_after(&key("kept"), &serial(&hub, mark.sequence)), Start::Unknown);
-    assert_eq!(kept.sequence(), mark.sequence + 1, "it goes on with its numbers");
+    assert_eq!(hub.look_after(&key("kept"), &serial(&hub, mark.place)), Start::Unknown);
+    assert_eq!(kept.mark().place, mark.place + 1, "it goes on with its numbers");
 }
 
 /// Clients come and go, each from where it stands, while others publish: whoever goes live by the last pull has every
@@ -198,7 +198,7 @@ fn a_replay_joins_the_live_deliveries_without_a_gap_or_a_double() {
         }
         let (channel, first) = hub.attach(&key("a"), 0);
         hub.detach(&channel, 0);
-        let mut position = first.sequence;
+        let mut position = first.place;
         for _ in 0..500 {
             let joined = hub.attach_after(&key("a"), 0, &serial(hub, position));
             assert_ne!(joined.start, Start::Unknown);

@@ -77,7 +77,7 @@ fn a_message_without_an_id_gets_one_that_is_no_serial() {
     assert_eq!(ack.stamps.len(), 2);
     assert!(node.delivered().iter().all(|id| id.parse::<fanfare_proto::serial::Serial>().is_err()));
     let deliveries = node.target.deliveries.lock();
-    assert!(deliveries[0].published.messages.iter().all(|message| !message.id_given));
+    assert!(deliveries[0].published().messages.iter().all(|message| !message.id_given));
 }
 
 #[test]

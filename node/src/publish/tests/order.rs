@@ -60,7 +60,7 @@ fn what_the_store_is_given_stands_in_the_order_of_the_numbers() {
         .collect();
     assert!(appended.into_iter().eq(1..=2_000));
     let deliveries = node.target.deliveries.lock();
-    assert!(deliveries.iter().map(|delivery| delivery.last().sequence).eq(1..=2_000));
+    assert!(deliveries.iter().map(|delivery| delivery.place()).eq(1..=2_000));
 }
 
 #[test]

@@ -13,11 +13,31 @@ async fn a_publish_comes_as_it_was_and_its_receipt_follows() {
     let (from, forwarded) = &seen.forwarded[0];
     assert_eq!((*from, forwarded.incarnation, forwarded.first, forwarded.last), (1, 1, 41, 41));
     assert_eq!((forwarded.key.account().as_str(), forwarded.key.channel()), ("acme", "room"));
-    assert_eq!(forwarded.frame, frame(16));
+    let connection_id = ConnectionId::from_bytes([3; 16]);
+    let text = format!(
+        r#"{{"id":"m","data":"{}","clientId":"ada","connectionId":"{connection_id}","timestamp":5}}"#,
+        "x".repeat(16)
+    );
+    assert_eq!(forwarded.messages, [text]);
     assert_eq!(forwarded.client_id, Some(ClientId::of("ada")));
     assert_eq!((forwarded.timestamp_ms, forwarded.connection_id), (5, ConnectionId::from_bytes([3; 16])));
     // 18 of the data and 5 of the clientId.
     assert_eq!(forwarded.bytes, 23);
+}
+
+#[tokio::test]
+async fn a_link_that_is_made_again_tells_that_something_may_be_missing() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    one.link_to(&[&two]).await;
+    for sequence in 1..=20 {
+        assert_eq!(timeout(DEADLINE, one.send(&two, "room", sequence)).await, Ok(Ok(())));
+    }
+    one.link_to(&[]).await;
+    one.link_to(&[&two]).await;
+    assert_eq!(timeout(DEADLINE, one.send(&two, "room", 21)).await, Ok(Ok(())));
+    let seen = two.until("it came", |seen| seen.sequences("room").len() >= 21).await;
+    assert_eq!(seen.sequences("room"), (1..=21).collect::<Vec<_>>());
+    assert!(seen.lost.contains(&1), "{:?}", seen.lost);
 }
 
 #[tokio::test]

@@ -109,7 +109,7 @@ impl Fixture {
                 &limits,
                 true,
             )),
-            publisher: Arc::new(Publisher::new(Arc::clone(&hub), Arc::clone(&store), Limits::clone(&limits))),
+            publisher: Arc::new(Publisher::new(&hub, &store, &limits, None)),
             hub,
             former_runs: Vec::new(),
             accounts,

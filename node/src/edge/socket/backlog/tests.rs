@@ -35,7 +35,7 @@ impl Bench {
         let last_ms = clock.now_ms();
         let former = [FORMER, BEFORE].map(|incarnation| Former { incarnation, last_ms, passed_ms: 0 }).into();
         let shared = Shared {
-            publisher: Publisher::new(Arc::clone(&hub), Arc::clone(&store), limits.clone()),
+            publisher: Publisher::new(&hub, &store, &limits, None),
             policy_changes: accounts.policy_changes(),
             keep_ms: 2 * limits.resume_window_ms,
             window_ms: limits.resume_window_ms,
@@ -85,7 +85,7 @@ impl Bench {
 
     /// The numbers that follow, and where the reader is then; none when continuity is lost.
     async fn read(&self, after: Stamp) -> Option<(Vec<u64>, Stamp)> {
-        let mark = self.channel.sequence();
+        let mark = self.channel.mark().place;
         let Found::Begin { mut place, .. } =
             self.rows().find_after(after, mark, Some(self.shared.keep_ms)).await?
         else {
@@ -226,7 +226,7 @@ fn runs_are_followed_back_to_one_that_was_different() {
 #[tokio::test]
 async fn a_position_reaches_no_further_back_than_its_client_may() {
     let bench = Bench::new();
-    let (mark, now_ms) = (bench.channel.sequence(), bench.shared.clock.now_ms());
+    let (mark, now_ms) = (bench.channel.mark().place, bench.shared.clock.now_ms());
     (1..=3).for_each(|_| bench.publish(false));
     for (sequence, age_ms) in [(1, 300_000), (2, 200_000), (3, 100_000)] {
         let published = message(bench.own(), mark + sequence, now_ms - age_ms);

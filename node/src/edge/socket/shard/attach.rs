@@ -1,21 +1,78 @@
 //! Attaching: where a connection begins in a channel.
 
+use std::sync::Arc;
+
 use fanfare_proto::serial::Serial;
 
+use super::super::Input;
 use super::super::backlog::Question;
 use super::super::connection::Connection;
 use super::Shard;
 use super::replay::{CUT_BY_CAPABILITY, Replay};
 use crate::hub::{Start, Subscriber};
-use crate::model::{ChannelName, Operation, Stamp};
+use crate::model::{ChannelKey, ChannelName, Operation};
 use crate::session::{AttachReply, Begin, Rewind, Standing};
 
-/// Of a connection that has ended meanwhile.
-const NOWHERE: Stamp = Stamp { incarnation: 0, sequence: 0 };
 /// Why a rewind gave less than was asked for.
 const NOT_KEPT: &str = "rewind was cut: the channel keeps no history";
 
+/// An attach on its way.
+#[derive(Debug, Clone)]
+pub struct Attaching {
+    pub(super) reply: AttachReply,
+    pub(super) delivers: bool,
+    pub(super) begin: Begin,
+}
+
 impl Shard {
+    /// Attaches, at once or when the other nodes forward the channel, and answers when it is known where it begins.
+    pub(super) fn attach(&mut self, connection: &mut Connection, slot: u32, attaching: Attaching) {
+        let waits = attaching.delivers && attaching.begin != Begin::Kept;
+        if waits && self.services.hub.is_clustered() {
+            let generation = connection.generation;
+            let Some(open) = connection.open_mut() else { return };
+            let key = open.session.principal().channel(attaching.reply.channel.clone());
+            let (handle, waiting, waited) = (Arc::clone(&self.handle), attaching.clone(), key.clone());
+            let waiter = move || {
+                let attaching = Box::new(waiting);
+                handle.push(Input::Joined { slot, generation, key: waited, attaching });
+            };
+            if self.services.hub.join(&key, self.index, Box::new(waiter)).is_none() {
+                return;
+            }
+        }
+        let Attaching { reply, delivers, begin } = attaching;
+        if let Some(standing) = self.subscribe(connection, slot, &reply, delivers, begin) {
+            self.say_attached(connection, slot, &reply, &standing);
+        }
+    }
+
+    /// An attach that waited for other nodes goes on.
+    pub(super) fn joined(&mut self, slot: u32, generation: u32, key: &ChannelKey, mut attaching: Attaching) {
+        attaching.delivers = false;
+        let same = |connection: &Connection| connection.generation == generation;
+        if self.slots.get(slot as usize).and_then(Option::as_deref).is_some_and(same)
+            && let Some(mut connection) = self.slots[slot as usize].take()
+        {
+            if let Some(open) = connection.open_mut() {
+                // Meanwhile its modes may have been changed, or taken away.
+                attaching.delivers = open.session.is_delivered(&attaching.reply.channel);
+                if open.subscription_mut(&attaching.reply.channel).is_some() {
+                    attaching.begin = Begin::Now;
+                }
+                self.attach(&mut connection, slot, attaching.clone());
+            }
+            self.unpause(&mut connection, slot);
+            self.slots[slot as usize] = Some(connection);
+        }
+        if !attaching.delivers
+            && let Some(channel) = self.services.hub.live(key)
+            && self.subscribers.channel(channel.number()).is_none()
+        {
+            self.services.hub.detach(&channel, self.index);
+        }
+    }
+
     /// Where the channel stands for this connection: the position before the first frame that follows. None when that is
     /// asked of the store, which answers the attach.
     pub(super) fn subscribe(
@@ -44,8 +101,9 @@ impl Shard {
         slot: u32,
         channel: &ChannelName,
         delivers: bool,
-    ) -> Stamp {
-        let Some(open) = connection.open_mut() else { return NOWHERE };
+    ) -> Serial {
+        // It has ended meanwhile.
+        let Some(open) = connection.open_mut() else { return Serial::default() };
         let key = open.session.principal().channel(channel.clone());
         let present = open.subscription_mut(channel).map(|subscription| subscription.number);
         match (present, delivers) {
@@ -53,19 +111,21 @@ impl Shard {
                 if let Some(own) = open.replay_position(number) {
                     return own;
                 }
-                let own = self.subscribers.position(number, slot);
-                let position = self.services.hub.position(&key);
-                Stamp { sequence: own.unwrap_or(position.sequence), ..position }
+                let own = self.subscribers.channel(number).zip(self.subscribers.position(number, slot));
+                own.map_or_else(
+                    || self.services.hub.position(&key).serial(),
+                    |(channel, place)| channel.position_at(place),
+                )
             }
             (None, true) => {
                 let (channel_state, mark) = self.services.hub.attach(&key, self.index);
-                open.add_subscription(channel.clone(), channel_state.number(), mark.sequence);
-                self.subscribers.add(&channel_state, Subscriber::new(slot, mark.sequence));
-                mark
+                open.add_subscription(channel.clone(), channel_state.number(), mark.place);
+                self.subscribers.add(&channel_state, Subscriber::new(slot, mark.place));
+                mark.serial()
             }
             (_, false) => {
                 self.unsubscribe(connection, slot, channel);
-                self.services.hub.position(&key)
+                self.services.hub.position(&key).serial()
             }
         }
     }
@@ -79,7 +139,7 @@ impl Shard {
         position: Serial,
     ) -> Option<Standing> {
         let generation = connection.generation;
-        let Some(open) = connection.open_mut() else { return Some(standing(NOWHERE, false)) };
+        let Some(open) = connection.open_mut() else { return Some(standing(Serial::default(), false)) };
         let account = &open.session.principal().account;
         let policy = account.policy(reply.channel.as_str());
         let key = open.session.principal().channel(reply.channel.clone());
@@ -90,7 +150,7 @@ impl Shard {
             let mark = self.services.hub.position(&key);
             return Some(match self.services.hub.look_after(&key, &position) {
                 Start::Live | Start::Replay { .. } => Standing { position, resumed: true, warning: None },
-                Start::Unknown => standing(mark, false),
+                Start::Unknown => standing(mark.serial(), false),
             });
         }
         let joined = self.services.hub.attach_after(&key, self.index, &position);
@@ -101,25 +161,31 @@ impl Shard {
             since.is_some_and(|since| since <= after)
         };
         let back_ms = services.backlog.back_ms(history);
-        let mut since = mark.sequence;
-        let mut subscriber = Subscriber::new(slot, mark.sequence);
+        let mut since = mark.place;
+        let mut subscriber = Subscriber::new(slot, mark.place);
         let resumed = Some(Standing { position: position.clone(), resumed: true, warning: None });
         let (standing, replay) = match joined.start {
             Start::Live => (resumed, None),
             // What it missed is messages, which it does not take.
             Start::Replay { .. } if !messages => (resumed, None),
-            Start::Replay { after } if joined.missed_ms <= back_ms || is_own(after) => {
+            Start::Replay { after, is_exact } if joined.missed_ms <= back_ms || is_own(after) => {
                 since = after;
-                (resumed, Some(Replay::from_ring(&channel, Stamp { sequence: after, ..mark })))
+                let has = (!is_exact).then(|| Arc::new(position));
+                (resumed, Some(Replay::from_ring(&channel, after, has)))
             }
-            Start::Replay { .. } => (Some(standing(mark, false)), None),
+            Start::Replay { .. } => (Some(standing(mark.serial(), false)), None),
+            Start::Unknown if messages && services.hub.is_clustered() => {
+                let from = (position, mark.place, back_ms);
+                let at = (slot, generation);
+                (None, Some(self.replay_of_others(open, at, &channel, from, reply.clone())))
+            }
             Start::Unknown => match services.backlog.follows(&position, policy).filter(|_| messages) {
-                None => (Some(standing(mark, false)), None),
+                None => (Some(standing(mark.serial(), false)), None),
                 Some(after) => {
-                    let is_own = after.incarnation == mark.incarnation && is_own(after.sequence);
+                    let is_own = after.incarnation == mark.own.incarnation && is_own(after.sequence);
                     since = if is_own { after.sequence } else { since };
                     let back_ms = (!is_own).then_some(back_ms);
-                    let question = Question::After { after, mark: mark.sequence, back_ms };
+                    let question = Question::After { after, mark: mark.own.sequence, back_ms };
                     let at = (slot, generation);
                     let replay = self.replay_stored(open, at, &channel, question, Some(reply.clone()));
                     (None, Some(replay))
@@ -128,7 +194,7 @@ impl Shard {
         };
         open.add_subscription(reply.channel.clone(), channel.number(), since);
         if let Some(replay) = replay {
-            subscriber.after_sequence = Subscriber::IN_REPLAY;
+            subscriber.after_place = Subscriber::IN_REPLAY;
             open.replays.push(replay);
         }
         self.subscribers.add(&channel, subscriber);
@@ -144,28 +210,28 @@ impl Shard {
         rewind: Rewind,
     ) -> Option<Standing> {
         let generation = connection.generation;
-        let Some(open) = connection.open_mut() else { return Some(standing(NOWHERE, false)) };
+        let Some(open) = connection.open_mut() else { return Some(standing(Serial::default(), false)) };
         let policy = open.session.principal().account.policy(reply.channel.as_str());
         let key = open.session.principal().channel(reply.channel.clone());
         let (channel, mark, recent) =
             self.services.hub.attach_back(&key, self.index, rewind.count, rewind.since_ms);
         let is_stored = policy.history && !recent.is_whole;
-        let since = if is_stored { mark.sequence } else { recent.after };
+        let since = if is_stored { mark.place } else { recent.after };
         open.add_subscription(reply.channel.clone(), channel.number(), since);
         let (standing, replay) = if is_stored {
-            let question = Question::Back { rewind, mark: mark.sequence };
+            let question = Question::Back { rewind, mark: mark.own.sequence };
             let at = (slot, generation);
             (None, self.replay_stored(open, at, &channel, question, Some(reply.clone())))
         } else {
-            let after = Stamp { sequence: recent.after, ..mark };
             let is_cut = rewind.is_cut && recent.found < rewind.count;
             let warning = match (is_cut, recent.is_whole) {
                 (_, false) => Some(NOT_KEPT),
                 (true, true) => Some(CUT_BY_CAPABILITY),
                 (false, true) => None,
             };
-            let standing = Standing { warning, ..standing(after, false) };
-            (Some(standing), Replay::from_ring(&channel, after))
+            let replay = Replay::from_ring(&channel, recent.after, None);
+            let standing = Standing { warning, ..standing(replay.position(), false) };
+            (Some(standing), replay)
         };
         open.replays.push(replay);
         self.subscribers.add(&channel, Subscriber::new(slot, Subscriber::IN_REPLAY));
@@ -185,12 +251,11 @@ impl Shard {
         if let Some(mut replay) = replay
             && let Some(reply) = replay.take_reply()
         {
-            self.say_attached(connection, slot, &reply, &standing(replay.after, false));
+            self.say_attached(connection, slot, &reply, &standing(replay.position(), false));
         }
     }
 }
 
-fn standing(position: Stamp, resumed: bool) -> Standing {
-    let position = Serial::single(position.incarnation, position.sequence);
+fn standing(position: Serial, resumed: bool) -> Standing {
     Standing { position, resumed, warning: None }
 }

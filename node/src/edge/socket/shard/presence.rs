@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::hub::{PresenceDelivery, PresenceMode, Sync, Verdict};
-use crate::model::{ChannelName, Stamp};
+use crate::model::ChannelName;
 use crate::publish::{Departure, PresenceRequest};
 use crate::session::Leaving;
 
@@ -55,7 +55,7 @@ impl Shard {
         } else if subscription.since == Subscription::NEVER
             && let Some(channel) = self.subscribers.channel(number)
         {
-            subscription.since = channel.sequence();
+            subscription.since = channel.mark().place;
         }
         self.subscribers.set(number, slot, |own| own.messages = messages);
         self.subscribe_presence(connection, slot, number, presence)
@@ -87,8 +87,9 @@ impl Shard {
     /// Puts the event into the outbox of every subscriber here that wants it now.
     pub(super) fn deliver_presence(&mut self, delivery: &Arc<PresenceDelivery>) {
         let (mut over, mut handed) = (Vec::new(), 0);
-        let incarnation = self.services.hub.incarnation();
-        let (subscribers, delivered) = self.subscribers.all_mut(delivery.channel);
+        let Some((channel, subscribers, delivered)) = self.subscribers.all_mut(delivery.channel) else {
+            return;
+        };
         for subscriber in subscribers {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
             let Stage::Open(open) = &mut connection.stage else { continue };
@@ -111,9 +112,13 @@ impl Shard {
             };
             if verdict == Verdict::Send {
                 // What it has not been given of the messages yet may not count as given by its position.
-                let live = Stamp { incarnation, sequence: subscriber.after_sequence.max(delivered) };
-                let position = open.replay_position(delivery.channel).unwrap_or(live);
-                connection.outbox.push(delivery.frame(format, position));
+                let live = subscriber.after_place.max(delivered);
+                let frame = match open.replay_position(delivery.channel) {
+                    Some(position) => delivery.frame_at(format, &position),
+                    None if live == delivery.place() => delivery.frame(format),
+                    None => delivery.frame_at(format, &channel.position_at(live)),
+                };
+                connection.outbox.push(frame);
                 handed += 1;
                 if !connection.in_dirty && connection.blocked_ms.is_none() {
                     connection.in_dirty = true;
@@ -138,22 +143,21 @@ impl Shard {
         let format = open.session.format();
         let (number, sync) = &mut open.syncs[place];
         let number = *number;
-        let Some(channel) = self.subscribers.channel(number) else {
+        let Some(channel) = self.subscribers.channel(number).cloned() else {
             open.syncs.swap_remove(place);
             return false;
         };
-        let page = self.services.hub.presence_page(channel, format, sync.after());
+        let page = self.services.hub.presence_page(&channel, format, sync.after());
         let held = sync.sent(&page);
         if let Some(mark) = sync.covers_up_to() {
             self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(mark));
             open.syncs.swap_remove(place);
         }
-        let live = self.subscribers.position(number, slot).unwrap_or_default();
-        let live = Stamp { incarnation: self.services.hub.incarnation(), sequence: live };
-        let position = open.replay_position(number).unwrap_or(live);
+        let live = || channel.position_at(self.subscribers.position(number, slot).unwrap_or_default());
+        let position = (!held.is_empty()).then(|| open.replay_position(number).unwrap_or_else(live));
         connection.outbox.push_replay(std::iter::once(page.frame));
-        for delivery in held {
-            connection.outbox.push(delivery.frame(format, position));
+        if let Some(position) = position {
+            held.into_iter().for_each(|one| connection.outbox.push(one.frame_at(format, &position)));
         }
         true
     }

@@ -10,8 +10,8 @@ use fanfare_proto::serial::Serial;
 use super::super::backlog::{Ask, Found, Place, Question, Reply};
 use super::super::connection::{Connection, Open, Stage, Subscription};
 use super::{SLICE, Shard, context};
-use crate::hub::{Channel, Pulled};
-use crate::model::{Amount, Stamp, UsageKind};
+use crate::hub::{Channel, Delivery, Pulled};
+use crate::model::{Amount, Forwarded, Stamp, UsageKind};
 use crate::session::{AttachReply, Standing};
 
 /// What one pull takes from a ring.
@@ -27,9 +27,17 @@ const NOT_READ: &str = "rewind was cut: the history could not be read";
 #[derive(Debug)]
 pub(in crate::edge::socket) struct Replay {
     pub(super) channel: Arc<Channel>,
-    /// It has all up to here.
-    pub(super) after: Stamp,
+    pub(super) after: After,
     pub(super) source: Source,
+}
+
+/// It has all up to here.
+#[derive(Debug, Clone)]
+pub(super) enum After {
+    /// In the channel on this node. `has` covers some of what follows.
+    Place { place: u64, has: Option<Arc<Serial>> },
+    /// In the store, of a node that is alone: there the sequences of this run are the places.
+    Stored(Stamp),
 }
 
 #[derive(Debug)]
@@ -51,8 +59,25 @@ pub(super) struct Asked {
 }
 
 impl Replay {
-    pub(super) fn from_ring(channel: &Arc<Channel>, after: Stamp) -> Self {
-        Self { channel: Arc::clone(channel), after, source: Source::Ring }
+    pub(super) fn from_ring(channel: &Arc<Channel>, place: u64, has: Option<Arc<Serial>>) -> Self {
+        Self { channel: Arc::clone(channel), after: After::Place { place, has }, source: Source::Ring }
+    }
+
+    /// Up to where the client has everything.
+    pub(super) fn position(&self) -> Serial {
+        match &self.after {
+            After::Place { place, has: None } => self.channel.position_at(*place),
+            After::Place { place, has: Some(has) } => self.channel.position_at(*place).join(has),
+            After::Stored(stamp) => Serial::single(stamp.incarnation, stamp.sequence),
+        }
+    }
+
+    /// Where it stands in the channel on this node, of this run.
+    fn place(&self, incarnation: u64) -> Option<u64> {
+        match &self.after {
+            After::Place { place, .. } => Some(*place),
+            After::Stored(stamp) => (stamp.incarnation == incarnation).then_some(stamp.sequence),
+        }
     }
 
     /// The attach that waits for it.
@@ -66,8 +91,8 @@ impl Replay {
 
 impl Open {
     /// Up to where it has been given the messages of a channel, while it is given what it missed.
-    pub(super) fn replay_position(&self, channel: u64) -> Option<Stamp> {
-        self.replays.iter().find(|replay| replay.channel.number() == channel).map(|replay| replay.after)
+    pub(super) fn replay_position(&self, channel: u64) -> Option<Serial> {
+        self.replays.iter().find(|replay| replay.channel.number() == channel).map(Replay::position)
     }
 
     /// The replay whose turn it is. Of pages from the store one is under way at a time.
@@ -100,6 +125,21 @@ impl Shard {
         self.run_outputs(connection, slot, outputs);
     }
 
+    /// A replay of what other nodes have after this position, and then of what this node has after the place.
+    pub(super) fn replay_of_others(
+        &mut self,
+        open: &Open,
+        at: (u32, u32),
+        channel: &Arc<Channel>,
+        (position, place, back_ms): (Serial, u64, u64),
+        reply: AttachReply,
+    ) -> Replay {
+        let has = Some(Arc::new(position.clone()));
+        let question = Question::Elsewhere { position, back_ms };
+        let source = self.ask(open, at, channel, question, Some(reply));
+        Replay { channel: Arc::clone(channel), after: After::Place { place, has }, source }
+    }
+
     /// A replay from the store that begins with a question where to begin.
     pub(super) fn replay_stored(
         &mut self,
@@ -115,9 +155,10 @@ impl Shard {
                 Stamp { incarnation: self.services.hub.incarnation(), sequence: *mark }
             }
             Question::Page { place, .. } => place.after,
+            Question::Elsewhere { .. } => channel.mark().own,
         };
         let source = self.ask(open, (slot, generation), channel, question, reply);
-        Replay { channel: Arc::clone(channel), after, source }
+        Replay { channel: Arc::clone(channel), after: After::Stored(after), source }
     }
 
     fn ask(
@@ -145,19 +186,18 @@ impl Shard {
             return;
         };
         let mut replay = open.replays.swap_remove(place);
-        let mark = self.go_live(slot, &replay);
+        let position = self.go_live(slot, &replay);
         if let Some(reply) = replay.take_reply() {
             // What it missed is messages, which it does not take.
-            let position = Serial::single(mark.incarnation, mark.sequence);
             self.say_attached(connection, slot, &reply, &Standing { position, resumed: true, warning: None });
         }
     }
 
     /// Delivery goes on with what is published from now on.
-    fn go_live(&mut self, slot: u32, replay: &Replay) -> Stamp {
-        let sequence = replay.channel.sequence();
-        self.subscribers.go_live(replay.channel.number(), slot, sequence);
-        Stamp { incarnation: self.services.hub.incarnation(), sequence }
+    fn go_live(&mut self, slot: u32, replay: &Replay) -> Serial {
+        let mark = replay.channel.mark();
+        self.subscribers.go_live(replay.channel.number(), slot, mark.place);
+        mark.serial()
     }
 
     /// The connection's socket has room for more of what it missed, if it missed something.
@@ -193,11 +233,13 @@ impl Shard {
         let Stage::Open(open) = &mut connection.stage else { return };
         let Some(turn) = open.next_replay() else { return };
         let mut replay = open.replays.remove(turn);
-        let is_own = replay.after.incarnation == self.services.hub.incarnation();
-        let pulled = is_own.then(|| replay.channel.pull(replay.after.sequence, PULL_BYTES)).flatten();
+        let incarnation = self.services.hub.incarnation();
+        let place = replay.place(incarnation);
+        let pulled = place.and_then(|place| Some((place, replay.channel.pull(place, PULL_BYTES)?)));
         match (pulled, replay.source) {
-            (Some(pulled), _) => {
-                replay.source = Source::Ring;
+            (Some((place, pulled)), _) => {
+                let has = if let After::Place { has, .. } = replay.after { has } else { None };
+                let replay = Replay::from_ring(&replay.channel, place, has);
                 self.replay_recent(connection, slot, replay, &pulled);
             }
             (None, Source::Stored(place)) => {
@@ -209,14 +251,19 @@ impl Shard {
             }
             // It fell behind what is kept.
             (None, Source::Ring | Source::Asked(_)) => {
-                let (channel, after) = (replay.channel, replay.after);
+                let channel = replay.channel;
                 if open.session.principal().account.policy(channel.key().channel()).history {
                     // It was let in to all of this before.
-                    let question = Question::After { after, mark: channel.sequence(), back_ms: None };
+                    let after = match replay.after {
+                        After::Place { place: sequence, .. } => Stamp { incarnation, sequence },
+                        After::Stored(after) => after,
+                    };
+                    let mark = channel.mark().own.sequence;
+                    let question = Question::After { after, mark, back_ms: None };
                     let stored = self.replay_stored(open, (slot, generation), &channel, question, None);
                     open.replays.push(stored);
                 } else {
-                    self.lose(connection, slot, &Replay::from_ring(&channel, after));
+                    self.lose(connection, slot, &channel);
                 }
             }
         }
@@ -229,18 +276,23 @@ impl Shard {
         let Stage::Open(open) = &mut connection.stage else { return };
         let Pulled { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
-        let after = replay.after.sequence;
-        replay.after.sequence = deliveries.last().map_or(after, |last| last.last().sequence);
-        let heard = deliveries.iter().filter(|one| open.echo || one.published.connection_id != own);
+        let After::Place { place, has } = &mut replay.after else { return };
+        let (after, has) = (*place, has.as_deref());
+        *place = deliveries.last().map_or(after, |last| last.place());
+        let heard = deliveries.iter().filter(|one| open.echo || one.connection_id() != own);
         let mut handed = Amount::default();
         let frames: Vec<Bytes> = heard
+            .filter(|one| has.is_none_or(|has| !one.is_covered(has)))
             .map(|one| {
-                handed.add(one.published.amount_after(after));
-                one.frame_after(format, after)
+                handed.add(one.amount_after(after));
+                match has {
+                    None => one.frame_after(format, after),
+                    Some(has) => one.frame_beside(format, has),
+                }
             })
             .collect();
         if *is_end {
-            self.subscribers.go_live(replay.channel.number(), slot, replay.after.sequence);
+            self.subscribers.go_live(replay.channel.number(), slot, *place);
         } else {
             open.replays.push(replay);
         }
@@ -283,10 +335,13 @@ impl Shard {
         let reply = replay.take_reply();
         let (place, is_cut, page) = match found {
             Found::Nothing => return self.give_up(connection, slot, &replay, reply.as_ref()),
+            Found::Elsewhere(missed) => {
+                return self.replay_elsewhere(connection, slot, replay, reply.as_ref(), missed);
+            }
             Found::Begin { place, is_cut } => (place, is_cut, None),
             Found::Page(page) => (page.place, false, Some((page.frames, page.amount))),
         };
-        replay.after = place.after;
+        replay.after = After::Stored(place.after);
         if page.is_none()
             && let Some(subscription) = open.subscription_mut(replay.channel.key().name())
             && subscription.since != Subscription::NEVER
@@ -308,6 +363,38 @@ impl Shard {
         }
     }
 
+    /// What was missed is at hand, up to the place where the replay stands; what follows that is in the ring.
+    fn replay_elsewhere(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        replay: Replay,
+        reply: Option<&AttachReply>,
+        missed: Vec<Forwarded>,
+    ) {
+        let Replay { channel, after: After::Place { place, has: Some(position) }, .. } = replay else {
+            return;
+        };
+        let Some(open) = connection.open_mut() else { return };
+        let (format, own, echo) = (open.session.format(), open.session.connection_id(), open.echo);
+        let mut has = Serial::clone(&position);
+        let (mut frames, mut handed) = (Vec::new(), Amount::default());
+        for delivery in missed.into_iter().map(Delivery::refilled) {
+            has = has.join(&delivery.mark().serial());
+            if echo || delivery.connection_id() != own {
+                handed.add(Amount { count: delivery.count(), bytes: delivery.counted_bytes() });
+                frames.push(delivery.frame_beside(format, &has));
+            }
+        }
+        let has = Arc::new(has.join(&channel.position_at(place)));
+        open.replays.push(Replay::from_ring(&channel, place, Some(has)));
+        if let Some(reply) = reply {
+            let standing = Standing { position: Serial::clone(&position), resumed: true, warning: None };
+            self.say_attached(connection, slot, reply, &standing);
+        }
+        self.hand(connection, slot, frames, handed);
+    }
+
     /// The store does not have it.
     fn give_up(
         &mut self,
@@ -316,21 +403,36 @@ impl Shard {
         replay: &Replay,
         reply: Option<&AttachReply>,
     ) {
-        let Some(reply) = reply else { return self.lose(connection, slot, replay) };
-        let mark = self.go_live(slot, replay);
-        let position = Serial::single(mark.incarnation, mark.sequence);
+        let Some(reply) = reply else { return self.lose(connection, slot, &replay.channel) };
+        let position = self.go_live(slot, replay);
         let warning = reply.is_rewind().then_some(NOT_READ);
         self.say_attached(connection, slot, reply, &Standing { position, resumed: false, warning });
     }
 
+    /// The same for all who are attached to a channel, by its number.
+    pub(super) fn lose_all(&mut self, number: u64) {
+        let Some((_, subscribers, _)) = self.subscribers.all_mut(number) else { return };
+        let slots: Vec<u32> = subscribers.iter().filter(|one| one.messages).map(|one| one.slot).collect();
+        for slot in slots {
+            let Some(mut connection) = self.slots[slot as usize].take() else { continue };
+            if let Some(channel) = self.subscribers.channel(number).cloned() {
+                self.lose(&mut connection, slot, &channel);
+            }
+            self.slots[slot as usize] = Some(connection);
+        }
+    }
+
     /// What follows is not there any more: the client is told, and delivery goes on from here.
-    fn lose(&mut self, connection: &mut Connection, slot: u32, replay: &Replay) {
-        let mark = self.go_live(slot, replay);
-        let position = Serial::single(mark.incarnation, mark.sequence);
-        let mut outputs = Vec::new();
-        let presence = self.set_modes(connection, slot, replay.channel.key().name());
+    fn lose(&mut self, connection: &mut Connection, slot: u32, channel: &Arc<Channel>) {
+        let mark = channel.mark();
+        self.subscribers.go_live(channel.number(), slot, mark.place);
         if let Some(open) = connection.open_mut() {
-            let name = replay.channel.key().name();
+            open.replays.retain(|replay| replay.channel.number() != channel.number());
+        }
+        let (name, position) = (channel.key().name(), mark.serial());
+        let mut outputs = Vec::new();
+        let presence = self.set_modes(connection, slot, name);
+        if let Some(open) = connection.open_mut() {
             open.session.continuity_lost(name, position, presence, &mut outputs);
         }
         self.run_outputs(connection, slot, outputs);

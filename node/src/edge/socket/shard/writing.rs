@@ -10,7 +10,7 @@ use super::super::connection::{Connection, Stage};
 use super::reading::UNREAD_BYTES_MAX;
 use super::{SLICE, Shard};
 use crate::hub::{Delivery, Flush, wire};
-use crate::model::{Published, UsageKind};
+use crate::model::UsageKind;
 
 /// Connections flushed between two looks at the clock.
 const FLUSH_BATCH: usize = 64;
@@ -18,16 +18,16 @@ const FLUSH_BATCH: usize = 64;
 impl Shard {
     /// Puts the frame into the outbox of every subscriber here.
     pub(super) fn deliver(&mut self, delivery: &Delivery) {
-        let sequence = delivery.last().sequence;
+        let place = delivery.place();
         let (mut json, mut msgpack) = (None, None);
         let mut over = Vec::new();
         let (mut count, mut last) = (0, None);
-        for subscriber in self.subscribers.deliver(delivery.channel, sequence) {
+        for subscriber in self.subscribers.deliver(delivery.channel, place) {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
             let Stage::Open(open) = &connection.stage else { continue };
             if !subscriber.messages
-                || sequence <= subscriber.after_sequence
-                || !open.echo && open.session.connection_id() == delivery.published.connection_id
+                || place <= subscriber.after_place
+                || !open.echo && open.session.connection_id() == delivery.connection_id()
             {
                 continue;
             }
@@ -48,7 +48,7 @@ impl Shard {
         }
         self.pace.handed(count);
         if let Some(slot) = last {
-            self.count_deliveries(slot, count, &delivery.published);
+            self.count_deliveries(slot, count, delivery);
         }
         for slot in over {
             self.flush(slot);
@@ -57,14 +57,14 @@ impl Shard {
     }
 
     /// `slot` is one of the `subscribers` that were served: they are all of one account.
-    fn count_deliveries(&self, slot: u32, subscribers: u64, published: &Published) {
-        let messages = subscribers * published.messages.len() as u64;
+    fn count_deliveries(&self, slot: u32, subscribers: u64, delivery: &Delivery) {
+        let messages = subscribers * delivery.count();
         self.metrics.deliveries.increment(messages);
         if let Some(connection) = &self.slots[slot as usize]
             && let Stage::Open(open) = &connection.stage
         {
             let usage = &open.session.principal().account.usage;
-            usage.count(UsageKind::Deliver, messages, subscribers * published.bytes);
+            usage.count(UsageKind::Deliver, messages, subscribers * delivery.counted_bytes());
         }
     }
 

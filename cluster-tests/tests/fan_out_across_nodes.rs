@@ -1,0 +1,134 @@
+//! What is published on one node reaches the subscribers of every other, and crosses only the links that lead to one.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::{SOON, Socket, wait_until};
+use serde_json::{Value, json};
+
+/// So long nothing more comes, where nothing more should.
+const QUIET: Duration = Duration::from_millis(300);
+
+async fn next_message(socket: &mut Socket) -> Value {
+    let mut frame = socket.find("a message", |frame| frame["op"] == 13).await;
+    frame["messages"][0].take()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everybody_hears_everybody_in_order_and_once() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut sockets = Vec::new();
+    for node in &*nodes {
+        let mut socket = Socket::open(node, "").await;
+        socket.attach("room").await;
+        sockets.push(socket);
+    }
+    const EACH: usize = 50;
+    for number in 0..EACH {
+        for (from, socket) in sockets.iter_mut().enumerate() {
+            socket.start(json!({"op": 13, "channel": "room", "data": [from, number]})).await;
+        }
+    }
+    for socket in &mut sockets {
+        let mut next = [0; 3];
+        for _ in 0..3 * EACH {
+            let message = next_message(socket).await;
+            let part = |at: usize| message["data"][at].as_u64().expect("a number") as usize;
+            assert_eq!(part(1), next[part(0)], "{message}");
+            next[part(0)] += 1;
+        }
+        assert_eq!(next, [EACH; 3]);
+    }
+    for socket in &mut sockets {
+        while let Ok(frame) = socket.next_within(QUIET).await {
+            assert_ne!(frame["op"], 13, "{frame}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_is_the_same_on_every_node() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let mut publisher = Socket::open(n0, "?clientId=ada").await;
+    let mut there = Socket::open(n1, "").await;
+    let mut packed = Socket::open(n1, "?format=msgpack").await;
+    for socket in [&mut publisher, &mut there, &mut packed] {
+        socket.attach("room").await;
+    }
+    let sent =
+        json!({"name": "greeting", "data": {"text": "é", "n": [1, null]}, "extras": {"headers": {"a": "b"}}});
+    publisher.publish("room", sent).await;
+    let here = next_message(&mut publisher).await;
+    assert_eq!(here["connectionId"], publisher.connected["connectionId"]);
+    assert_eq!(next_message(&mut there).await, here);
+    assert_eq!(next_message(&mut packed).await, here);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_crosses_one_link_where_one_node_listens() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut listener = Socket::open(n1, "").await;
+    listener.attach("room").await;
+    for number in 0..20 {
+        publisher.publish("room", json!({"data": number})).await;
+        assert_eq!(next_message(&mut listener).await["data"], number);
+    }
+    assert_eq!(n0.metric("fanfare_forwards_sent_total").await, 20.0);
+    assert_eq!(n1.metric("fanfare_forwards_taken_total").await, 20.0);
+    assert_eq!(n2.metric("fanfare_forwards_taken_total").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_published_after_attached_is_missed() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut subscriber = Socket::open(n1, "").await;
+    for number in 0..100 {
+        let channel = format!("room:{number}");
+        subscriber.attach(&channel).await;
+        publisher.publish(&channel, json!({"data": number})).await;
+        assert_eq!(next_message(&mut subscriber).await["data"], number);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ack_says_that_the_other_node_has_it() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut subscriber = Socket::open(n1, "").await;
+    subscriber.attach("room").await;
+    for number in 1..=20 {
+        publisher.publish("room", json!({"data": number})).await;
+        assert_eq!(n1.metric("fanfare_forwards_taken_total").await, f64::from(number));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_killed_is_not_waited_for() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut subscriber = Socket::open(n1, "").await;
+    let mut lost = Socket::open(n2, "").await;
+    subscriber.attach("room").await;
+    lost.attach("room").await;
+    n2.kill();
+    publisher.publish("room", json!({"data": 1})).await;
+    assert_eq!(next_message(&mut subscriber).await["data"], 1);
+    let known = async |count: f64| n0.metric("fanfare_peers_known").await == count;
+    wait_until(SOON, "the link to be down", async || known(1.0).await).await;
+    subscriber.attach("another").await;
+    n2.restart().await;
+    wait_until(SOON, "the link to be up again", async || known(2.0).await).await;
+    let mut back = Socket::open(n2, "").await;
+    back.attach("room").await;
+    publisher.publish("room", json!({"data": 2})).await;
+    assert_eq!(next_message(&mut subscriber).await["data"], 2);
+    assert_eq!(next_message(&mut back).await["data"], 2);
+}

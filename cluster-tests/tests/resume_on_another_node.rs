@@ -1,0 +1,187 @@
+//! A client that comes back to another node gets what it missed, once and in each publisher's order, or is told that it cannot.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+const PUBLISHERS: usize = 3;
+
+/// What a client has heard, wherever it was.
+#[derive(Default)]
+struct Heard {
+    serial: Value,
+    /// Of each publisher, the number that comes next.
+    next: HashMap<u64, u64>,
+}
+
+impl Heard {
+    fn take(&mut self, frame: &Value) {
+        for message in frame["messages"].as_array().expect("a message frame") {
+            let part = |at: usize| message["data"][at].as_u64().expect("a number");
+            let next = self.next.entry(part(0)).or_default();
+            assert_eq!(part(1), *next, "of publisher {} on {}", part(0), self.serial);
+            *next += 1;
+        }
+        self.serial = frame["serial"].clone();
+    }
+
+    fn count(&self) -> u64 {
+        self.next.values().sum()
+    }
+
+    async fn read_to(&mut self, socket: &mut Socket, count: u64) {
+        while self.count() < count {
+            let frame =
+                socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+            assert_eq!(frame["op"], 13, "{frame}");
+            self.take(&frame);
+        }
+    }
+}
+
+async fn attach_after(node: &Node, serial: &Value) -> (Socket, Value) {
+    let mut socket = Socket::open(node, "").await;
+    let attached = socket.ask(json!({"op": 8, "channel": "room", "serial": serial})).await;
+    assert_eq!(attached["op"], 9, "{attached}");
+    (socket, attached)
+}
+
+/// One on each node; what they publish is numbered.
+struct Publishers {
+    sockets: Vec<Socket>,
+    next: u64,
+}
+
+impl Publishers {
+    async fn on(nodes: &[Node]) -> Self {
+        let mut sockets = Vec::new();
+        for node in nodes.iter().cycle().take(PUBLISHERS) {
+            sockets.push(Socket::open(node, "").await);
+        }
+        Self { sockets, next: 0 }
+    }
+
+    /// Each publishes so many; all are acknowledged when this returns.
+    async fn publish(&mut self, count: u64) {
+        for number in self.next..self.next + count {
+            for (from, socket) in self.sockets.iter_mut().enumerate() {
+                socket.publish("room", json!({"data": [from, number]})).await;
+            }
+        }
+        self.next += count;
+    }
+
+    fn published(&self) -> u64 {
+        self.next * PUBLISHERS as u64
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_somebody_was_attached_it_is_there() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut publishers = Publishers::on(nodes).await;
+    let mut there = Socket::open(&nodes[1], "").await;
+    there.attach("room").await;
+    let mut socket = Socket::open(&nodes[0], "").await;
+    let mut heard = Heard { serial: socket.attach("room").await["serial"].clone(), ..Heard::default() };
+    publishers.publish(10).await;
+    heard.read_to(&mut socket, publishers.published()).await;
+    drop(socket);
+    publishers.publish(200).await;
+    let (mut socket, attached) = attach_after(&nodes[1], &heard.serial).await;
+    assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &heard.serial));
+    heard.read_to(&mut socket, publishers.published()).await;
+    publishers.publish(5).await;
+    heard.read_to(&mut socket, publishers.published()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_nobody_was_it_comes_from_where_somebody_was() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut publishers = Publishers::on(nodes).await;
+    let mut socket = Socket::open(&nodes[0], "").await;
+    let mut heard = Heard { serial: socket.attach("room").await["serial"].clone(), ..Heard::default() };
+    for node in [2, 1, 0, 1, 2, 0] {
+        publishers.publish(20).await;
+        drop(socket);
+        publishers.publish(100).await;
+        let attached;
+        (socket, attached) = attach_after(&nodes[node], &heard.serial).await;
+        assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &heard.serial), "{node}");
+        publishers.publish(5).await;
+        heard.read_to(&mut socket, publishers.published()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_death_of_the_node_it_was_on_loses_nothing_that_others_have() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut publishers = Publishers::on(&nodes[1..]).await;
+    let mut there = Socket::open(&nodes[1], "").await;
+    there.attach("room").await;
+    let mut socket = Socket::open(&nodes[0], "").await;
+    let mut heard = Heard { serial: socket.attach("room").await["serial"].clone(), ..Heard::default() };
+    publishers.publish(10).await;
+    heard.read_to(&mut socket, publishers.published()).await;
+    nodes[0].kill();
+    publishers.publish(20).await;
+    let (mut socket, attached) = attach_after(&nodes[1], &heard.serial).await;
+    assert_eq!(attached["resumed"], true);
+    publishers.publish(20).await;
+    heard.read_to(&mut socket, publishers.published()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_died_with_its_node_is_told() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut socket = Socket::open(n0, "").await;
+    socket.attach("room").await;
+    publisher.publish("room", json!({"data": [0, 0]})).await;
+    let serial = socket.message("room").await["serial"].clone();
+    n0.kill();
+    wait_until(SOON, "the death to be known", async || n1.metric("fanfare_peers_known").await == 0.0).await;
+    let (_, attached) = attach_after(n1, &serial).await;
+    assert_eq!(attached["resumed"], false);
+}
+
+/// Clients move between nodes at any moment while everybody publishes.
+#[tokio::test(flavor = "multi_thread")]
+async fn wandering_clients_miss_nothing_and_get_nothing_twice() {
+    const CLIENTS: usize = 8;
+    const FOR: Duration = Duration::from_secs(8);
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut publishers = Publishers::on(nodes).await;
+    let mut wanderers = Vec::new();
+    for client in 0..CLIENTS {
+        let mut socket = Socket::open(&nodes[client % 3], "").await;
+        let serial = socket.attach("room").await["serial"].clone();
+        wanderers.push((socket, Heard { serial, ..Heard::default() }));
+    }
+    let (mut moves, begun) = (0, Instant::now());
+    while begun.elapsed() < FOR {
+        publishers.publish(3).await;
+        let client = moves % CLIENTS;
+        let (socket, heard) = &mut wanderers[client];
+        // Some of what waits for it, so that it mostly leaves in the midst, and is never further behind than rings reach.
+        let target = heard.count() + (moves as u64 % 7) * 50;
+        heard.read_to(socket, target.min(publishers.published())).await;
+        let (fresh, attached) = attach_after(&nodes[(moves / CLIENTS + 2 * client) % 3], &heard.serial).await;
+        assert_eq!(attached["resumed"], true, "move {moves}");
+        *socket = fresh;
+        moves += 1;
+    }
+    for (socket, heard) in &mut wanderers {
+        heard.read_to(socket, publishers.published()).await;
+    }
+    assert!(moves > CLIENTS, "{moves} moves");
+}

@@ -1,0 +1,497 @@
+//! Which channels go to which node: what is wanted here is told the others, and a publish goes to those that want it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use fanfare_proto::serial::Serial;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{Semaphore, oneshot};
+
+use super::inbound::{Answer, Inbound, Interest, Peer, Request};
+use super::link::{Item, Links, PeerAddr, Receipt};
+use crate::hub::{self, Delivery, Hub};
+use crate::model::{ChannelKey, Forwarded, Published, Stamp};
+use crate::tasks::{OnStop, Tasks};
+
+/// An attach waits no longer for a peer that does not answer.
+const JOIN_WAIT: Duration = Duration::from_secs(2);
+/// How often it is looked for such peers.
+const JOIN_LOOK: Duration = Duration::from_millis(100);
+/// Who asks for what was missed waits no longer than this.
+const REFILL_WAIT: Duration = Duration::from_secs(3);
+/// Requests of that kind that are answered at a time, so that the answers on their way leave room in the lanes.
+const REFILLS_MAX: usize = 8;
+/// What such an answer may hold, in bytes of memory; with more there is none.
+const REFILL_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Requests that wait for their turn; further ones are answered with nothing.
+const REFILLS_WAITING_MAX: usize = 16_384;
+/// An ack waits no longer for a peer that does not confirm.
+const CONFIRM_WAIT: Duration = Duration::from_secs(1);
+
+/// The channels of this node and of its peers. Locks: that of a channel comes before those of this.
+pub struct Routing {
+    this: Weak<Self>,
+    hub: Arc<Hub>,
+    links: OnceLock<Links>,
+    tasks: Arc<Tasks>,
+    /// What is wanted here, by the numbers of the channels.
+    own: Mutex<HashMap<u64, Own>>,
+    /// The members, by incarnation.
+    peers: RwLock<HashMap<u64, Wants>>,
+    /// Those of them that are alive.
+    expected: Mutex<Vec<u64>>,
+    /// Who wants a channel, by incarnation.
+    wanted: DashMap<ChannelKey, Vec<u64>>,
+    epoch: AtomicU64,
+    /// Of rounds and requests.
+    last_number: AtomicU64,
+    asked: Mutex<HashMap<u64, Asked>>,
+    /// Requests of peers that may be answered at a time, and that may wait for that.
+    refills: Semaphore,
+    refills_waiting: Arc<Semaphore>,
+    /// Peers that can be sent to, and of which it is known what they want.
+    known: metrics::Gauge,
+    sent: metrics::Counter,
+    taken: metrics::Counter,
+}
+
+/// A channel that is wanted here.
+struct Own {
+    key: ChannelKey,
+    since: Instant,
+    /// Whose answer is waited for.
+    waits: Vec<u64>,
+    /// Who has answered.
+    confirmed: Vec<u64>,
+    rounds: Vec<Round>,
+}
+
+/// Waits until each peer has said once more that it forwards the channel: what it forwarded before is here then.
+struct Round {
+    number: u64,
+    waits: Vec<u64>,
+    done: oneshot::Sender<()>,
+}
+
+/// What was asked of peers: by whom it may still be answered, and to whom that goes.
+struct Asked {
+    left: usize,
+    answer: oneshot::Sender<Vec<Forwarded>>,
+}
+
+/// How much is known of what a peer wants; until it is all, it counts as wanting everything.
+#[derive(Debug, Default)]
+struct Wants {
+    epoch: u64,
+    lanes: u32,
+    is_known: bool,
+}
+
+impl Wants {
+    /// What was said before may still come on other lanes.
+    fn said(&mut self, epoch: u64, lanes: u32) {
+        if epoch > self.epoch {
+            (self.epoch, self.lanes) = (epoch, 0);
+        }
+        self.lanes += u32::from(epoch == self.epoch);
+        self.is_known |= self.lanes >= lanes;
+    }
+}
+
+impl Routing {
+    pub fn new(hub: &Arc<Hub>, tasks: &Arc<Tasks>) -> Arc<Self> {
+        let routing = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            hub: Arc::clone(hub),
+            links: OnceLock::new(),
+            tasks: Arc::clone(tasks),
+            own: Mutex::default(),
+            peers: RwLock::default(),
+            expected: Mutex::default(),
+            wanted: DashMap::new(),
+            epoch: AtomicU64::new(0),
+            last_number: AtomicU64::new(0),
+            asked: Mutex::default(),
+            refills: Semaphore::new(REFILLS_MAX),
+            refills_waiting: Arc::new(Semaphore::new(REFILLS_WAITING_MAX)),
+            known: metrics::gauge!("fanfare_peers_known"),
+            sent: metrics::counter!("fanfare_forwards_sent_total"),
+            taken: metrics::counter!("fanfare_forwards_taken_total"),
+        });
+        let looking = Arc::clone(&routing);
+        tasks.spawn("joins", OnStop::Cancel, async move {
+            loop {
+                tokio::time::sleep(JOIN_LOOK).await;
+                looking.give_up_waiting();
+            }
+        });
+        routing
+    }
+
+    /// To be called once, before there are peers.
+    pub fn begin(self: &Arc<Self>, links: Links) {
+        self.links.set(links).ok();
+        self.hub.set_interest(Arc::clone(self) as Arc<dyn hub::Interest>);
+    }
+
+    /// All that the members want is known here, of those that are to be reached.
+    pub fn is_complete(&self) -> bool {
+        let (peers, expected) = (self.peers.read(), self.expected.lock());
+        let is_known = |peer: &u64| peers.get(peer).is_some_and(|wants| wants.is_known) && self.is_up(*peer);
+        expected.iter().all(is_known)
+    }
+
+    /// How many members are to be reached.
+    pub fn expected(&self) -> usize {
+        self.expected.lock().len()
+    }
+
+    /// The members as they are now, without this node; `expected` are the incarnations of those that are alive.
+    pub fn set_peers(&self, members: Vec<PeerAddr>, expected: Vec<u64>) {
+        let Some(links) = self.links.get() else { return };
+        *self.expected.lock() = expected;
+        let mut peers = self.peers.write();
+        let before = peers.len();
+        peers.retain(|peer, _| members.iter().any(|member| member.peer.incarnation == *peer));
+        let has_left = peers.len() < before;
+        for member in &members {
+            peers.entry(member.peer.incarnation).or_default();
+        }
+        drop(peers);
+        links.set_peers(members);
+        self.count_known();
+        if has_left {
+            let peers = self.peers.read();
+            self.wanted.retain(|_, wanting| {
+                wanting.retain(|peer| peers.contains_key(peer));
+                !wanting.is_empty()
+            });
+        }
+    }
+
+    /// Sends a publish to all who want it, in the order of the calls; to be called under the lock of its channel. `done`
+    /// runs when each of them that can be reached has it, or does not say so in time: at once when there is none.
+    pub fn forward(&self, published: &Published, done: impl FnOnce() + Send + 'static) {
+        let to = self.wanting(&published.key);
+        let Some(links) = self.links.get().filter(|_| !to.is_empty()) else { return done() };
+        let (item, hash) = (Item::forward(published), hash_of(&published.key));
+        self.sent.increment(to.len() as u64);
+        let send = |peer: &u64| (links.is_up(*peer), links.send(*peer, hash, &item));
+        let sent = to.iter().map(send).collect::<Vec<_>>().into_iter();
+        let owed: Vec<Receipt> = sent.filter(|(is_up, _)| *is_up).map(|(_, receipt)| receipt).collect();
+        if owed.is_empty() {
+            return done();
+        }
+        self.tasks.spawn("receipts", OnStop::Finish, async move {
+            let all = async {
+                for receipt in owed {
+                    receipt.await.ok();
+                }
+            };
+            tokio::time::timeout(CONFIRM_WAIT, all).await.ok();
+            done();
+        });
+    }
+
+    fn wanting(&self, key: &ChannelKey) -> Vec<u64> {
+        let mut wanting = self.wanted.get(key).map_or_else(Vec::new, |wanting| wanting.clone());
+        for (peer, wants) in &*self.peers.read() {
+            if !wants.is_known && !wanting.contains(peer) && self.is_up(*peer) {
+                wanting.push(*peer);
+            }
+        }
+        wanting
+    }
+
+    fn is_up(&self, peer: u64) -> bool {
+        self.links.get().is_some_and(|links| links.is_up(peer))
+    }
+
+    fn count_known(&self) {
+        let known = |(peer, wants): &(&u64, &Wants)| wants.is_known && self.is_up(**peer);
+        self.known.set(self.peers.read().iter().filter(known).count() as f64);
+    }
+
+    fn send(&self, to: u64, hash: u64, interest: &Interest) {
+        if let Some(links) = self.links.get() {
+            // Whether it came shows in the answer.
+            drop(links.send(to, hash, &Item::interest(interest)));
+        }
+    }
+
+    /// Tells a peer all that is wanted here.
+    fn say_all(&self, to: u64) {
+        let Some(links) = self.links.get() else { return };
+        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        let own = self.own.lock();
+        for (number, Own { key, .. }) in &*own {
+            self.send(to, hash_of(key), &Interest::Wanted { key: key.clone(), number: *number, round: 0 });
+        }
+        for lane in 0..links.lanes() {
+            let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
+            self.send(to, lane as u64, &Interest::Said { epoch, lanes });
+        }
+    }
+
+    /// The peer wants the channel: nothing is numbered in it while that is noted.
+    fn want(&self, from: u64, key: ChannelKey, number: u64, round: u64) {
+        self.hub.standing(&key, |own| {
+            if !self.peers.read().contains_key(&from) {
+                return;
+            }
+            let mut wanting = self.wanted.entry(key.clone()).or_default();
+            if !wanting.contains(&from) {
+                wanting.push(from);
+            }
+            drop(wanting);
+            let (hash, sequence) = (hash_of(&key), own.sequence);
+            self.send(from, hash, &Interest::Joined { key: key.clone(), number, sequence, round });
+        });
+    }
+
+    fn joined(&self, from: u64, key: &ChannelKey, number: u64, sequence: u64, round: u64) {
+        let mut own = self.own.lock();
+        let Some(channel) = own.get_mut(&number).filter(|channel| channel.key == *key) else { return };
+        let is_first = !channel.confirmed.contains(&from);
+        if is_first {
+            channel.confirmed.push(from);
+        }
+        let waited = channel.waits.len();
+        for one in channel.rounds.iter_mut().filter(|one| one.number == round) {
+            one.waits.retain(|peer| *peer != from);
+        }
+        for done in channel.rounds.extract_if(.., |one| one.waits.is_empty()) {
+            done.done.send(()).ok();
+        }
+        drop(own);
+        if is_first {
+            self.hub.heard(key, number, Stamp { incarnation: from, sequence });
+        }
+        if waited > 0 {
+            self.answered(number, from);
+        }
+    }
+
+    /// The channel does not wait for the peer any more.
+    fn answered(&self, number: u64, peer: u64) {
+        let mut own = self.own.lock();
+        let Some(channel) = own.get_mut(&number).filter(|channel| !channel.waits.is_empty()) else { return };
+        channel.waits.retain(|waited| *waited != peer);
+        let key = channel.waits.is_empty().then(|| channel.key.clone());
+        drop(own);
+        if let Some(key) = key {
+            self.hub.joined(&key, number);
+        }
+    }
+
+    /// Asks the peers with subscribers of the channel for all that somebody at this position has not. None where no one has it
+    /// all in time. Whoever answers has by then what this node and all others had forwarded before they were asked.
+    pub async fn missed(&self, key: &ChannelKey, after: &Serial, back_ms: u64) -> Option<Vec<Forwarded>> {
+        let to: Vec<u64> = self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)).collect();
+        let links = self.links.get().filter(|_| !to.is_empty())?;
+        let number = self.next_number();
+        let (answer, answered) = oneshot::channel();
+        self.asked.lock().insert(number, Asked { left: to.len(), answer });
+        let item =
+            Item::request(number, &Request::Refill { key: key.clone(), after: after.clone(), back_ms });
+        for peer in to {
+            drop(links.send(peer, hash_of(key), &item));
+        }
+        let answered = tokio::time::timeout(REFILL_WAIT, answered).await;
+        self.asked.lock().remove(&number);
+        answered.ok()?.ok()
+    }
+
+    fn next_number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Resolves when all that peers have forwarded of the channel so far is here. False when one of them is out of reach, or
+    /// the channel is not wanted here.
+    async fn settled(&self, key: &ChannelKey) -> bool {
+        let Some(channel) = self.hub.live(key) else { return false };
+        let number = self.next_number();
+        let (done, is_done) = oneshot::channel();
+        let peers: Vec<u64> = self.peers.read().keys().copied().collect();
+        if !peers.iter().all(|peer| self.is_up(*peer)) {
+            return false;
+        }
+        if peers.is_empty() {
+            return true;
+        }
+        {
+            let mut own = self.own.lock();
+            let Some(wanted) = own.get_mut(&channel.number()) else { return false };
+            wanted.rounds.push(Round { number, waits: peers.clone(), done });
+        }
+        for peer in peers {
+            let wanted = Interest::Wanted { key: key.clone(), number: channel.number(), round: number };
+            self.send(peer, hash_of(key), &wanted);
+        }
+        let settled = matches!(tokio::time::timeout(JOIN_WAIT, is_done).await, Ok(Ok(())));
+        if let Some(wanted) = self.own.lock().get_mut(&channel.number()) {
+            wanted.rounds.retain(|round| round.number != number);
+        }
+        settled
+    }
+
+    async fn refill(&self, to: u64, number: u64, request: Request) {
+        let Request::Refill { key, after, back_ms } = request;
+        let (Some(links), Ok(_turn)) = (self.links.get(), self.refills.acquire().await) else { return };
+        let missed = match self.settled(&key).await {
+            true => self.hub.missed(&key, &after, back_ms),
+            false => None,
+        };
+        let bytes =
+            |missed: &Vec<Arc<Delivery>>| missed.iter().map(|delivery| delivery.bytes()).sum::<usize>();
+        let missed = missed.filter(|missed| bytes(missed) <= REFILL_BYTES_MAX);
+        // Until it is there, it takes room in the lane.
+        links.send(to, hash_of(&key), &Item::refilled(number, missed.as_deref())).await.ok();
+    }
+
+    fn give_up_waiting(&self) {
+        let late = |own: &HashMap<u64, Own>| {
+            let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
+            late.map(|(number, own)| (*number, own.waits.clone())).collect::<Vec<_>>()
+        };
+        let late = late(&self.own.lock());
+        for (number, peers) in late {
+            peers.into_iter().for_each(|peer| self.answered(number, peer));
+        }
+    }
+}
+
+impl hub::Interest for Routing {
+    fn join(&self, key: &ChannelKey, number: u64) -> bool {
+        let mut own = self.own.lock();
+        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+        let waits = peers.clone();
+        let is_done = waits.is_empty();
+        let (key_of, since, confirmed, rounds) = (key.clone(), Instant::now(), Vec::new(), Vec::new());
+        own.insert(number, Own { key: key_of, since, waits, confirmed, rounds });
+        // Under the lock, so that no peer that is told all meanwhile is told this twice or never.
+        for peer in peers {
+            self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
+        }
+        is_done
+    }
+
+    fn leave(&self, key: &ChannelKey, number: u64) {
+        let mut own = self.own.lock();
+        own.remove(&number);
+        for peer in self.peers.read().keys() {
+            self.send(*peer, hash_of(key), &Interest::NotWanted { key: key.clone() });
+        }
+    }
+}
+
+impl Inbound for Routing {
+    fn forwarded(&self, _from: &Peer, forwarded: Forwarded) {
+        self.taken.increment(1);
+        self.hub.forwarded(forwarded);
+    }
+
+    fn interest(&self, from: &Peer, interest: Interest) {
+        match interest {
+            Interest::Wanted { key, number, round } => self.want(from.incarnation, key, number, round),
+            Interest::NotWanted { key } => {
+                self.wanted.remove_if_mut(&key, |_, wanting| {
+                    wanting.retain(|peer| *peer != from.incarnation);
+                    wanting.is_empty()
+                });
+            }
+            Interest::Said { epoch, lanes } => {
+                if let Some(wants) = self.peers.write().get_mut(&from.incarnation) {
+                    wants.said(epoch, lanes);
+                }
+                self.count_known();
+            }
+            Interest::Asked => self.say_all(from.incarnation),
+            Interest::Joined { key, number, sequence, round } => {
+                self.joined(from.incarnation, &key, number, sequence, round);
+            }
+        }
+    }
+
+    fn asked(&self, from: &Peer, number: u64, request: Option<Request>) {
+        let Some(links) = self.links.get() else { return };
+        let to = from.incarnation;
+        let (Some(request), Some(routing)) = (request, self.this.upgrade()) else {
+            return drop(links.send(to, 0, &Item::unknown(number)));
+        };
+        let Ok(permit) = Arc::clone(&self.refills_waiting).try_acquire_owned() else {
+            return drop(links.send(to, 0, &Item::refilled(number, None)));
+        };
+        self.tasks.spawn("refill", OnStop::Cancel, async move {
+            // By then nobody waits for it any more.
+            tokio::time::timeout(REFILL_WAIT, routing.refill(to, number, request)).await.ok();
+            drop(permit);
+        });
+    }
+
+    fn answered(&self, _from: &Peer, number: u64, answer: Answer) {
+        let mut asked = self.asked.lock();
+        let Some(waiting) = asked.get_mut(&number) else { return };
+        waiting.left -= 1;
+        let missed = if let Answer::Refilled(missed) = answer { missed } else { None };
+        if (missed.is_some() || waiting.left == 0)
+            && let Some(waiting) = asked.remove(&number)
+            && let Some(missed) = missed
+        {
+            waiting.answer.send(missed).ok();
+        }
+    }
+
+    fn continuity_lost(&self, from: &Peer) {
+        // What it wants may have been among it, too.
+        if let Some(wants) = self.peers.write().get_mut(&from.incarnation) {
+            wants.is_known = false;
+        }
+        self.count_known();
+        self.send(from.incarnation, 0, &Interest::Asked);
+        self.hub.lost();
+    }
+
+    fn link(&self, to: &Peer, up: bool) {
+        self.count_known();
+        if up {
+            // It may have said what it wants before it was known here as a member.
+            if self.peers.read().get(&to.incarnation).is_some_and(|wants| !wants.is_known) {
+                self.send(to.incarnation, 0, &Interest::Asked);
+            }
+            return self.say_all(to.incarnation);
+        }
+        let waiting = |own: &HashMap<u64, Own>| {
+            let waiting = own.iter().filter(|(_, own)| own.waits.contains(&to.incarnation));
+            waiting.map(|(number, _)| *number).collect::<Vec<_>>()
+        };
+        let waiting = waiting(&self.own.lock());
+        waiting.into_iter().for_each(|number| self.answered(number, to.incarnation));
+    }
+}
+
+/// The same on every lane and for as long as the process lives.
+fn hash_of(key: &ChannelKey) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_known_when_every_lane_has_said_the_same() {
+        let mut wants = Wants::default();
+        for (epoch, is_known) in [(1, false), (2, false), (1, false), (2, true), (3, true)] {
+            wants.said(epoch, 2);
+            assert_eq!(wants.is_known, is_known, "{epoch}");
+        }
+    }
+}

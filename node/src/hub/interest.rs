@@ -1,0 +1,132 @@
+//! Which channels this node wants from other nodes, and from when on it can count on getting what they take.
+
+use std::mem;
+use std::sync::Arc;
+
+use fanfare_proto::serial::Serial;
+
+use super::channels::{Channel, Hub, State};
+use super::delivery::Delivery;
+use super::resume::Start;
+use crate::model::{ChannelKey, Stamp};
+
+/// Tells other nodes what is wanted here. Called under the lock of the channel, so what is told stands in order.
+pub trait Interest: Send + Sync {
+    /// True when there is nobody to wait for; else [`Hub::joined`] follows.
+    fn join(&self, key: &ChannelKey, number: u64) -> bool;
+    fn leave(&self, key: &ChannelKey, number: u64);
+}
+
+/// Runs once the channel can be attached to, on any thread.
+pub type Waiter = Box<dyn FnOnce() + Send>;
+
+/// What other nodes know of this node's interest in a channel.
+#[derive(Default)]
+pub(super) enum Joining {
+    /// Nothing.
+    #[default]
+    Not,
+    /// They are told, and have not all answered.
+    Begun(Vec<Waiter>),
+    /// They forward it.
+    Done,
+}
+
+impl Hub {
+    /// To be called before anybody is attached. Without it the node is alone.
+    pub fn set_interest(&self, interest: Arc<dyn Interest>) {
+        self.interest.set(interest).ok();
+    }
+
+    /// There are, or may be, other nodes, so [`Hub::join`] comes before an attach.
+    pub fn is_clustered(&self) -> bool {
+        self.interest.get().is_some()
+    }
+
+    /// Registers the target's interest, as an attach does. The channel, if all other nodes forward it by now; otherwise
+    /// `waiter` runs when this is to be called again.
+    pub fn join(&self, key: &ChannelKey, target: usize, waiter: Waiter) -> Option<Arc<Channel>> {
+        self.with_channel(key, |channel, state| {
+            self.register(state, target);
+            match (&mut state.joining, self.interest.get()) {
+                (Joining::Done, _) | (_, None) => return Some(Arc::clone(channel)),
+                (Joining::Begun(waiters), _) => {
+                    waiters.push(waiter);
+                    return None;
+                }
+                (Joining::Not, Some(interest)) if interest.join(key, channel.number) => {}
+                (Joining::Not, Some(_)) => {
+                    state.joining = Joining::Begun(vec![waiter]);
+                    return None;
+                }
+            }
+            state.joining = Joining::Done;
+            Some(Arc::clone(channel))
+        })
+    }
+
+    /// Every node that was to be waited for forwards the channel by now, or is out of reach.
+    pub fn joined(&self, key: &ChannelKey, number: u64) {
+        let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
+        let before = mem::replace(&mut channel.state.lock().joining, Joining::Done);
+        if let Joining::Begun(waiters) = before {
+            waiters.into_iter().for_each(|waiter| waiter());
+        }
+    }
+
+    /// What another node had numbered in the channel before it began to forward it. Nobody here can be given that, so who
+    /// is attached already is told, and nobody is resumed over it.
+    pub fn heard(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
+        let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
+        let mut state = channel.state.lock();
+        if stamp.sequence == 0 || state.mark.covers(stamp) {
+            return;
+        }
+        state.mark.hear(stamp, 0);
+        self.break_off(&channel, &mut state);
+    }
+
+    /// Something that another node had for this one is lost, of whatever channel.
+    pub fn lost(&self) {
+        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        for channel in &channels {
+            self.break_off(channel, &mut channel.state.lock());
+        }
+    }
+
+    /// Runs `act` with where the channel stands, while nothing is numbered in it.
+    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(Stamp) -> R) -> R {
+        self.with_channel(key, |_, state| act(state.mark.own))
+    }
+
+    /// All deliveries of the channel that whoever has this position has not, none older than `back_ms`. None where that cannot
+    /// be told.
+    pub fn missed(&self, key: &ChannelKey, position: &Serial, back_ms: u64) -> Option<Vec<Arc<Delivery>>> {
+        let channel = self.live(key)?;
+        let state = channel.state.lock();
+        match self.start(&state, position) {
+            Start::Live => Some(Vec::new()),
+            Start::Replay { after, .. } => {
+                let ring = state.ring.as_ref().filter(|ring| ring.age_ms(after, self.now_ms()) <= back_ms)?;
+                let mut missed = ring.after(after, usize::MAX);
+                missed.retain(|delivery| !delivery.is_covered(position));
+                Some(missed)
+            }
+            Start::Unknown => None,
+        }
+    }
+
+    fn break_off(&self, channel: &Channel, state: &mut State) {
+        if let Some(ring) = &mut state.ring {
+            ring.restart(&state.mark);
+        }
+        if !matches!(state.joining, Joining::Done) {
+            return;
+        }
+        for (bit, target) in self.targets.iter().enumerate() {
+            if state.targets & (1 << bit) != 0 {
+                target.lose(channel.number);
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Where a channel stands on this node.
+
+use std::sync::Arc;
+
+use fanfare_proto::serial::Serial;
+
+use crate::model::Stamp;
+
+/// All that a channel of this node has handed on up to some moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// Rises by one with each message, wherever it entered: what deliveries of the channel are ordered by on this node.
+    pub place: u64,
+    /// The last message that entered here.
+    pub own: Stamp,
+    /// The last ones of other runs. As long as there is none, places are the sequences of this run.
+    pub others: Option<Arc<Serial>>,
+}
+
+impl Mark {
+    /// Where nothing came from other nodes.
+    pub fn own(own: Stamp) -> Self {
+        Self { place: own.sequence, own, others: None }
+    }
+
+    /// The position of who has all up to here.
+    pub fn serial(&self) -> Serial {
+        let Stamp { incarnation, sequence } = self.own;
+        match &self.others {
+            None => Serial::single(incarnation, sequence),
+            Some(others) => {
+                let mut serial = Serial::clone(others);
+                if sequence > 0 {
+                    serial.advance(incarnation, sequence);
+                }
+                serial
+            }
+        }
+    }
+
+    /// Counts messages that entered at another node.
+    pub(super) fn hear(&mut self, last: Stamp, count: u64) {
+        let mut others = self.others.as_deref().cloned().unwrap_or_default();
+        others.advance(last.incarnation, last.sequence);
+        self.others = Some(Arc::new(others));
+        self.place += count;
+    }
+
+    /// Whether a message was handed on by then.
+    pub(super) fn covers(&self, stamp: Stamp) -> bool {
+        if stamp.incarnation == self.own.incarnation {
+            return stamp.sequence <= self.own.sequence;
+        }
+        self.others.as_ref().is_some_and(|others| others.covers_one(stamp.incarnation, stamp.sequence))
+    }
+}

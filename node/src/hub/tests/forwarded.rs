@@ -1,0 +1,189 @@
+//! Messages that entered at another node: in order with those that entered here, and in the positions of clients.
+
+use bytes::Bytes;
+use fanfare_proto::frame::Format;
+use fanfare_proto::serial::Serial;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::model::{Forwarded, ForwardedParts};
+
+const THERE: u64 = 77;
+
+fn from(incarnation: u64, first: u64, count: u64) -> Forwarded {
+    let text = |sequence| Bytes::from(format!(r#"{{"id":"f{sequence}"}}"#));
+    let last = first + count - 1;
+    let parts = ForwardedParts {
+        incarnation,
+        first,
+        last,
+        timestamp_ms: NOW_MS,
+        connection_id: ConnectionId::from_bytes([2; 16]),
+        client_id: None,
+        messages: (first..=last).map(text).collect(),
+        bytes: 10 * count,
+    };
+    Forwarded::new(key("a"), parts)
+}
+
+/// This run's sequence, and that of the other one.
+fn position(hub: &Hub, here: u64, there: u64) -> Serial {
+    let mut serial = Serial::single(hub.incarnation(), here);
+    if there > 0 {
+        serial.advance(THERE, there);
+    }
+    serial
+}
+
+fn text(delivery: &Delivery) -> String {
+    let frame = delivery.frame(Format::Json);
+    let start = frame.iter().position(|byte| *byte == b'{').expect("a JSON frame");
+    String::from_utf8(frame[start..].to_vec()).expect("a text frame")
+}
+
+#[test]
+fn its_serial_is_where_this_node_stands_after_it() {
+    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.attach(&key("a"), 0);
+    publish(&hub, &key("a"), 2);
+    hub.forwarded(from(THERE, 5, 2));
+    publish(&hub, &key("a"), 1);
+    let deliveries = targets[0].deliveries.lock();
+    let places: Vec<u64> = deliveries.iter().map(|delivery| delivery.place()).collect();
+    assert_eq!(places, [2, 4, 5]);
+    let serials: Vec<Serial> = deliveries.iter().map(|delivery| delivery.mark().serial()).collect();
+    assert_eq!(serials, [position(&hub, 2, 0), position(&hub, 2, 6), position(&hub, 3, 6)]);
+    let serial = position(&hub, 2, 6);
+    let expected =
+        format!(r#"{{"op":13,"channel":"a","serial":"{serial}","messages":[{{"id":"f5"}},{{"id":"f6"}}]}}"#);
+    assert_eq!(text(&deliveries[1]), expected);
+    assert_eq!((deliveries[1].count(), deliveries[1].counted_bytes()), (2, 20));
+}
+
+#[test]
+fn what_nobody_listens_to_or_came_before_is_passed_over() {
+    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.forwarded(from(THERE, 1, 1));
+    assert_eq!(hub.channel_count(), 0);
+    hub.attach(&key("a"), 0);
+    hub.forwarded(from(THERE, 2, 2));
+    hub.forwarded(from(THERE, 2, 2));
+    hub.forwarded(from(THERE, 3, 1));
+    assert_eq!(targets[0].deliveries.lock().len(), 1);
+}
+
+#[test]
+fn who_comes_back_begins_at_the_first_that_it_has_not() {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    let (channel, _) = hub.attach(&key("a"), 0);
+    hub.forwarded(from(THERE, 1, 1));
+    publish(&hub, &key("a"), 1);
+    hub.forwarded(from(THERE, 2, 1));
+    publish(&hub, &key("a"), 1);
+    let start = |here, there| hub.look_after(&key("a"), &position(&hub, here, there));
+    assert_eq!(start(2, 2), Start::Live);
+    assert_eq!(start(1, 2), Start::Replay { after: 3, is_exact: true });
+    assert_eq!(start(0, 1), Start::Replay { after: 1, is_exact: true });
+    assert_eq!(start(0, 0), Start::Replay { after: 0, is_exact: true });
+    // It was on a node where both had come in another order.
+    assert_eq!(start(2, 1), Start::Replay { after: 2, is_exact: false });
+    assert_eq!(start(0, 2), Start::Replay { after: 1, is_exact: false });
+    assert_eq!(start(2, 3), Start::Unknown, "it has what has not come here yet");
+    let pulled = channel.pull(2, usize::MAX).expect("the ring has it");
+    let has = position(&hub, 2, 1);
+    let missed: Vec<_> = pulled.deliveries.iter().filter(|delivery| !delivery.is_covered(&has)).collect();
+    assert_eq!(missed.len(), 1, "the last one came from here, and it has that");
+    assert_eq!(missed[0].mark().serial().join(&has), position(&hub, 2, 2));
+}
+
+#[test]
+fn a_run_that_nothing_is_known_of_is_no_place_to_begin() {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.attach(&key("a"), 0);
+    hub.forwarded(from(THERE, 1, 1));
+    let mut unknown = position(&hub, 0, 1);
+    unknown.advance(3, 1);
+    assert_eq!(hub.look_after(&key("a"), &unknown), Start::Unknown);
+}
+
+#[test]
+fn where_a_channel_stood_is_told_of_every_place_that_is_kept() {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    let (channel, _) = hub.attach(&key("a"), 0);
+    publish(&hub, &key("a"), 1);
+    hub.forwarded(from(THERE, 4, 3));
+    publish(&hub, &key("a"), 1);
+    assert_eq!(channel.position_at(0), position(&hub, 0, 0));
+    assert_eq!(channel.position_at(1), position(&hub, 1, 0));
+    assert_eq!(channel.position_at(4), position(&hub, 1, 6));
+    assert_eq!(channel.position_at(5), position(&hub, 2, 6));
+    assert_eq!(channel.position_at(3), Serial::default(), "in the midst of a delivery");
+}
+
+#[test]
+fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
+    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others { waits: false, ..Others::default() }));
+    let channel = hub.join(&key("a"), 0, Box::new(|| {})).expect("there is nobody to wait for");
+    publish(&hub, &key("a"), 2);
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
+    assert!(targets[0].lost.lock().is_empty(), "nothing was numbered there");
+    hub.heard(&key("a"), channel.number() + 1, Stamp { incarnation: THERE, sequence: 9 });
+    assert!(targets[0].lost.lock().is_empty(), "of a former life of the channel");
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 9 });
+    assert_eq!(*targets[0].lost.lock(), [channel.number()]);
+    assert_eq!(hub.look_after(&key("a"), &position(&hub, 1, 0)), Start::Unknown);
+    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Live);
+    publish(&hub, &key("a"), 1);
+    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Replay { after: 2, is_exact: true });
+}
+
+/// Counts what other nodes would be told.
+#[derive(Default)]
+struct Others {
+    waits: bool,
+    joins: AtomicUsize,
+    leaves: AtomicUsize,
+}
+
+impl Interest for Others {
+    fn join(&self, _key: &ChannelKey, _number: u64) -> bool {
+        self.joins.fetch_add(1, Ordering::SeqCst);
+        !self.waits
+    }
+
+    fn leave(&self, _key: &ChannelKey, _number: u64) {
+        self.leaves.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn an_attach_waits_for_other_nodes_once() {
+    let (hub, _targets) = hub_without_rings(2, Clock::manual(NOW_MS));
+    let others = Arc::new(Others { waits: true, ..Others::default() });
+    hub.set_interest(Arc::clone(&others) as Arc<dyn Interest>);
+    let ran = Arc::new(AtomicUsize::new(0));
+    let waiter = || {
+        let ran = Arc::clone(&ran);
+        Box::new(move || {
+            ran.fetch_add(1, Ordering::SeqCst);
+        }) as Waiter
+    };
+    assert!(hub.join(&key("a"), 0, waiter()).is_none() && hub.join(&key("a"), 1, waiter()).is_none());
+    assert_eq!((others.joins.load(Ordering::SeqCst), ran.load(Ordering::SeqCst)), (1, 0));
+    let number = hub.live(&key("a")).expect("it is waited for").number();
+    hub.joined(&key("a"), number + 1);
+    assert_eq!(ran.load(Ordering::SeqCst), 0, "another channel");
+    hub.joined(&key("a"), number);
+    assert_eq!(ran.load(Ordering::SeqCst), 2);
+    let channel = hub.join(&key("a"), 0, waiter()).expect("they forward it");
+    hub.detach(&channel, 0);
+    assert_eq!(others.leaves.load(Ordering::SeqCst), 0, "another target is there");
+    hub.detach(&channel, 1);
+    assert_eq!((others.leaves.load(Ordering::SeqCst), hub.channel_count()), (1, 0));
+    assert!(hub.join(&key("a"), 0, waiter()).is_none(), "they are told anew");
+    let channel = hub.live(&key("a")).expect("it is waited for");
+    hub.detach(&channel, 0);
+    assert_eq!(hub.channel_count(), 1, "until then it stays");
+}
