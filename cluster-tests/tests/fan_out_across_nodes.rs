@@ -97,6 +97,20 @@ async fn nothing_that_is_published_after_attached_is_missed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_only_published_hears_the_others_once_it_subscribes() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut socket = Socket::open(n1, "").await;
+    for (modes, resumed) in [("publish", false), ("subscribe", true)] {
+        let attached = socket.ask(json!({"op": 8, "channel": "room", "modes": [modes]})).await;
+        assert_eq!((&attached["op"], &attached["resumed"]), (&json!(9), &json!(resumed)), "{attached}");
+    }
+    publisher.publish("room", json!({"data": 1})).await;
+    assert_eq!(next_message(&mut socket).await["data"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_ack_says_that_the_other_node_has_it() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };

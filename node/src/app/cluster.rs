@@ -1,5 +1,6 @@
 //! The part of a node that knows of other nodes.
 
+use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,8 @@ use crate::tasks::{OnStop, Tasks};
 
 /// Of the protocol between nodes.
 const PROTOCOL_MINOR: u32 = 0;
+/// How soon a name of a peer is looked up again.
+const LOOKUP_RETRY: Duration = Duration::from_secs(1);
 /// A node whose seeds do not answer for so long serves alone.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
 
@@ -104,25 +107,36 @@ pub(super) fn addresses(listen: SocketAddr, admin: SocketAddr, gossip: Option<&G
 
 /// Links to whoever is a member.
 async fn follow(routing: Arc<Routing>, mut members: watch::Receiver<Arc<Members>>) {
+    let mut known: HashMap<u64, SocketAddr> = HashMap::new();
     loop {
         let now = Arc::clone(&members.borrow_and_update());
-        let mut peers = Vec::new();
+        let (mut peers, mut is_missing) = (Vec::new(), false);
         for member in &now.0 {
             let Some(address) = &member.facts.peer else { continue };
-            match tokio::net::lookup_host(address).await.map(|mut found| found.next()) {
-                Ok(Some(addr)) => {
-                    let peer = Peer { node_id: Arc::clone(&member.node_id), incarnation: member.incarnation };
-                    peers.push(PeerAddr { peer, addr });
-                }
-                Ok(None) => tracing::warn!(node = &*member.node_id, address, "a peer has no address"),
-                Err(error) => {
-                    tracing::warn!(node = &*member.node_id, address, %error, "a peer cannot be looked up");
-                }
+            let found = tokio::net::lookup_host(address).await.map(|mut found| found.next());
+            if let Ok(Some(addr)) = found {
+                known.insert(member.incarnation, addr);
+            } else {
+                is_missing = true;
+                let error = found.err().map(tracing::field::display);
+                tracing::warn!(node = &*member.node_id, address, error, "a peer cannot be looked up");
             }
+            // Where a name is not answered for a moment, it stays where it was.
+            let Some(addr) = known.get(&member.incarnation).copied() else { continue };
+            let peer = Peer { node_id: Arc::clone(&member.node_id), incarnation: member.incarnation };
+            peers.push(PeerAddr { peer, addr });
         }
+        known.retain(|incarnation, _| now.0.iter().any(|member| member.incarnation == *incarnation));
         let alive = now.0.iter().filter(|member| member.state == State::Alive);
         routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
-        if members.changed().await.is_err() {
+        let changed = async {
+            if is_missing {
+                tokio::time::timeout(LOOKUP_RETRY, members.changed()).await.unwrap_or(Ok(()))
+            } else {
+                members.changed().await
+            }
+        };
+        if changed.await.is_err() {
             return;
         }
     }

@@ -1,5 +1,7 @@
 //! Which channels go to which node: what is wanted here is told the others, and a publish goes to those that want it.
 
+mod refill;
+
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
@@ -8,13 +10,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use fanfare_proto::serial::Serial;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Semaphore, oneshot};
+use refill::{Asked, REFILLS_MAX, REFILLS_WAITING_MAX, Round};
+use tokio::sync::Semaphore;
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request};
 use super::link::{Item, Links, PeerAddr, Receipt};
-use crate::hub::{self, Delivery, Hub};
+use crate::hub::{self, Hub};
 use crate::model::{ChannelKey, Forwarded, Published, Stamp};
 use crate::tasks::{OnStop, Tasks};
 
@@ -22,14 +24,6 @@ use crate::tasks::{OnStop, Tasks};
 const JOIN_WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked for such peers.
 const JOIN_LOOK: Duration = Duration::from_millis(100);
-/// Who asks for what was missed waits no longer than this.
-const REFILL_WAIT: Duration = Duration::from_secs(3);
-/// Requests of that kind that are answered at a time, so that the answers on their way leave room in the lanes.
-const REFILLS_MAX: usize = 8;
-/// What such an answer may hold, in bytes of memory; with more there is none.
-const REFILL_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Requests that wait for their turn; further ones are answered with nothing.
-const REFILLS_WAITING_MAX: usize = 16_384;
 /// An ack waits no longer for a peer that does not confirm.
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 
@@ -69,19 +63,6 @@ struct Own {
     /// Who has answered.
     confirmed: Vec<u64>,
     rounds: Vec<Round>,
-}
-
-/// Waits until each peer has said once more that it forwards the channel: what it forwarded before is here then.
-struct Round {
-    number: u64,
-    waits: Vec<u64>,
-    done: oneshot::Sender<()>,
-}
-
-/// What was asked of peers: by whom it may still be answered, and to whom that goes.
-struct Asked {
-    left: usize,
-    answer: oneshot::Sender<Vec<Forwarded>>,
 }
 
 /// How much is known of what a peer wants; until it is all, it counts as wanting everything.
@@ -289,71 +270,6 @@ impl Routing {
         }
     }
 
-    /// Asks the peers with subscribers of the channel for all that somebody at this position has not. None where no one has it
-    /// all in time. Whoever answers has by then what this node and all others had forwarded before they were asked.
-    pub async fn missed(&self, key: &ChannelKey, after: &Serial, back_ms: u64) -> Option<Vec<Forwarded>> {
-        let to: Vec<u64> = self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)).collect();
-        let links = self.links.get().filter(|_| !to.is_empty())?;
-        let number = self.next_number();
-        let (answer, answered) = oneshot::channel();
-        self.asked.lock().insert(number, Asked { left: to.len(), answer });
-        let item =
-            Item::request(number, &Request::Refill { key: key.clone(), after: after.clone(), back_ms });
-        for peer in to {
-            drop(links.send(peer, hash_of(key), &item));
-        }
-        let answered = tokio::time::timeout(REFILL_WAIT, answered).await;
-        self.asked.lock().remove(&number);
-        answered.ok()?.ok()
-    }
-
-    fn next_number(&self) -> u64 {
-        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Resolves when all that peers have forwarded of the channel so far is here. False when one of them is out of reach, or
-    /// the channel is not wanted here.
-    async fn settled(&self, key: &ChannelKey) -> bool {
-        let Some(channel) = self.hub.live(key) else { return false };
-        let number = self.next_number();
-        let (done, is_done) = oneshot::channel();
-        let peers: Vec<u64> = self.peers.read().keys().copied().collect();
-        if !peers.iter().all(|peer| self.is_up(*peer)) {
-            return false;
-        }
-        if peers.is_empty() {
-            return true;
-        }
-        {
-            let mut own = self.own.lock();
-            let Some(wanted) = own.get_mut(&channel.number()) else { return false };
-            wanted.rounds.push(Round { number, waits: peers.clone(), done });
-        }
-        for peer in peers {
-            let wanted = Interest::Wanted { key: key.clone(), number: channel.number(), round: number };
-            self.send(peer, hash_of(key), &wanted);
-        }
-        let settled = matches!(tokio::time::timeout(JOIN_WAIT, is_done).await, Ok(Ok(())));
-        if let Some(wanted) = self.own.lock().get_mut(&channel.number()) {
-            wanted.rounds.retain(|round| round.number != number);
-        }
-        settled
-    }
-
-    async fn refill(&self, to: u64, number: u64, request: Request) {
-        let Request::Refill { key, after, back_ms } = request;
-        let (Some(links), Ok(_turn)) = (self.links.get(), self.refills.acquire().await) else { return };
-        let missed = match self.settled(&key).await {
-            true => self.hub.missed(&key, &after, back_ms),
-            false => None,
-        };
-        let bytes =
-            |missed: &Vec<Arc<Delivery>>| missed.iter().map(|delivery| delivery.bytes()).sum::<usize>();
-        let missed = missed.filter(|missed| bytes(missed) <= REFILL_BYTES_MAX);
-        // Until it is there, it takes room in the lane.
-        links.send(to, hash_of(&key), &Item::refilled(number, missed.as_deref())).await.ok();
-    }
-
     fn give_up_waiting(&self) {
         let late = |own: &HashMap<u64, Own>| {
             let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
@@ -419,32 +335,11 @@ impl Inbound for Routing {
     }
 
     fn asked(&self, from: &Peer, number: u64, request: Option<Request>) {
-        let Some(links) = self.links.get() else { return };
-        let to = from.incarnation;
-        let (Some(request), Some(routing)) = (request, self.this.upgrade()) else {
-            return drop(links.send(to, 0, &Item::unknown(number)));
-        };
-        let Ok(permit) = Arc::clone(&self.refills_waiting).try_acquire_owned() else {
-            return drop(links.send(to, 0, &Item::refilled(number, None)));
-        };
-        self.tasks.spawn("refill", OnStop::Cancel, async move {
-            // By then nobody waits for it any more.
-            tokio::time::timeout(REFILL_WAIT, routing.refill(to, number, request)).await.ok();
-            drop(permit);
-        });
+        self.asked_for(from.incarnation, number, request);
     }
 
     fn answered(&self, _from: &Peer, number: u64, answer: Answer) {
-        let mut asked = self.asked.lock();
-        let Some(waiting) = asked.get_mut(&number) else { return };
-        waiting.left -= 1;
-        let missed = if let Answer::Refilled(missed) = answer { missed } else { None };
-        if (missed.is_some() || waiting.left == 0)
-            && let Some(waiting) = asked.remove(&number)
-            && let Some(missed) = missed
-        {
-            waiting.answer.send(missed).ok();
-        }
+        self.taken(number, answer);
     }
 
     fn continuity_lost(&self, from: &Peer) {
@@ -453,8 +348,13 @@ impl Inbound for Routing {
             wants.is_known = false;
         }
         self.count_known();
+        self.hub.lost(from.incarnation);
         self.send(from.incarnation, 0, &Interest::Asked);
-        self.hub.lost();
+        for (number, Own { key, confirmed, .. }) in &mut *self.own.lock() {
+            confirmed.retain(|peer| *peer != from.incarnation);
+            let wanted = Interest::Wanted { key: key.clone(), number: *number, round: 0 };
+            self.send(from.incarnation, hash_of(key), &wanted);
+        }
     }
 
     fn link(&self, to: &Peer, up: bool) {

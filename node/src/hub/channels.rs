@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) ring: Option<Box<Ring>>,
     /// None while nobody is present. With members the channel lives.
     pub(super) members: Option<Box<Members>>,
+    /// Runs of which something is lost, and that have not told how far they are.
+    pub(super) unsure: Vec<u64>,
     /// What other nodes know of the interest in it.
     pub(super) joining: Joining,
     /// Taken out of the map; whoever still holds it looks the key up again.
@@ -177,11 +179,14 @@ impl Hub {
         // Nobody listens here; what the other node had numbered by then it tells when somebody does.
         let Some(channel) = self.live(&forwarded.key) else { return };
         let mut state = channel.state.lock();
-        if state.removed || !state.is_heard() || state.mark.covers(forwarded.last()) {
+        if state.removed || state.mark.covers(forwarded.last()) {
             return;
         }
         self.begin_ring(&mut state);
         state.mark.hear(forwarded.last(), forwarded.messages.len() as u64);
+        if !state.is_heard() {
+            return;
+        }
         let delivery = Delivery::forwarded(channel.number, state.mark.clone(), forwarded);
         self.hand_on(&channel, &mut state, delivery);
         drop(state);
@@ -284,6 +289,7 @@ impl Hub {
                     attached: 0,
                     ring: None,
                     members: None,
+                    unsure: Vec::new(),
                     joining: Joining::default(),
                     removed: false,
                 }),

@@ -74,23 +74,35 @@ impl Hub {
         }
     }
 
-    /// What another node had numbered in the channel before it began to forward it. Nobody here can be given that, so who
-    /// is attached already is told, and nobody is resumed over it.
+    /// What another node had numbered in the channel before it began to forward it, or to do so again. Nobody here can be given
+    /// that, so who is attached already is told, and nobody is resumed over it.
     pub fn heard(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        if stamp.sequence == 0 || state.mark.covers(stamp) {
+        state.unsure.retain(|incarnation| *incarnation != stamp.incarnation);
+        if stamp.sequence == 0 {
             return;
         }
-        state.mark.hear(stamp, 0);
+        // It may have forwarded something since.
+        if !state.mark.covers(stamp) {
+            state.mark.hear(stamp, 0);
+        }
         self.break_off(&channel, &mut state);
     }
 
-    /// Something that another node had for this one is lost, of whatever channel.
-    pub fn lost(&self) {
+    /// Something that another node had for this one is lost, of whatever channel. Until it has told how far it is, by
+    /// [`Hub::heard`], nobody is resumed.
+    pub fn lost(&self, incarnation: u64) {
         let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
         for channel in &channels {
-            self.break_off(channel, &mut channel.state.lock());
+            let mut state = channel.state.lock();
+            if matches!(state.joining, Joining::Not) {
+                continue;
+            }
+            if !state.unsure.contains(&incarnation) {
+                state.unsure.push(incarnation);
+            }
+            self.break_off(channel, &mut state);
         }
     }
 

@@ -110,6 +110,9 @@ impl Hub {
 
     pub(super) fn start(&self, state: &State, position: &Serial) -> Start {
         let place = state.mark.place;
+        if !state.unsure.is_empty() {
+            return Start::Unknown;
+        }
         if state.mark.others.is_some() {
             let here = state.mark.serial();
             // It may be of runs that nothing is known of, or ahead.
@@ -123,7 +126,9 @@ impl Hub {
             return found
                 .map_or(Start::Unknown, |Begin { after, is_exact }| Start::Replay { after, is_exact });
         }
-        match position.sequence_of(self.incarnation) {
+        // Of other runs nothing was heard.
+        let own = position.entries().iter().all(|(run, sequence)| *run == self.incarnation || *sequence == 0);
+        match position.sequence_of(self.incarnation).filter(|_| own) {
             Some(after) if after == place => Start::Live,
             Some(after) if after < place && reaches(state, after) => Start::Replay { after, is_exact: true },
             _ => Start::Unknown,

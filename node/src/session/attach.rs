@@ -170,6 +170,7 @@ impl Session {
             Err(refused) => return self.answer(id.as_deref(), refused, out),
         };
         let place = self.place(&channel);
+        let was_delivered = self.is_delivered(&channel);
         match place {
             Ok(place) => self.attached[place].modes = modes,
             Err(_) if self.attached.len() >= cx.limits.attached_channels => {
@@ -190,7 +191,7 @@ impl Session {
             (Err(_), false, _, Some(rewind)) => Begin::Back(rewind),
             (Err(_), ..) => Begin::Now,
         };
-        let waits = matches!(begin, Begin::Now) && modes.delivers() && cx.is_clustered;
+        let waits = cx.is_clustered && modes.delivers() && !was_delivered;
         let is_looked_for = waits || matches!(begin, Begin::After(_) | Begin::Back(_));
         let ticket = is_looked_for.then(|| self.begin_in_lane(&channel, id.clone()));
         let is_rewind = matches!(begin, Begin::Back(_));

@@ -124,7 +124,7 @@ fn where_a_channel_stood_is_told_of_every_place_that_is_kept() {
 #[test]
 fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
-    hub.set_interest(Arc::new(Others { waits: false, ..Others::default() }));
+    hub.set_interest(Arc::new(Others::default()));
     let channel = hub.join(&key("a"), 0, Box::new(|| {})).expect("there is nobody to wait for");
     publish(&hub, &key("a"), 2);
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
@@ -137,6 +137,44 @@ fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
     assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Live);
     publish(&hub, &key("a"), 1);
     assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Replay { after: 2, is_exact: true });
+}
+
+#[test]
+fn what_was_forwarded_before_the_answer_does_not_hide_what_was_not() {
+    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.join(&key("a"), 0, Box::new(|| {})).expect("there is nobody to wait for");
+    hub.forwarded(from(THERE, 7, 1));
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 7 });
+    assert_eq!(*targets[0].lost.lock(), [channel.number()]);
+    assert_eq!(hub.look_after(&key("a"), &position(&hub, 0, 5)), Start::Unknown);
+    assert_eq!(hub.look_after(&key("a"), &position(&hub, 0, 7)), Start::Live);
+}
+
+#[test]
+fn after_a_loss_nobody_is_resumed_until_it_is_known_how_much_is_lost() {
+    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.join(&key("a"), 0, Box::new(|| {})).expect("there is nobody to wait for");
+    hub.forwarded(from(THERE, 5, 1));
+    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
+    assert_eq!(start(5), Start::Live);
+    hub.lost(THERE);
+    assert_eq!(*targets[0].lost.lock(), [channel.number()]);
+    assert_eq!(start(5), Start::Unknown);
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
+    assert_eq!((start(5), start(6)), (Start::Unknown, Start::Live));
+    hub.forwarded(from(THERE, 7, 1));
+    assert_eq!((start(5), start(6)), (Start::Unknown, Start::Replay { after: 1, is_exact: true }));
+}
+
+#[test]
+fn a_position_with_other_runs_says_nothing_where_none_was_heard() {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.attach(&key("a"), 0);
+    publish(&hub, &key("a"), 2);
+    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 0)), Start::Live);
+    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Unknown);
 }
 
 /// Counts what other nodes would be told.

@@ -27,10 +27,10 @@ pub struct Attaching {
 impl Shard {
     /// Attaches, at once or when the other nodes forward the channel, and answers when it is known where it begins.
     pub(super) fn attach(&mut self, connection: &mut Connection, slot: u32, attaching: Attaching) {
-        let waits = attaching.delivers && attaching.begin != Begin::Kept;
-        if waits && self.services.hub.is_clustered() {
-            let generation = connection.generation;
-            let Some(open) = connection.open_mut() else { return };
+        let generation = connection.generation;
+        let Some(open) = connection.open_mut() else { return };
+        let is_new = open.subscription_mut(&attaching.reply.channel).is_none();
+        if attaching.delivers && is_new && self.services.hub.is_clustered() {
             let key = open.session.principal().channel(attaching.reply.channel.clone());
             let (handle, waiting, waited) = (Arc::clone(&self.handle), attaching.clone(), key.clone());
             let waiter = move || {
@@ -57,7 +57,8 @@ impl Shard {
             if let Some(open) = connection.open_mut() {
                 // Meanwhile its modes may have been changed, or taken away.
                 attaching.delivers = open.session.is_delivered(&attaching.reply.channel);
-                if open.subscription_mut(&attaching.reply.channel).is_some() {
+                let is_there = open.subscription_mut(&attaching.reply.channel).is_some();
+                if is_there && attaching.begin != Begin::Kept {
                     attaching.begin = Begin::Now;
                 }
                 self.attach(&mut connection, slot, attaching.clone());

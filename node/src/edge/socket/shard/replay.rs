@@ -426,8 +426,12 @@ impl Shard {
     fn lose(&mut self, connection: &mut Connection, slot: u32, channel: &Arc<Channel>) {
         let mark = channel.mark();
         self.subscribers.go_live(channel.number(), slot, mark.place);
-        if let Some(open) = connection.open_mut() {
-            open.replays.retain(|replay| replay.channel.number() != channel.number());
+        let Some(open) = connection.open_mut() else { return };
+        let turn = open.replays.iter().position(|replay| replay.channel.number() == channel.number());
+        let reply = turn.and_then(|turn| open.replays.swap_remove(turn).take_reply());
+        if let Some(reply) = reply {
+            let standing = Standing { position: mark.serial(), resumed: false, warning: None };
+            return self.say_attached(connection, slot, &reply, &standing);
         }
         let (name, position) = (channel.key().name(), mark.serial());
         let mut outputs = Vec::new();

@@ -1,0 +1,136 @@
+//! What somebody missed, from a node where somebody was attached: asked of it, and given to who asks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fanfare_proto::serial::Serial;
+use tokio::sync::oneshot;
+
+use super::super::inbound::{Answer, Interest, Request};
+use super::super::link::Item;
+use super::{JOIN_WAIT, Routing, hash_of};
+use crate::hub::Delivery;
+use crate::model::{ChannelKey, Forwarded};
+use crate::tasks::OnStop;
+
+/// Who asks for what was missed waits no longer than this.
+const REFILL_WAIT: Duration = Duration::from_secs(3);
+/// Requests of that kind that are answered at a time, so that the answers on their way leave room in the lanes.
+pub(super) const REFILLS_MAX: usize = 8;
+/// What such an answer may hold, in bytes of memory; with more there is none.
+const REFILL_BYTES_MAX: usize = 1024 * 1024;
+/// Requests that wait for their turn; further ones are answered with nothing.
+pub(super) const REFILLS_WAITING_MAX: usize = 16_384;
+
+/// Waits until each peer has said once more that it forwards the channel: what it forwarded before is here then.
+pub(super) struct Round {
+    pub(super) number: u64,
+    pub(super) waits: Vec<u64>,
+    pub(super) done: oneshot::Sender<()>,
+}
+
+/// What was asked of peers: by whom it may still be answered, and to whom that goes.
+pub(super) struct Asked {
+    pub(super) left: usize,
+    pub(super) answer: oneshot::Sender<Vec<Forwarded>>,
+}
+
+impl Routing {
+    /// Asks the peers with subscribers of the channel for all that somebody at this position has not. None where no one has it
+    /// all in time. Whoever answers has by then what this node and all others had forwarded before they were asked.
+    pub async fn missed(&self, key: &ChannelKey, after: &Serial, back_ms: u64) -> Option<Vec<Forwarded>> {
+        let to: Vec<u64> = self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)).collect();
+        let links = self.links.get().filter(|_| !to.is_empty())?;
+        let number = self.next_number();
+        let (answer, answered) = oneshot::channel();
+        self.asked.lock().insert(number, Asked { left: to.len(), answer });
+        let item =
+            Item::request(number, &Request::Refill { key: key.clone(), after: after.clone(), back_ms });
+        for peer in to {
+            drop(links.send(peer, hash_of(key), &item));
+        }
+        let answered = tokio::time::timeout(REFILL_WAIT, answered).await;
+        self.asked.lock().remove(&number);
+        let missed = answered.ok()?.ok()?;
+        // It may hold what is still on its way here, which would be delivered once more.
+        self.settled(key).await.then_some(missed)
+    }
+
+    fn next_number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Resolves when all that the living peers have forwarded of the channel so far is here. False when one of them is out of
+    /// reach, or the channel is not wanted here.
+    async fn settled(&self, key: &ChannelKey) -> bool {
+        let Some(channel) = self.hub.live(key) else { return false };
+        let number = self.next_number();
+        let (done, is_done) = oneshot::channel();
+        let peers = self.expected.lock().clone();
+        if !peers.iter().all(|peer| self.is_up(*peer)) {
+            return false;
+        }
+        if peers.is_empty() {
+            return true;
+        }
+        {
+            let mut own = self.own.lock();
+            let Some(wanted) = own.get_mut(&channel.number()) else { return false };
+            wanted.rounds.push(Round { number, waits: peers.clone(), done });
+        }
+        for peer in peers {
+            let wanted = Interest::Wanted { key: key.clone(), number: channel.number(), round: number };
+            self.send(peer, hash_of(key), &wanted);
+        }
+        let settled = matches!(tokio::time::timeout(JOIN_WAIT, is_done).await, Ok(Ok(())));
+        if let Some(wanted) = self.own.lock().get_mut(&channel.number()) {
+            wanted.rounds.retain(|round| round.number != number);
+        }
+        settled
+    }
+
+    async fn refill(&self, to: u64, number: u64, request: Request) {
+        let Request::Refill { key, after, back_ms } = request;
+        let (Some(links), Ok(_turn)) = (self.links.get(), self.refills.acquire().await) else { return };
+        let missed = match self.settled(&key).await {
+            true => self.hub.missed(&key, &after, back_ms),
+            false => None,
+        };
+        let bytes =
+            |missed: &Vec<Arc<Delivery>>| missed.iter().map(|delivery| delivery.bytes()).sum::<usize>();
+        let missed = missed.filter(|missed| bytes(missed) <= REFILL_BYTES_MAX);
+        // Until it is there, it takes room in the lane.
+        links.send(to, hash_of(&key), &Item::refilled(number, missed.as_deref())).await.ok();
+    }
+
+    /// A peer asks. None is what a later minor may ask.
+    pub(super) fn asked_for(&self, to: u64, number: u64, request: Option<Request>) {
+        let Some(links) = self.links.get() else { return };
+        let (Some(request), Some(routing)) = (request, self.this.upgrade()) else {
+            return drop(links.send(to, 0, &Item::unknown(number)));
+        };
+        let Ok(permit) = Arc::clone(&self.refills_waiting).try_acquire_owned() else {
+            return drop(links.send(to, 0, &Item::refilled(number, None)));
+        };
+        self.tasks.spawn("refill", OnStop::Cancel, async move {
+            // By then nobody waits for it any more.
+            tokio::time::timeout(REFILL_WAIT, routing.refill(to, number, request)).await.ok();
+            drop(permit);
+        });
+    }
+
+    /// A peer has answered.
+    pub(super) fn taken(&self, number: u64, answer: Answer) {
+        let mut asked = self.asked.lock();
+        let Some(waiting) = asked.get_mut(&number) else { return };
+        waiting.left -= 1;
+        let missed = if let Answer::Refilled(missed) = answer { missed } else { None };
+        if (missed.is_some() || waiting.left == 0)
+            && let Some(waiting) = asked.remove(&number)
+            && let Some(missed) = missed
+        {
+            waiting.answer.send(missed).ok();
+        }
+    }
+}
