@@ -227,6 +227,7 @@ impl OpenLane {
             lost(&self.peer, common);
         }
         taken.sequence = batch.sequence;
+        let mut is_bad = false;
         for item in Items::new(batch.items) {
             let bad = match item {
                 Ok(item) => {
@@ -234,11 +235,14 @@ impl OpenLane {
                 }
                 Err(error) => Some(error.to_string()),
             };
-            // Sent again it would be no better, so it counts as lost.
+            // Sent again it would be no better, so it counts as lost: once for all of them, since that concerns every channel.
             if let Some(reason) = bad {
                 tracing::warn!(peer = &*self.peer.node_id, reason, "a peer's item was dropped");
-                lost(&self.peer, common);
+                is_bad = true;
             }
+        }
+        if is_bad {
+            lost(&self.peer, common);
         }
         Ok(taken.sequence)
     }

@@ -36,6 +36,18 @@ pub(super) struct Asked {
     pub(super) answer: oneshot::Sender<Vec<Forwarded>>,
 }
 
+/// Who asked may have given up before the answer came.
+struct Forget<'a> {
+    routing: &'a Routing,
+    number: u64,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.routing.asked.lock().remove(&self.number);
+    }
+}
+
 impl Routing {
     /// Asks the peers with subscribers of the channel for all that somebody at this position has not. None where no one has it
     /// all in time. Whoever answers has by then what this node and all others had forwarded before they were asked.
@@ -45,14 +57,13 @@ impl Routing {
         let number = self.next_number();
         let (answer, answered) = oneshot::channel();
         self.asked.lock().insert(number, Asked { left: to.len(), answer });
+        let _asked = Forget { routing: self, number };
         let item =
             Item::request(number, &Request::Refill { key: key.clone(), after: after.clone(), back_ms });
         for peer in to {
             drop(links.send(peer, hash_of(key), &item));
         }
-        let answered = tokio::time::timeout(REFILL_WAIT, answered).await;
-        self.asked.lock().remove(&number);
-        let missed = answered.ok()?.ok()?;
+        let missed = tokio::time::timeout(REFILL_WAIT, answered).await.ok()?.ok()?;
         // It may hold what is still on its way here, which would be delivered once more.
         self.settled(key).await.then_some(missed)
     }
