@@ -43,7 +43,7 @@ SOCKUDO := 5.2.0
 
 bench-peers: $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
 	cargo build --release --locked -p fanfare
-	cargo run --release --locked -p fanfare-benches --bin bench -- peers --peers "$(PEERS)"
+	cargo run --release --locked -p fanfare-benches --bin bench -- peers --peers "$(PEERS)" --plots docs/benchmarks --out "$(TOOLS)/bench-peers.json"
 
 $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
 	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .
