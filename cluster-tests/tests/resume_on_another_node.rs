@@ -19,6 +19,13 @@ struct Heard {
 }
 
 impl Heard {
+    /// A client that is attached from now on.
+    async fn begin(node: &Node) -> (Socket, Self) {
+        let mut socket = Socket::open(node, "").await;
+        let serial = socket.attach("room").await["serial"].clone();
+        (socket, Self { serial, ..Self::default() })
+    }
+
     fn take(&mut self, frame: &Value) {
         for message in frame["messages"].as_array().expect("a message frame") {
             let part = |at: usize| message["data"][at].as_u64().expect("a number");
@@ -87,8 +94,7 @@ async fn where_somebody_was_attached_it_is_there() {
     let mut publishers = Publishers::on(nodes).await;
     let mut there = Socket::open(&nodes[1], "").await;
     there.attach("room").await;
-    let mut socket = Socket::open(&nodes[0], "").await;
-    let mut heard = Heard { serial: socket.attach("room").await["serial"].clone(), ..Heard::default() };
+    let (mut socket, mut heard) = Heard::begin(&nodes[0]).await;
     publishers.publish(10).await;
     heard.read_to(&mut socket, publishers.published()).await;
     drop(socket);
@@ -105,8 +111,7 @@ async fn where_nobody_was_it_comes_from_where_somebody_was() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut publishers = Publishers::on(nodes).await;
-    let mut socket = Socket::open(&nodes[0], "").await;
-    let mut heard = Heard { serial: socket.attach("room").await["serial"].clone(), ..Heard::default() };
+    let (mut socket, mut heard) = Heard::begin(&nodes[0]).await;
     for node in [2, 1, 0, 1, 2, 0] {
         publishers.publish(20).await;
         drop(socket);
@@ -126,8 +131,7 @@ async fn the_death_of_the_node_it_was_on_loses_nothing_that_others_have() {
     let mut publishers = Publishers::on(&nodes[1..]).await;
     let mut there = Socket::open(&nodes[1], "").await;
     there.attach("room").await;
-    let mut socket = Socket::open(&nodes[0], "").await;
-    let mut heard = Heard { serial: socket.attach("room").await["serial"].clone(), ..Heard::default() };
+    let (mut socket, mut heard) = Heard::begin(&nodes[0]).await;
     publishers.publish(10).await;
     heard.read_to(&mut socket, publishers.published()).await;
     nodes[0].kill();
@@ -163,9 +167,7 @@ async fn wandering_clients_miss_nothing_and_get_nothing_twice() {
     let mut publishers = Publishers::on(nodes).await;
     let mut wanderers = Vec::new();
     for client in 0..CLIENTS {
-        let mut socket = Socket::open(&nodes[client % 3], "").await;
-        let serial = socket.attach("room").await["serial"].clone();
-        wanderers.push((socket, Heard { serial, ..Heard::default() }));
+        wanderers.push(Heard::begin(&nodes[client % 3]).await);
     }
     let (mut moves, begun) = (0, Instant::now());
     while begun.elapsed() < FOR {

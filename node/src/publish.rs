@@ -316,6 +316,10 @@ impl Inner {
     /// is not stored is told at once.
     fn forward(&self, published: &Published, done: Done) -> Done {
         let Some(routing) = &self.routing else { return done };
+        let owed = routing.forward(published);
+        if owed.is_empty() {
+            return done;
+        }
         let both = Arc::new(Mutex::new((Some(done), 0)));
         let stored = Arc::clone(&both);
         let one = move |both: &Mutex<(Option<Done>, u8)>, result: Result<(), StoreError>| {
@@ -327,7 +331,7 @@ impl Inner {
                 done(result);
             }
         };
-        routing.forward(published, move || one(&both, Ok(())));
+        routing.after(owed, move || one(&both, Ok(())));
         Box::new(move |result| one(&stored, result))
     }
 }

@@ -155,19 +155,19 @@ impl Routing {
         }
     }
 
-    /// Sends a publish to all who want it, in the order of the calls; to be called under the lock of its channel. `done`
-    /// runs when each of them that can be reached has it, or does not say so in time: at once when there is none.
-    pub fn forward(&self, published: &Published, done: impl FnOnce() + Send + 'static) {
+    /// Sends a publish to all who want it, in the order of the calls; to be called under the lock of its channel. The receipts
+    /// are those of whom can be reached.
+    pub fn forward(&self, published: &Published) -> Vec<Receipt> {
         let to = self.wanting(&published.key);
-        let Some(links) = self.links.get().filter(|_| !to.is_empty()) else { return done() };
+        let Some(links) = self.links.get().filter(|_| !to.is_empty()) else { return Vec::new() };
         let (item, hash) = (Item::forward(published), hash_of(&published.key));
         self.sent.increment(to.len() as u64);
         let send = |peer: &u64| (links.is_up(*peer), links.send(*peer, hash, &item));
-        let sent = to.iter().map(send).collect::<Vec<_>>().into_iter();
-        let owed: Vec<Receipt> = sent.filter(|(is_up, _)| *is_up).map(|(_, receipt)| receipt).collect();
-        if owed.is_empty() {
-            return done();
-        }
+        to.iter().map(send).filter(|(is_up, _)| *is_up).map(|(_, receipt)| receipt).collect()
+    }
+
+    /// Runs `done` when each receipt has come, or too late.
+    pub fn after(&self, owed: Vec<Receipt>, done: impl FnOnce() + Send + 'static) {
         self.tasks.spawn("receipts", OnStop::Finish, async move {
             let all = async {
                 for receipt in owed {
@@ -254,12 +254,12 @@ impl Routing {
             self.hub.heard(key, number, Stamp { incarnation: from, sequence });
         }
         if waited > 0 {
-            self.answered(number, from);
+            self.wait_no_more(number, from);
         }
     }
 
     /// The channel does not wait for the peer any more.
-    fn answered(&self, number: u64, peer: u64) {
+    fn wait_no_more(&self, number: u64, peer: u64) {
         let mut own = self.own.lock();
         let Some(channel) = own.get_mut(&number).filter(|channel| !channel.waits.is_empty()) else { return };
         channel.waits.retain(|waited| *waited != peer);
@@ -277,7 +277,7 @@ impl Routing {
         };
         let late = late(&self.own.lock());
         for (number, peers) in late {
-            peers.into_iter().for_each(|peer| self.answered(number, peer));
+            peers.into_iter().for_each(|peer| self.wait_no_more(number, peer));
         }
     }
 }
@@ -371,7 +371,7 @@ impl Inbound for Routing {
             waiting.map(|(number, _)| *number).collect::<Vec<_>>()
         };
         let waiting = waiting(&self.own.lock());
-        waiting.into_iter().for_each(|number| self.answered(number, to.incarnation));
+        waiting.into_iter().for_each(|number| self.wait_no_more(number, to.incarnation));
     }
 }
 

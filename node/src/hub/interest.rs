@@ -44,19 +44,24 @@ impl Hub {
     }
 
     /// Registers the target's interest, as an attach does. The channel, if all other nodes forward it by now; otherwise
-    /// `waiter` runs when this is to be called again.
-    pub fn join(&self, key: &ChannelKey, target: usize, waiter: Waiter) -> Option<Arc<Channel>> {
+    /// what `waiter` makes runs when this is to be called again.
+    pub fn join(
+        &self,
+        key: &ChannelKey,
+        target: usize,
+        waiter: impl FnOnce() -> Waiter,
+    ) -> Option<Arc<Channel>> {
         self.with_channel(key, |channel, state| {
             self.register(state, target);
             match (&mut state.joining, self.interest.get()) {
                 (Joining::Done, _) | (_, None) => return Some(Arc::clone(channel)),
                 (Joining::Begun(waiters), _) => {
-                    waiters.push(waiter);
+                    waiters.push(waiter());
                     return None;
                 }
                 (Joining::Not, Some(interest)) if interest.join(key, channel.number) => {}
                 (Joining::Not, Some(_)) => {
-                    state.joining = Joining::Begun(vec![waiter]);
+                    state.joining = Joining::Begun(vec![waiter()]);
                     return None;
                 }
             }

@@ -259,9 +259,14 @@ impl Shard {
         }
     }
 
+    /// Whether the slot has the connection that something was begun for.
+    fn is_still(&self, slot: u32, generation: u32) -> bool {
+        let connection = self.slots.get(slot as usize).and_then(Option::as_deref);
+        connection.is_some_and(|connection| connection.generation == generation)
+    }
+
     fn answered(&mut self, slot: u32, generation: u32, ticket: u64, result: PublishResult) {
-        let same = |connection: &Connection| connection.generation == generation;
-        if !self.slots.get(slot as usize).and_then(Option::as_deref).is_some_and(same) {
+        if !self.is_still(slot, generation) {
             return;
         }
         self.with_session(slot, |session, cx, out| session.answered(cx, ticket, result, out));

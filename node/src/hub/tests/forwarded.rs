@@ -36,6 +36,14 @@ fn position(hub: &Hub, here: u64, there: u64) -> Serial {
     serial
 }
 
+/// With a channel that other nodes forward.
+fn joined() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
+    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+    (hub, targets, channel.expect("there is nobody to wait for"))
+}
+
 fn text(delivery: &Delivery) -> String {
     let frame = delivery.frame(Format::Json);
     let start = frame.iter().position(|byte| *byte == b'{').expect("a JSON frame");
@@ -123,9 +131,7 @@ fn where_a_channel_stood_is_told_of_every_place_that_is_kept() {
 
 #[test]
 fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
-    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
-    hub.set_interest(Arc::new(Others::default()));
-    let channel = hub.join(&key("a"), 0, Box::new(|| {})).expect("there is nobody to wait for");
+    let (hub, targets, channel) = joined();
     publish(&hub, &key("a"), 2);
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
     assert!(targets[0].lost.lock().is_empty(), "nothing was numbered there");
@@ -141,9 +147,7 @@ fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
 
 #[test]
 fn what_was_forwarded_before_the_answer_does_not_hide_what_was_not() {
-    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
-    hub.set_interest(Arc::new(Others::default()));
-    let channel = hub.join(&key("a"), 0, Box::new(|| {})).expect("there is nobody to wait for");
+    let (hub, targets, channel) = joined();
     hub.forwarded(from(THERE, 7, 1));
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 7 });
     assert_eq!(*targets[0].lost.lock(), [channel.number()]);
@@ -153,9 +157,7 @@ fn what_was_forwarded_before_the_answer_does_not_hide_what_was_not() {
 
 #[test]
 fn after_a_loss_nobody_is_resumed_until_it_is_known_how_much_is_lost() {
-    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
-    hub.set_interest(Arc::new(Others::default()));
-    let channel = hub.join(&key("a"), 0, Box::new(|| {})).expect("there is nobody to wait for");
+    let (hub, targets, channel) = joined();
     hub.forwarded(from(THERE, 5, 1));
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     assert_eq!(start(5), Start::Live);
@@ -208,19 +210,19 @@ fn an_attach_waits_for_other_nodes_once() {
             ran.fetch_add(1, Ordering::SeqCst);
         }) as Waiter
     };
-    assert!(hub.join(&key("a"), 0, waiter()).is_none() && hub.join(&key("a"), 1, waiter()).is_none());
+    assert!(hub.join(&key("a"), 0, waiter).is_none() && hub.join(&key("a"), 1, waiter).is_none());
     assert_eq!((others.joins.load(Ordering::SeqCst), ran.load(Ordering::SeqCst)), (1, 0));
     let number = hub.live(&key("a")).expect("it is waited for").number();
     hub.joined(&key("a"), number + 1);
     assert_eq!(ran.load(Ordering::SeqCst), 0, "another channel");
     hub.joined(&key("a"), number);
     assert_eq!(ran.load(Ordering::SeqCst), 2);
-    let channel = hub.join(&key("a"), 0, waiter()).expect("they forward it");
+    let channel = hub.join(&key("a"), 0, waiter).expect("they forward it");
     hub.detach(&channel, 0);
     assert_eq!(others.leaves.load(Ordering::SeqCst), 0, "another target is there");
     hub.detach(&channel, 1);
     assert_eq!((others.leaves.load(Ordering::SeqCst), hub.channel_count()), (1, 0));
-    assert!(hub.join(&key("a"), 0, waiter()).is_none(), "they are told anew");
+    assert!(hub.join(&key("a"), 0, waiter).is_none(), "they are told anew");
     let channel = hub.live(&key("a")).expect("it is waited for");
     hub.detach(&channel, 0);
     assert_eq!(hub.channel_count(), 1, "until then it stays");

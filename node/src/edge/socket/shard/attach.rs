@@ -9,7 +9,7 @@ use super::super::backlog::Question;
 use super::super::connection::Connection;
 use super::Shard;
 use super::replay::{CUT_BY_CAPABILITY, Replay};
-use crate::hub::{Start, Subscriber};
+use crate::hub::{Start, Subscriber, Waiter};
 use crate::model::{ChannelKey, ChannelName, Operation};
 use crate::session::{AttachReply, Begin, Rewind, Standing};
 
@@ -32,12 +32,12 @@ impl Shard {
         let is_new = open.subscription_mut(&attaching.reply.channel).is_none();
         if attaching.delivers && is_new && self.services.hub.is_clustered() {
             let key = open.session.principal().channel(attaching.reply.channel.clone());
-            let (handle, waiting, waited) = (Arc::clone(&self.handle), attaching.clone(), key.clone());
-            let waiter = move || {
-                let attaching = Box::new(waiting);
-                handle.push(Input::Joined { slot, generation, key: waited, attaching });
+            let waiter = || {
+                let (handle, key) = (Arc::clone(&self.handle), key.clone());
+                let attaching = Box::new(attaching.clone());
+                Box::new(move || handle.push(Input::Joined { slot, generation, key, attaching })) as Waiter
             };
-            if self.services.hub.join(&key, self.index, Box::new(waiter)).is_none() {
+            if self.services.hub.join(&key, self.index, waiter).is_none() {
                 return;
             }
         }
@@ -50,8 +50,7 @@ impl Shard {
     /// An attach that waited for other nodes goes on.
     pub(super) fn joined(&mut self, slot: u32, generation: u32, key: &ChannelKey, mut attaching: Attaching) {
         attaching.delivers = false;
-        let same = |connection: &Connection| connection.generation == generation;
-        if self.slots.get(slot as usize).and_then(Option::as_deref).is_some_and(same)
+        if self.is_still(slot, generation)
             && let Some(mut connection) = self.slots[slot as usize].take()
         {
             if let Some(open) = connection.open_mut() {

@@ -314,8 +314,7 @@ impl Shard {
 
     /// An answer of the store.
     pub(super) fn found(&mut self, slot: u32, generation: u32, ticket: u64, found: Found) {
-        let same = |connection: &Connection| connection.generation == generation;
-        if !self.slots.get(slot as usize).and_then(Option::as_deref).is_some_and(same) {
+        if !self.is_still(slot, generation) {
             return;
         }
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
