@@ -125,7 +125,8 @@ impl App {
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
         let identities = Arc::new(identities(&config, &hub, &past, &shards, &clock)?);
-        let routing = gossip.as_ref().map(|gossip| gossip.route(&hub, &node_id, &last_tasks)).transpose()?;
+        let route = |gossip: &Gossip| gossip.route(&hub, &node_id, &shards, &last_tasks);
+        let routing = gossip.as_ref().map(route).transpose()?;
         let publisher = Publisher::new(&hub, &store, &config.limits, routing.as_ref());
         let former_members = members::restore(&store, &hub).await?;
         let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, &past, &limits);

@@ -13,10 +13,11 @@ use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{LinkSettings, Links, PeerAddr, PeerTls};
 use crate::cluster::membership::{Facts, Members, Membership, Options, State};
-use crate::cluster::routing::Routing;
+use crate::cluster::routing::{Later, Local, Routing};
 use crate::config::Config;
+use crate::edge::socket::Shards;
 use crate::hub::Hub;
-use crate::model::Clock;
+use crate::model::{AccountId, ClientId, Clock};
 use crate::tasks::{OnStop, Tasks};
 
 /// Of the protocol between nodes.
@@ -68,12 +69,14 @@ impl Gossip {
         &self,
         hub: &Arc<Hub>,
         node_id: &Arc<str>,
+        shards: &Arc<Shards>,
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Routing>, StartError> {
         let at = || StartError::at("cannot make the certificates of the peer links");
         let tls = PeerTls::from_key(&self.key).map_err(at())?;
         let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
         let routing = Routing::new(hub, tasks);
+        routing.set_local(Arc::new(OfNode { shards: Arc::clone(shards) }));
         let inbound = Arc::clone(&routing) as Arc<dyn Inbound>;
         let links = Links::new(own, tls, inbound, Arc::clone(tasks), LinkSettings::default());
         let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));
@@ -81,6 +84,18 @@ impl Gossip {
         links.listen(tokio::net::TcpListener::from_std(listener).map_err(at())?);
         routing.begin(links);
         Ok(routing)
+    }
+}
+
+/// What other nodes may ask for.
+struct OfNode {
+    shards: Arc<Shards>,
+}
+
+impl Local for OfNode {
+    fn close_client(&self, account: AccountId, client_id: ClientId) -> Later<Option<u64>> {
+        let shards = Arc::clone(&self.shards);
+        Box::pin(async move { shards.close_client(&account, &client_id).await })
     }
 }
 

@@ -76,12 +76,16 @@ pub enum Interest {
 pub enum Request {
     /// All messages that whoever has this position has not, none older than `back_ms`.
     Refill { key: ChannelKey, after: Serial, back_ms: u64 },
+    /// Every connection of the account under this client id is to be closed.
+    CloseClient { account: AccountId, client_id: ClientId },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// None where they are not all there.
     Refilled(Option<Vec<Forwarded>>),
+    /// So many connections.
+    Closed(u64),
     /// The request is not known there.
     Unknown,
 }
@@ -144,6 +148,10 @@ fn request(kind: v1::request::Kind) -> Result<Option<Request>, Malformed> {
             let after = after.parse().map_err(|_| Malformed("a bad serial"))?;
             Ok(Some(Request::Refill { key, after, back_ms }))
         }
+        v1::request::Kind::CloseClient(v1::CloseClient { account, client_id }) => {
+            let (account, client_id) = (account_id(&account)?, self::client_id(&client_id)?);
+            Ok(Some(Request::CloseClient { account, client_id }))
+        }
         _ => Ok(None),
     }
 }
@@ -154,6 +162,7 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
             let forwarded = forwards.into_iter().map(forwarded).collect::<Result<Vec<_>, _>>()?;
             Ok(Answer::Refilled(complete.then_some(forwarded)))
         }
+        v1::answer::Kind::Closed(v1::Closed { connections }) => Ok(Answer::Closed(connections)),
         _ => Ok(Answer::Unknown),
     }
 }
@@ -162,10 +171,7 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
     let key = channel_key(forward.channel.ok_or(Malformed("no channel"))?)?;
     let connection_id = <[u8; 16]>::try_from(&forward.connection_id[..])
         .map_err(|_| Malformed("a connection id of another length"))?;
-    let client_id = forward.client_id.as_deref();
-    if client_id.is_some_and(|id| check_name(id, NAME_BYTES_MAX).is_err()) {
-        return Err(Malformed("a bad clientId"));
-    }
+    let client_id = forward.client_id.as_deref().map(client_id).transpose()?;
     if forward.first == 0 || forward.last < forward.first {
         return Err(Malformed("no sequences"));
     }
@@ -185,7 +191,7 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
         last: forward.last,
         timestamp_ms: forward.timestamp_ms,
         connection_id: ConnectionId::from_bytes(connection_id),
-        client_id: client_id.map(ClientId::stored),
+        client_id,
         messages: forward.messages,
         // A part of the text is what counts.
         bytes: forward.bytes.min(text_bytes),
@@ -196,14 +202,24 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
 /// What a peer allows its clients holds here too, so only the form is checked.
 fn channel_key(channel: v1::Channel) -> Result<ChannelKey, Malformed> {
     let v1::Channel { account, name } = channel;
+    let account = account_id(&account)?;
+    if check_name(&name, NAME_BYTES_MAX).is_err() || name.starts_with('[') {
+        return Err(Malformed("a bad channel"));
+    }
+    Ok(ChannelKey::new(account, ChannelName::stored(&name)))
+}
+
+fn account_id(account: &str) -> Result<AccountId, Malformed> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if account.is_empty() || account.len() > 64 || !account.bytes().all(plain) {
         return Err(Malformed("a bad account"));
     }
-    if check_name(&name, NAME_BYTES_MAX).is_err() || name.starts_with('[') {
-        return Err(Malformed("a bad channel"));
-    }
-    Ok(ChannelKey::new(AccountId::new(&account), ChannelName::stored(&name)))
+    Ok(AccountId::new(account))
+}
+
+fn client_id(id: &str) -> Result<ClientId, Malformed> {
+    check_name(id, NAME_BYTES_MAX).map_err(|_| Malformed("a bad clientId"))?;
+    Ok(ClientId::stored(id))
 }
 
 #[cfg(test)]

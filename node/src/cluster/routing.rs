@@ -1,5 +1,6 @@
 //! Which channels go to which node: what is wanted here is told the others, and a publish goes to those that want it.
 
+mod ask;
 mod refill;
 
 use std::collections::HashMap;
@@ -9,9 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+pub use ask::{Later, Local};
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
-use refill::{Asked, REFILLS_MAX, REFILLS_WAITING_MAX, Round};
+
+use ask::{Asked, LOCAL_MAX};
+use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use tokio::sync::Semaphore;
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request};
@@ -48,6 +52,9 @@ pub struct Routing {
     /// Requests of peers that may be answered at a time, and that may wait for that.
     refills: Semaphore,
     refills_waiting: Arc<Semaphore>,
+    local: OnceLock<Arc<dyn Local>>,
+    /// Further requests of peers that may be answered at a time.
+    local_waiting: Arc<Semaphore>,
     /// Peers that can be sent to, and of which it is known what they want.
     known: metrics::Gauge,
     sent: metrics::Counter,
@@ -100,6 +107,8 @@ impl Routing {
             asked: Mutex::default(),
             refills: Semaphore::new(REFILLS_MAX),
             refills_waiting: Arc::new(Semaphore::new(REFILLS_WAITING_MAX)),
+            local: OnceLock::new(),
+            local_waiting: Arc::new(Semaphore::new(LOCAL_MAX)),
             known: metrics::gauge!("fanfare_peers_known"),
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),
@@ -338,8 +347,8 @@ impl Inbound for Routing {
         self.asked_for(from.incarnation, number, request);
     }
 
-    fn answered(&self, _from: &Peer, number: u64, answer: Answer) {
-        self.taken(number, answer);
+    fn answered(&self, from: &Peer, number: u64, answer: Answer) {
+        self.taken(from.incarnation, number, answer);
     }
 
     fn continuity_lost(&self, from: &Peer) {
@@ -366,6 +375,7 @@ impl Inbound for Routing {
             }
             return self.say_all(to.incarnation);
         }
+        self.answers_no_more(to.incarnation, None);
         let waiting = |own: &HashMap<u64, Own>| {
             let waiting = own.iter().filter(|(_, own)| own.waits.contains(&to.incarnation));
             waiting.map(|(number, _)| *number).collect::<Vec<_>>()

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
 pub use queue::{Lost, QueueBounds, Receipt};
 
-use super::inbound::{Inbound, Interest, Peer, Request};
+use super::inbound::{Answer, Inbound, Interest, Peer, Request};
 use crate::hub::{Content, Delivery};
 use crate::model::{ChannelKey, ClientId, Published};
 use crate::tasks::{OnStop, Tasks};
@@ -80,9 +80,16 @@ impl Item {
     }
 
     pub fn request(number: u64, request: &Request) -> Self {
-        let Request::Refill { key, after, back_ms } = request;
-        let (channel, after, back_ms) = (Some(named(key)), after.to_string(), *back_ms);
-        let kind = Some(v1::request::Kind::Refill(v1::Refill { channel, after, back_ms }));
+        let kind = Some(match request {
+            Request::Refill { key, after, back_ms } => {
+                let (channel, after, back_ms) = (Some(named(key)), after.to_string(), *back_ms);
+                v1::request::Kind::Refill(v1::Refill { channel, after, back_ms })
+            }
+            Request::CloseClient { account, client_id } => {
+                let [account, client_id] = [account.as_str(), client_id.as_str()].map(str::to_owned);
+                v1::request::Kind::CloseClient(v1::CloseClient { account, client_id })
+            }
+        });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }
 
@@ -107,9 +114,13 @@ impl Item {
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
     }
 
-    pub fn unknown(number: u64) -> Self {
-        let kind = Some(v1::answer::Kind::Unknown(v1::Unknown {}));
-        Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
+    /// Of any request but one for what was missed, for which there is [`Item::refilled`].
+    pub fn answer(number: u64, answer: &Answer) -> Self {
+        let kind = match answer {
+            Answer::Closed(connections) => v1::answer::Kind::Closed(v1::Closed { connections: *connections }),
+            Answer::Refilled(_) | Answer::Unknown => v1::answer::Kind::Unknown(v1::Unknown {}),
+        };
+        Self::of(v1::item::Kind::Answer(v1::Answer { number, kind: Some(kind) }))
     }
 
     /// As [`Interest`] has it.

@@ -1,7 +1,6 @@
 //! What somebody missed, from a node where somebody was attached: asked of it, and given to who asks.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fanfare_proto::serial::Serial;
@@ -30,46 +29,24 @@ pub(super) struct Round {
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// What was asked of peers: by whom it may still be answered, and to whom that goes.
-pub(super) struct Asked {
-    pub(super) left: usize,
-    pub(super) answer: oneshot::Sender<Vec<Forwarded>>,
-}
-
-/// Who asked may have given up before the answer came.
-struct Forget<'a> {
-    routing: &'a Routing,
-    number: u64,
-}
-
-impl Drop for Forget<'_> {
-    fn drop(&mut self) {
-        self.routing.asked.lock().remove(&self.number);
-    }
-}
-
 impl Routing {
     /// Asks the peers with subscribers of the channel for all that somebody at this position has not. None where no one has it
     /// all in time. Whoever answers has by then what this node and all others had forwarded before they were asked.
     pub async fn missed(&self, key: &ChannelKey, after: &Serial, back_ms: u64) -> Option<Vec<Forwarded>> {
         let to: Vec<u64> = self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)).collect();
-        let links = self.links.get().filter(|_| !to.is_empty())?;
-        let number = self.next_number();
-        let (answer, answered) = oneshot::channel();
-        self.asked.lock().insert(number, Asked { left: to.len(), answer });
-        let _asked = Forget { routing: self, number };
-        let item =
-            Item::request(number, &Request::Refill { key: key.clone(), after: after.clone(), back_ms });
-        for peer in to {
-            drop(links.send(peer, hash_of(key), &item));
-        }
-        let missed = tokio::time::timeout(REFILL_WAIT, answered).await.ok()?.ok()?;
+        let request = Request::Refill { key: key.clone(), after: after.clone(), back_ms };
+        let mut answers = self.ask(to, hash_of(key), &request);
+        let first = async {
+            while let Some(answer) = answers.next().await {
+                if let Answer::Refilled(Some(missed)) = answer {
+                    return Some(missed);
+                }
+            }
+            None
+        };
+        let missed = tokio::time::timeout(REFILL_WAIT, first).await.ok()??;
         // It may hold what is still on its way here, which would be delivered once more.
         self.settled(key).await.then_some(missed)
-    }
-
-    fn next_number(&self) -> u64 {
-        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Resolves when all that the living peers have forwarded of the channel so far is here. False when one of them is out of
@@ -101,8 +78,7 @@ impl Routing {
         settled
     }
 
-    async fn refill(&self, to: u64, number: u64, request: Request) {
-        let Request::Refill { key, after, back_ms } = request;
+    async fn refill(&self, to: u64, number: u64, key: ChannelKey, after: Serial, back_ms: u64) {
         let (Some(links), Ok(_turn)) = (self.links.get(), self.refills.acquire().await) else { return };
         let missed = match self.settled(&key).await {
             true => self.hub.missed(&key, &after, back_ms),
@@ -115,33 +91,16 @@ impl Routing {
         links.send(to, hash_of(&key), &Item::refilled(number, missed.as_deref())).await.ok();
     }
 
-    /// A peer asks. None is what a later minor may ask.
-    pub(super) fn asked_for(&self, to: u64, number: u64, request: Option<Request>) {
-        let Some(links) = self.links.get() else { return };
-        let (Some(request), Some(routing)) = (request, self.this.upgrade()) else {
-            return drop(links.send(to, 0, &Item::unknown(number)));
-        };
+    pub(super) fn asked_to_refill(&self, to: u64, number: u64, key: ChannelKey, after: Serial, back_ms: u64) {
+        let (Some(links), Some(routing)) = (self.links.get(), self.this.upgrade()) else { return };
         let Ok(permit) = Arc::clone(&self.refills_waiting).try_acquire_owned() else {
             return drop(links.send(to, 0, &Item::refilled(number, None)));
         };
         self.tasks.spawn("refill", OnStop::Cancel, async move {
             // By then nobody waits for it any more.
-            tokio::time::timeout(REFILL_WAIT, routing.refill(to, number, request)).await.ok();
+            let refill = routing.refill(to, number, key, after, back_ms);
+            tokio::time::timeout(REFILL_WAIT, refill).await.ok();
             drop(permit);
         });
-    }
-
-    /// A peer has answered.
-    pub(super) fn taken(&self, number: u64, answer: Answer) {
-        let mut asked = self.asked.lock();
-        let Some(waiting) = asked.get_mut(&number) else { return };
-        waiting.left -= 1;
-        let missed = if let Answer::Refilled(missed) = answer { missed } else { None };
-        if (missed.is_some() || waiting.left == 0)
-            && let Some(waiting) = asked.remove(&number)
-            && let Some(missed) = missed
-        {
-            waiting.answer.send(missed).ok();
-        }
     }
 }

@@ -53,7 +53,7 @@ pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) 
     Ok(listing::answer(api, "/api/connections", &ConnectionList { connections }, limit, next))
 }
 
-/// Ends every connection of a client of the account. Whoever holds a token is a client and closes nobody.
+/// Ends every connection of a client of the account, on every node. Whoever holds a token is a client and closes nobody.
 pub(super) async fn close(api: &Api, principal: &Principal, client_id: &str) -> Result<Response, Refusal> {
     let client_id = ClientId::new(client_id, &api.services.limits)
         .map_err(|error| Refusal::malformed(format!("clientId {error}")))?;
@@ -65,7 +65,17 @@ pub(super) async fn close(api: &Api, principal: &Principal, client_id: &str) -> 
             return Err(Refusal::forbidden(operation.as_str()));
         }
     }
-    let close = api.services.shards.close_client(&principal.account.id, &client_id);
+    let here = api.services.shards.close_client(&principal.account.id, &client_id);
+    let elsewhere = async {
+        match api.services.publisher.routing() {
+            Some(routing) => routing.close_client(&principal.account.id, &client_id).await,
+            None => Some(0),
+        }
+    };
+    let close = async {
+        let (here, elsewhere) = tokio::join!(here, elsewhere);
+        Some(here? + elsewhere?)
+    };
     let closed = listing::walk(api, close).await?;
     Ok(body::json(&Closed { closed }))
 }

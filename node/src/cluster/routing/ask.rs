@@ -1,0 +1,153 @@
+//! What one node asks others: requests under a number, and the answers as they come.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::super::inbound::{Answer, Request};
+use super::super::link::Item;
+use super::Routing;
+use crate::model::{AccountId, ClientId};
+use crate::tasks::OnStop;
+
+/// Requests of peers that are answered at a time, beside those for what was missed; further ones are left without an answer.
+pub(super) const LOCAL_MAX: usize = 16_384;
+/// By then nobody waits for an answer any more.
+const LOCAL_WAIT: Duration = Duration::from_secs(5);
+
+/// What a node does and knows beside its channels, for other nodes to ask for.
+pub trait Local: Send + Sync + 'static {
+    /// Ends every connection of the account under this client id here; how many. None when the node is stopping.
+    fn close_client(&self, account: AccountId, client_id: ClientId) -> Later<Option<u64>>;
+}
+
+pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Who may still answer a request, and where that goes.
+pub(super) struct Asked {
+    from: Vec<u64>,
+    answers: mpsc::Sender<Answer>,
+}
+
+/// The answers to one request: at most one of each node that was asked.
+pub(super) struct Answers<'a> {
+    routing: &'a Routing,
+    number: u64,
+    answers: mpsc::Receiver<Answer>,
+}
+
+impl Answers<'_> {
+    /// None when nobody is left who may answer.
+    pub(super) async fn next(&mut self) -> Option<Answer> {
+        self.answers.recv().await
+    }
+}
+
+impl Drop for Answers<'_> {
+    fn drop(&mut self) {
+        self.routing.asked.lock().remove(&self.number);
+    }
+}
+
+impl Routing {
+    /// To be called once, before there are peers.
+    pub fn set_local(&self, local: Arc<dyn Local>) {
+        self.local.set(local).ok();
+    }
+
+    /// Ends the connections of a client on every other node; how many. None when one of them does not answer.
+    pub async fn close_client(&self, account: &AccountId, client_id: &ClientId) -> Option<u64> {
+        let request = Request::CloseClient { account: account.clone(), client_id: client_id.clone() };
+        let closed = |answer: &Answer| if let Answer::Closed(closed) = answer { Some(*closed) } else { None };
+        self.ask_everyone(&request).await?.iter().map(closed).sum()
+    }
+
+    /// The answers of all members that are alive; none when one of them cannot give any.
+    async fn ask_everyone(&self, request: &Request) -> Option<Vec<Answer>> {
+        let everyone = self.expected.lock().clone();
+        let count = everyone.len();
+        let mut answers = self.ask(everyone, 0, request);
+        let mut all = Vec::with_capacity(count);
+        while let Some(answer) = answers.next().await {
+            all.push(answer);
+        }
+        (all.len() == count).then_some(all)
+    }
+
+    /// Asks nodes over the lane that `hash` chooses.
+    pub(super) fn ask(&self, to: Vec<u64>, hash: u64, request: &Request) -> Answers<'_> {
+        let number = self.next_number();
+        let (sender, answers) = mpsc::channel(to.len().max(1));
+        self.asked.lock().insert(number, Asked { from: to.clone(), answers: sender });
+        let item = Item::request(number, request);
+        for peer in to {
+            match self.links.get().filter(|links| links.is_up(peer)) {
+                Some(links) => drop(links.send(peer, hash, &item)),
+                None => self.answers_no_more(peer, Some(number)),
+            }
+        }
+        Answers { routing: self, number, answers }
+    }
+
+    pub(super) fn next_number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A peer has answered.
+    pub(super) fn taken(&self, from: u64, number: u64, answer: Answer) {
+        let mut asked = self.asked.lock();
+        let Some(waiting) = asked.get_mut(&number).filter(|waiting| waiting.from.contains(&from)) else {
+            return;
+        };
+        waiting.from.retain(|peer| *peer != from);
+        // There is room for one of each.
+        waiting.answers.try_send(answer).ok();
+        if waiting.from.is_empty() {
+            asked.remove(&number);
+        }
+    }
+
+    /// Nothing comes from this peer, to one request or to all.
+    pub(super) fn answers_no_more(&self, peer: u64, to: Option<u64>) {
+        self.asked.lock().retain(|number, asked| {
+            if to.is_none_or(|to| to == *number) {
+                asked.from.retain(|from| *from != peer);
+            }
+            !asked.from.is_empty()
+        });
+    }
+
+    /// A peer asks. None is what a later minor may ask.
+    pub(super) fn asked_for(&self, to: u64, number: u64, request: Option<Request>) {
+        let answer = match (request, self.local.get()) {
+            (Some(Request::Refill { key, after, back_ms }), _) => {
+                return self.asked_to_refill(to, number, key, after, back_ms);
+            }
+            (Some(Request::CloseClient { account, client_id }), Some(local)) => {
+                let closed = local.close_client(account, client_id);
+                async move { closed.await.map(Answer::Closed) }
+            }
+            (None, _) | (_, None) => return self.answer(to, number, &Answer::Unknown),
+        };
+        let (Ok(permit), Some(routing)) =
+            (Arc::clone(&self.local_waiting).try_acquire_owned(), self.this.upgrade())
+        else {
+            return;
+        };
+        self.tasks.spawn("answer", OnStop::Cancel, async move {
+            if let Ok(Some(answer)) = tokio::time::timeout(LOCAL_WAIT, answer).await {
+                routing.answer(to, number, &answer);
+            }
+            drop(permit);
+        });
+    }
+
+    fn answer(&self, to: u64, number: u64, answer: &Answer) {
+        if let Some(links) = self.links.get() {
+            drop(links.send(to, 0, &Item::answer(number, answer)));
+        }
+    }
+}
