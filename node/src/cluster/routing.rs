@@ -19,7 +19,7 @@ use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use tokio::sync::Semaphore;
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request};
-use super::link::{Item, Links, PeerAddr, Receipt};
+use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub};
 use crate::model::{ChannelKey, Forwarded, Published, Stamp};
 use crate::tasks::{OnStop, Tasks};
@@ -35,7 +35,7 @@ const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 pub struct Routing {
     this: Weak<Self>,
     hub: Arc<Hub>,
-    links: OnceLock<Links>,
+    links: OnceLock<Box<dyn PeerLinks>>,
     tasks: Arc<Tasks>,
     /// What is wanted here, by the numbers of the channels.
     own: Mutex<HashMap<u64, Own>>,
@@ -124,8 +124,8 @@ impl Routing {
     }
 
     /// To be called once, before there are peers.
-    pub fn begin(self: &Arc<Self>, links: Links) {
-        self.links.set(links).ok();
+    pub fn begin(self: &Arc<Self>, links: impl PeerLinks) {
+        self.links.set(Box::new(links)).ok();
         self.hub.set_interest(Arc::clone(self) as Arc<dyn hub::Interest>);
     }
 

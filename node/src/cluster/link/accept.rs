@@ -16,7 +16,7 @@ use tonic::{Status, Streaming};
 
 use super::grpc::{self, Connections};
 use super::{CONNECT, Common, SILENCE};
-use crate::cluster::inbound::{self, Peer};
+use crate::cluster::inbound::{self, Inbound, Peer};
 use crate::tasks::OnStop;
 
 /// Handshakes under way; whoever comes beyond is closed, and a peer tries again.
@@ -83,7 +83,7 @@ async fn serve(socket: TcpStream, handshake: OwnedSemaphorePermit, common: Arc<C
 
 /// What each lane of each run of a peer has sent.
 #[derive(Default)]
-struct Lanes(Mutex<HashMap<(u64, u32), Arc<Lane>>>);
+pub(in crate::cluster) struct Lanes(Mutex<HashMap<(u64, u32), Arc<Lane>>>);
 
 struct Lane {
     used: Mutex<Instant>,
@@ -114,6 +114,50 @@ impl Lanes {
         *lane.used.lock() = Instant::now();
         Ok(Arc::clone(lane))
     }
+
+    /// A stream begins to speak for a lane of the peer that says hello.
+    pub(in crate::cluster) fn open(
+        &self,
+        hello: v1::Hello,
+        own: &Peer,
+        inbound: &dyn Inbound,
+    ) -> Result<(OpenLane, v1::Hello), Status> {
+        if hello.major != MAJOR {
+            tracing::warn!(major = hello.major, "a peer of another version was refused");
+            return Err(other_major(hello.major));
+        }
+        if hello.lane as usize >= LANES_MAX || hello.node_id.len() > NODE_ID_BYTES_MAX {
+            return Err(Status::invalid_argument("the hello is beyond its bounds"));
+        }
+        if hello.incarnation == own.incarnation {
+            return Err(Status::failed_precondition("this is the node itself"));
+        }
+        if hello.to != own.incarnation {
+            return Err(Status::failed_precondition("this is another run of the node"));
+        }
+        let lane = self.find(hello.incarnation, hello.lane)?;
+        let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
+        let mut taken = lane.taken.lock();
+        taken.stream += 1;
+        let before = hello.next.saturating_sub(1);
+        if taken.begun && before > taken.sequence {
+            lost(&peer, inbound);
+        }
+        taken.sequence = taken.sequence.max(before);
+        taken.begun = true;
+        let answer = v1::Hello {
+            major: MAJOR,
+            minor: MINOR,
+            node_id: own.node_id.to_string(),
+            incarnation: own.incarnation,
+            lane: hello.lane,
+            taken: taken.sequence,
+            ..v1::Hello::default()
+        };
+        let stream = taken.stream;
+        drop(taken);
+        Ok((OpenLane { peer, lane, stream }, answer))
+    }
 }
 
 /// The answers of a lane. Reading is part of making them: a peer that takes no answers is not read either.
@@ -141,7 +185,7 @@ struct Taking {
     over: bool,
 }
 
-struct OpenLane {
+pub(in crate::cluster) struct OpenLane {
     peer: Peer,
     lane: Arc<Lane>,
     stream: u64,
@@ -157,13 +201,13 @@ impl Taking {
             let Some(frame) = frame else { return Ok(None) };
             let answer = match (&self.open, frame.kind) {
                 (None, Some(Kind::Hello(hello))) => {
-                    let (open, answer) = self.hello(hello)?;
+                    let (open, answer) = self.lanes.open(hello, &self.common.own, &*self.common.inbound)?;
                     self.open = Some(open);
                     Kind::Hello(answer)
                 }
                 (None, _) => return Err(Status::failed_precondition("a lane begins with hello")),
                 (Some(open), Some(Kind::Batch(batch))) => {
-                    Kind::Confirm(v1::Confirm { sequence: open.take(batch, &self.common)? })
+                    Kind::Confirm(v1::Confirm { sequence: open.take(batch, &*self.common.inbound)? })
                 }
                 (Some(_), Some(Kind::Ping(ping))) => Kind::Pong(v1::Pong { number: ping.number }),
                 // It came with a later minor.
@@ -172,50 +216,11 @@ impl Taking {
             return Ok(Some(answer));
         }
     }
-
-    fn hello(&self, hello: v1::Hello) -> Result<(OpenLane, v1::Hello), Status> {
-        let own = &self.common.own;
-        if hello.major != MAJOR {
-            tracing::warn!(major = hello.major, "a peer of another version was refused");
-            return Err(other_major(hello.major));
-        }
-        if hello.lane as usize >= LANES_MAX || hello.node_id.len() > NODE_ID_BYTES_MAX {
-            return Err(Status::invalid_argument("the hello is beyond its bounds"));
-        }
-        if hello.incarnation == own.incarnation {
-            return Err(Status::failed_precondition("this is the node itself"));
-        }
-        if hello.to != own.incarnation {
-            return Err(Status::failed_precondition("this is another run of the node"));
-        }
-        let lane = self.lanes.find(hello.incarnation, hello.lane)?;
-        let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
-        let mut taken = lane.taken.lock();
-        taken.stream += 1;
-        let before = hello.next.saturating_sub(1);
-        if taken.begun && before > taken.sequence {
-            lost(&peer, &self.common);
-        }
-        taken.sequence = taken.sequence.max(before);
-        taken.begun = true;
-        let answer = v1::Hello {
-            major: MAJOR,
-            minor: MINOR,
-            node_id: own.node_id.to_string(),
-            incarnation: own.incarnation,
-            lane: hello.lane,
-            taken: taken.sequence,
-            ..v1::Hello::default()
-        };
-        let stream = taken.stream;
-        drop(taken);
-        Ok((OpenLane { peer, lane, stream }, answer))
-    }
 }
 
 impl OpenLane {
     /// Up to which batch all are taken.
-    fn take(&self, batch: v1::Batch, common: &Common) -> Result<u64, Status> {
+    pub(in crate::cluster) fn take(&self, batch: v1::Batch, inbound: &dyn Inbound) -> Result<u64, Status> {
         let mut taken = self.lane.taken.lock();
         if taken.stream != self.stream {
             return Err(Status::aborted("the lane was opened again"));
@@ -224,15 +229,13 @@ impl OpenLane {
             return Ok(taken.sequence);
         }
         if batch.sequence > taken.sequence + 1 {
-            lost(&self.peer, common);
+            lost(&self.peer, inbound);
         }
         taken.sequence = batch.sequence;
         let mut is_bad = false;
         for item in Items::new(batch.items) {
             let bad = match item {
-                Ok(item) => {
-                    inbound::take(item, &self.peer, &*common.inbound).err().map(|error| error.to_string())
-                }
+                Ok(item) => inbound::take(item, &self.peer, inbound).err().map(|error| error.to_string()),
                 Err(error) => Some(error.to_string()),
             };
             // Sent again it would be no better, so it counts as lost: once for all of them, since that concerns every channel.
@@ -242,16 +245,16 @@ impl OpenLane {
             }
         }
         if is_bad {
-            lost(&self.peer, common);
+            lost(&self.peer, inbound);
         }
         Ok(taken.sequence)
     }
 }
 
-fn lost(peer: &Peer, common: &Common) {
+fn lost(peer: &Peer, inbound: &dyn Inbound) {
     metrics::counter!("fanfare_peer_continuity_lost_total").increment(1);
     tracing::warn!(peer = &*peer.node_id, "items of a peer are lost");
-    common.inbound.continuity_lost(peer);
+    inbound.continuity_lost(peer);
 }
 
 pub(super) fn other_major(theirs: u32) -> Status {

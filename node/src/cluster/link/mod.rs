@@ -177,6 +177,23 @@ fn named(key: &ChannelKey) -> v1::Channel {
     v1::Channel { account: key.account().as_str().to_owned(), name: key.channel().to_owned() }
 }
 
+/// What carries items to other nodes: [`Links`], or a simulation of them.
+pub trait PeerLinks: Send + Sync + 'static {
+    /// The members as they are now, without this node. Who is new is linked to; who is missing is left, with what
+    /// waits for it. A node that has started again has another incarnation and is another member.
+    fn set_peers(&self, peers: Vec<PeerAddr>);
+
+    /// How many lanes there are to each peer.
+    fn lanes(&self) -> usize;
+
+    /// Puts an item into the queue of a peer and returns at once. `channel_hash` chooses the lane, by its remainder: the
+    /// same for all of a channel.
+    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt;
+
+    /// Whether all lanes to the peer are open: a receipt may be waited for.
+    fn is_up(&self, incarnation: u64) -> bool;
+}
+
 /// The links of one node. Dropping it ends them.
 pub struct Links {
     common: Arc<Common>,
@@ -221,31 +238,6 @@ impl Links {
         self.spawn("peer listener", self.common.end.clone(), listening);
     }
 
-    /// The members as they are now, without this node. Who is new is linked to; who is missing is left, with what
-    /// waits for it. A node that has started again has another incarnation and is another member.
-    pub fn set_peers(&self, peers: Vec<PeerAddr>) {
-        let _changing = self.changing.lock();
-        let before = self.links.read().clone();
-        let mut after = HashMap::with_capacity(peers.len());
-        for PeerAddr { peer, addr } in peers {
-            let incarnation = peer.incarnation;
-            if incarnation == self.common.own.incarnation {
-                continue;
-            }
-            let link = match before.get(&incarnation) {
-                Some(link) => {
-                    *link.addr.lock() = addr;
-                    Arc::clone(link)
-                }
-                None => self.link(peer, addr),
-            };
-            after.insert(incarnation, link);
-        }
-        let left: Vec<_> = before.iter().filter(|(key, _)| !after.contains_key(key)).collect();
-        left.iter().for_each(|(_, link)| link.end.cancel());
-        *self.links.write() = after;
-    }
-
     fn link(&self, peer: Peer, addr: SocketAddr) -> Arc<Link> {
         let lanes = (0..self.settings.lanes).map(|_| Arc::new(Queue::new(self.settings.queue))).collect();
         let end = self.common.end.child_token();
@@ -274,23 +266,44 @@ impl Links {
             end.run_until_cancelled(task).await;
         });
     }
+}
 
-    /// How many lanes there are to each peer.
-    pub fn lanes(&self) -> usize {
+impl PeerLinks for Links {
+    fn set_peers(&self, peers: Vec<PeerAddr>) {
+        let _changing = self.changing.lock();
+        let before = self.links.read().clone();
+        let mut after = HashMap::with_capacity(peers.len());
+        for PeerAddr { peer, addr } in peers {
+            let incarnation = peer.incarnation;
+            if incarnation == self.common.own.incarnation {
+                continue;
+            }
+            let link = match before.get(&incarnation) {
+                Some(link) => {
+                    *link.addr.lock() = addr;
+                    Arc::clone(link)
+                }
+                None => self.link(peer, addr),
+            };
+            after.insert(incarnation, link);
+        }
+        let left: Vec<_> = before.iter().filter(|(key, _)| !after.contains_key(key)).collect();
+        left.iter().for_each(|(_, link)| link.end.cancel());
+        *self.links.write() = after;
+    }
+
+    fn lanes(&self) -> usize {
         self.settings.lanes
     }
 
-    /// Puts an item into the queue of a peer and returns at once. `channel_hash` chooses the lane, by its remainder: the
-    /// same for all of a channel.
-    pub fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt {
+    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt {
         let links = self.links.read();
         let Some(link) = links.get(&to_incarnation) else { return Receipt::lost() };
         let lane = (channel_hash % link.lanes.len() as u64) as usize;
         link.lanes[lane].push(item.0.clone())
     }
 
-    /// Whether all lanes to the peer are open: a receipt may be waited for.
-    pub fn is_up(&self, incarnation: u64) -> bool {
+    fn is_up(&self, incarnation: u64) -> bool {
         self.links.read().get(&incarnation).is_some_and(|link| link.is_up())
     }
 }

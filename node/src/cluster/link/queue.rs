@@ -58,7 +58,7 @@ impl Future for Receipt {
 }
 
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(in crate::cluster) struct Queue {
     bounds: QueueBounds,
     state: Mutex<State>,
     changed: Notify,
@@ -93,7 +93,7 @@ struct Sent {
     receipts: Vec<oneshot::Sender<()>>,
 }
 
-pub(super) enum Pull {
+pub(in crate::cluster) enum Pull {
     Batch(v1::Batch),
     Nothing,
     /// The stream is not the lane's any more.
@@ -101,11 +101,11 @@ pub(super) enum Pull {
 }
 
 impl Queue {
-    pub(super) fn new(bounds: QueueBounds) -> Self {
+    pub(in crate::cluster) fn new(bounds: QueueBounds) -> Self {
         Self { bounds, state: Mutex::default(), changed: Notify::new() }
     }
 
-    pub(super) fn push(&self, item: Bytes) -> Receipt {
+    pub(in crate::cluster) fn push(&self, item: Bytes) -> Receipt {
         let (receipt, receiver) = oneshot::channel();
         let mut state = self.state.lock();
         let bytes = state.bytes + item.len();
@@ -125,13 +125,13 @@ impl Queue {
     }
 
     /// The sequence that a stream opened now begins with.
-    pub(super) fn next(&self) -> u64 {
+    pub(in crate::cluster) fn next(&self) -> u64 {
         let state = self.state.lock();
         state.sent.front().map_or(state.last + 1, |sent| sent.batch.sequence)
     }
 
     /// Makes a stream the lane's: what the peer has not taken goes over it first. Gives its number.
-    pub(super) fn open(&self, taken: u64) -> u64 {
+    pub(in crate::cluster) fn open(&self, taken: u64) -> u64 {
         let mut state = self.state.lock();
         if taken > state.last {
             // A lane of this run that is not there any more was the one it took that from. What that one still had is lost,
@@ -144,7 +144,7 @@ impl Queue {
         state.stream
     }
 
-    pub(super) fn pull(&self, stream: u64) -> Pull {
+    pub(in crate::cluster) fn pull(&self, stream: u64) -> Pull {
         let mut state = self.state.lock();
         if state.stream != stream {
             // What woke it is for the stream that is open.
@@ -162,7 +162,7 @@ impl Queue {
         Pull::Batch(state.make_batch())
     }
 
-    pub(super) fn confirm(&self, sequence: u64) {
+    pub(in crate::cluster) fn confirm(&self, sequence: u64) {
         self.state.lock().confirm(sequence);
         // There may be room for a further batch.
         self.changed.notify_one();
