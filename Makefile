@@ -19,6 +19,7 @@ run:
 test: format-and-clippy asyncapi
 	cluster-tests/needs.sh chromium chromium chromium-browser google-chrome
 	cluster-tests/needs.sh valgrind valgrind
+	cluster-tests/needs.sh haproxy haproxy
 	cargo build --locked -p fanfare
 	cargo test --locked --workspace
 	cluster-tests/openapi.sh

@@ -2,6 +2,7 @@
 //!
 //! Every wait is on a state, with a deadline; every port is 0; every node has a data folder of its own.
 
+pub mod balancer;
 mod binary;
 pub mod clock;
 pub mod cluster;
@@ -19,6 +20,7 @@ mod system;
 pub mod tls;
 pub mod wait;
 
+pub use balancer::Balancer;
 pub use command::Running;
 pub use directory::Directory;
 pub use disk::Disk;

@@ -44,3 +44,17 @@ pub(crate) fn resident_bytes(pid: u32) -> u64 {
     let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a page count");
     pages * PAGE_BYTES
 }
+
+/// Lets a command that is started have an open file of this process, under the same number.
+#[expect(
+    unsafe_code,
+    reason = "a child's files are chosen between fork and exec, where fcntl is safe to call"
+)]
+pub(crate) fn hand_down(command: &mut std::process::Command, file: std::os::fd::RawFd) {
+    use std::os::unix::process::CommandExt as _;
+    let keep = move || match unsafe { libc::fcntl(file, libc::F_SETFD, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    };
+    unsafe { command.pre_exec(keep) };
+}

@@ -1,0 +1,114 @@
+//! A TCP load balancer (HAProxy) in front of nodes, which it asks whether they are ready.
+
+use std::fmt::Write as _;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use crate::{Node, SOON, system, wait_until};
+
+const PROGRAM: &str = "haproxy";
+
+/// A balancer in a process of its own. Whoever has fewest connections gets the next one. Dropping it ends it.
+pub struct Balancer {
+    addr: SocketAddr,
+    socket: PathBuf,
+    process: Child,
+    _folder: TempDir,
+}
+
+impl Balancer {
+    /// In front of `nodes`, all of which it finds ready. None where HAProxy is missing, which is a failure in CI.
+    pub async fn start(nodes: &[Node]) -> Option<Self> {
+        let is_there = Command::new(PROGRAM).arg("-v").stdout(Stdio::null()).status().is_ok();
+        if !is_there {
+            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI needs {PROGRAM}");
+            eprintln!("NOT CHECKED: {PROGRAM} is not here");
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (file, socket) = (folder.path().join("haproxy.cfg"), folder.path().join("haproxy.sock"));
+        // It gets a socket that listens already, so that its port is nobody else's.
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        let mut text = format!(
+            "global\n  stats socket {} mode 600 level admin\n  maxconn 2000\n\
+             defaults\n  mode tcp\n  timeout connect 1s\n  timeout client 1h\n  timeout server 1h\n  timeout check 2s\n  \
+             retries 3\n  option redispatch 1\n\
+             listen clients\n  bind fd@{}\n  balance leastconn\n  option httpchk GET /ready\n  \
+             default-server check inter 200ms fall 1 rise 1\n",
+            socket.display(),
+            listener.as_raw_fd(),
+        );
+        for (index, node) in nodes.iter().enumerate() {
+            let (clients, admin) = (node.addr(), node.admin());
+            writeln!(text, "  server n{index} {clients} addr {} port {}", admin.ip(), admin.port())
+                .expect("a string takes all text");
+        }
+        std::fs::write(&file, text).expect("the folder is writable");
+        let mut command = Command::new(PROGRAM);
+        command.arg("-q").arg("-db").arg("-f").arg(&file).stdin(Stdio::null());
+        system::hand_down(&mut command, listener.as_raw_fd());
+        let process = command.spawn().expect("it was there just now");
+        let balancer = Self { addr, socket, process, _folder: folder };
+        for index in 0..nodes.len() {
+            balancer.wait_until_ready(index).await;
+        }
+        Some(balancer)
+    }
+
+    /// Where clients go.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn url(&self) -> String {
+        format!("ws://{}", self.addr)
+    }
+
+    /// Finds the node of this index where it is after a restart, and waits until it gets connections.
+    pub async fn follow(&self, index: usize, node: &Node) {
+        let (clients, admin) = (node.addr(), node.admin());
+        let at = |addr: SocketAddr| format!("{} port {}", addr.ip(), addr.port());
+        let server = format!("set server clients/n{index}");
+        self.ask(&format!("{server} addr {}", at(clients))).await.expect("it runs");
+        self.ask(&format!("{server} check-addr {}", at(admin))).await.expect("it runs");
+        self.wait_until_ready(index).await;
+    }
+
+    /// Whether the node of this index gets connections.
+    pub async fn is_ready(&self, index: usize) -> bool {
+        let Some(servers) = self.ask("show stat -1 4 -1").await else { return false };
+        let name = format!("n{index}");
+        let mut rows = servers.lines().map(|row| row.split(',').collect::<Vec<_>>());
+        let columns = rows.next().unwrap_or_default();
+        let Some(status) = columns.iter().position(|column| *column == "status") else { return false };
+        rows.any(|row| row.get(1) == Some(&&*name) && row.get(status) == Some(&"UP"))
+    }
+
+    pub async fn wait_until_ready(&self, index: usize) {
+        wait_until(SOON, "the balancer to find the node ready", async || self.is_ready(index).await).await;
+    }
+
+    /// None while it does not run.
+    async fn ask(&self, command: &str) -> Option<String> {
+        let mut stream = UnixStream::connect(&self.socket).await.ok()?;
+        stream.write_all(format!("{command}\n").as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        Some(answer)
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
