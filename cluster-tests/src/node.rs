@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use crate::{Directory, binary, http, system, wait_for, wait_until};
+use crate::{Directory, Response, binary, http, system, wait_for, wait_until};
 
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(40);
@@ -141,6 +141,13 @@ impl Node {
         value.map_or(0.0, |value| value.parse().expect("a metric is a number"))
     }
 
+    /// Asks what only operators may, with the token of the data folder.
+    pub async fn operate(&self, method: &str, path: &str) -> Response {
+        let token = std::fs::read_to_string(self.data.path().join("admin-token"));
+        let bearer = format!("Bearer {}", token.expect("a node on loopback has made a token").trim());
+        http::request(self.admin(), method, path, &[("authorization", &bearer)], "").await
+    }
+
     /// Fails the test if any thread of the node has panicked.
     pub fn assert_no_panic(&self) {
         assert!(!self.log.panicked(), "the node panicked:\n{}", self.log());
@@ -168,6 +175,11 @@ impl Node {
     /// Asks the node to stop with SIGTERM, and waits until it has.
     pub async fn stop(&mut self) -> ExitStatus {
         self.terminate();
+        self.ended().await
+    }
+
+    /// Waits until the node has stopped.
+    pub async fn ended(&mut self) -> ExitStatus {
         wait_for(STOP_MAX, "the node to stop", async || self.process.try_wait().expect("a child process"))
             .await
     }

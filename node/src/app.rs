@@ -3,6 +3,7 @@
 mod cluster;
 mod files;
 mod members;
+mod operators;
 mod runs;
 mod tokens;
 
@@ -11,7 +12,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -22,7 +22,7 @@ use crate::accounts::{Accounts, Directory, TenantConnections, development};
 use crate::auth::Authenticator;
 use crate::cluster::membership::Membership;
 use crate::config::{Config, StoreKind};
-use crate::edge::admin::{self, AdminState, AdminToken, Readiness};
+use crate::edge::admin::{self, AdminState, AdminToken};
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::socket::{self, Identities, Shard, Shards};
@@ -35,6 +35,7 @@ use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use crate::{edge, telemetry};
 use cluster::Gossip;
+use operators::Operators;
 
 /// Connections on their way to the HTTP side.
 const HTTP_QUEUE: usize = 4096;
@@ -99,7 +100,7 @@ pub struct App {
     node_id: Arc<str>,
     node_file: PathBuf,
     development_key: Option<String>,
-    draining: Arc<AtomicBool>,
+    operators: Arc<Operators>,
     drain_timeout: Duration,
 }
 
@@ -172,9 +173,8 @@ impl App {
         };
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
-        let draining = Arc::new(AtomicBool::new(false));
-        let met = cluster::has_met(&config, routing.as_ref());
-        let state = admin_state(admin_token, metrics.clone(), Arc::clone(&store), Arc::clone(&draining), met);
+        let operators = Operators::new(&config, &store, routing.as_ref());
+        let state = operators.admin_state(admin_token, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
@@ -185,6 +185,7 @@ impl App {
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
         let membership =
             cluster::join(gossip, &config, &node_id, hub.incarnation(), listen, routing, &last_tasks)?;
+        operators.begin(&config, (&node_id, hub.incarnation()), addresses, membership.as_ref());
         let node_file = announce(&config, &node_id, addresses)?;
         Ok(Self {
             tasks,
@@ -199,7 +200,7 @@ impl App {
             node_id,
             node_file,
             development_key,
-            draining,
+            operators,
             drain_timeout: config.drain_timeout,
         })
     }
@@ -225,10 +226,15 @@ impl App {
         }
     }
 
+    /// Resolves when an operator has asked the node to stop.
+    pub async fn drain_asked(&self) {
+        self.operators.drain_asked().await;
+    }
+
     /// Not ready, no new connections, clients told to come back, requests under way finished, leaves and counts stored,
     /// the store flushed. Members whose connections are lost by this stay in the store, for the next run.
     pub async fn stop(self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.operators.set_draining();
         if let Some(membership) = &self.membership {
             membership.update(|facts| (facts.ready, facts.draining) = (false, true));
         }
@@ -368,22 +374,6 @@ fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<Path
     let [gossip, peer] = [gossip, peer].map(|address| address.map(tracing::field::display));
     tracing::info!(%listen, %admin, gossip, peer, node = %node_id, "node is up");
     Ok(node_file)
-}
-
-fn admin_state(
-    token: AdminToken,
-    metrics: PrometheusHandle,
-    store: Arc<dyn HistoryStore>,
-    draining: Arc<AtomicBool>,
-    has_met: impl Fn() -> bool + Send + Sync + 'static,
-) -> AdminState {
-    let readiness = move || match (draining.load(Ordering::Relaxed), store.health()) {
-        (true, _) => Readiness::Draining,
-        _ if !has_met() => Readiness::Starting,
-        (false, Ok(())) => Readiness::Ready,
-        (false, Err(_)) => Readiness::Degraded,
-    };
-    AdminState { metrics, token: Arc::new(token), readiness: Arc::new(readiness) }
 }
 
 /// What a start may fail at for a reason outside the node. It comes first, and the data folder last of it, so that such a

@@ -21,7 +21,7 @@ use crate::model::{AccountId, ClientId, Clock};
 use crate::tasks::{OnStop, Tasks};
 
 /// Of the protocol between nodes.
-const PROTOCOL_MINOR: u32 = 0;
+pub(super) const PROTOCOL_MINOR: u32 = 0;
 /// How soon a name of a peer is looked up again.
 const LOOKUP_RETRY: Duration = Duration::from_secs(1);
 /// A node whose seeds do not answer for so long serves alone.
@@ -193,7 +193,7 @@ pub(super) fn join(
 }
 
 /// As others reach what is bound to `address`.
-fn under(config: &Config, address: SocketAddr) -> String {
+pub(super) fn under(config: &Config, address: SocketAddr) -> String {
     match &config.advertise {
         Some(host) if host.contains(':') => format!("[{host}]:{}", address.port()),
         Some(host) => format!("{host}:{}", address.port()),

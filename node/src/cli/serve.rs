@@ -40,14 +40,15 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
     output::write(&banner.text()).ok();
     let failed = tokio::select! {
         () = signals.next() => false,
+        () = app.drain_asked() => false,
         () = app.failed() => true,
     };
-    tracing::info!("stopping, a second signal stops at once");
+    tracing::info!("stopping, a further signal stops at once");
     tokio::select! {
         () = app.stop() => match failed {
             false => Ok(Outcome::Done),
             true => Err(Failure::failed("a thread of the node ended, its log says why")),
         },
-        () = signals.next() => Err(Failure::failed("stopped by a second signal before everything was drained")),
+        () = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
     }
 }

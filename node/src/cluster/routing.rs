@@ -72,6 +72,15 @@ struct Own {
     rounds: Vec<Round>,
 }
 
+/// What there is to say of a run of another node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Known {
+    pub is_up: bool,
+    pub is_interest_known: bool,
+    /// It has said goodbye.
+    pub has_left: bool,
+}
+
 /// How much is known of what a peer wants; until it is all, it counts as wanting everything.
 #[derive(Debug, Default)]
 struct Wants {
@@ -134,6 +143,11 @@ impl Routing {
         let (peers, expected) = (self.peers.read(), self.expected.lock());
         let is_known = |peer: &u64| peers.get(peer).is_some_and(|wants| wants.is_known) && self.is_up(*peer);
         expected.iter().all(is_known)
+    }
+
+    pub fn known_of(&self, peer: u64) -> Known {
+        let is_interest_known = self.peers.read().get(&peer).is_some_and(|wants| wants.is_known);
+        Known { is_up: self.is_up(peer), is_interest_known, has_left: false }
     }
 
     /// How many members are to be reached.

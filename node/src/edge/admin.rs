@@ -1,5 +1,6 @@
 //! The operators' listener: `/metrics`, `/live` and `/ready` are open, all else needs the admin token.
 
+mod members;
 mod serve;
 mod token;
 
@@ -11,9 +12,10 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 
+pub use members::{MemberState, MemberView, MembersView, NodeView};
 pub use serve::serve;
 pub use token::{AdminToken, AdminTokenError};
 
@@ -23,6 +25,10 @@ pub struct AdminState {
     pub token: Arc<AdminToken>,
     /// Asked on each request of `/ready`; must not block.
     pub readiness: Arc<dyn Fn() -> Readiness + Send + Sync>,
+    /// Asks the node to stop as SIGTERM does; once is enough.
+    pub drain: Arc<dyn Fn() + Send + Sync>,
+    /// None while the node starts.
+    pub members: Arc<dyn Fn() -> Option<MembersView> + Send + Sync>,
 }
 
 /// Whether a load balancer should send clients here.
@@ -40,6 +46,11 @@ pub fn router(state: AdminState) -> Router {
         .route("/metrics", get(metrics))
         .route("/live", get(|| async { "ok" }))
         .route("/ready", get(ready))
+        .route("/drain", post(drain))
+        .route("/debug/members", get(members::members))
+        .method_not_allowed_fallback(|| async {
+            refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
+        })
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, "not found") })
         .layer(middleware::from_fn_with_state(state.clone(), guard))
         .with_state(state)
@@ -70,6 +81,12 @@ async fn ready(State(state): State<AdminState>) -> Response {
         Readiness::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
     };
     json(status, format!(r#"{{"status":"{text}"}}"#))
+}
+
+/// Answered before the node is gone: the listener of operators ends last.
+async fn drain(State(state): State<AdminState>) -> Response {
+    (state.drain)();
+    json(StatusCode::ACCEPTED, r#"{"status":"draining"}"#.to_owned())
 }
 
 /// A browser says where its page comes from; only a page of this listener may ask.

@@ -1,4 +1,5 @@
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
 use http_body_util::BodyExt as _;
@@ -6,17 +7,38 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::*;
 
-fn state(readiness: Readiness) -> (AdminState, tempfile::TempDir) {
+fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (AdminState, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("t"), "the-token\n").unwrap();
     let token = AdminToken::open(Some(&folder.path().join("t")), folder.path()).unwrap();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
-    (AdminState { metrics, token: Arc::new(token), readiness: Arc::new(move || readiness) }, folder)
+    let (readiness, members) = (Arc::new(move || readiness), Arc::new(|| Some(view())));
+    (AdminState { metrics, token: Arc::new(token), readiness, drain: Arc::new(drain), members }, folder)
+}
+
+fn view() -> MembersView {
+    let node = NodeView {
+        node_id: "n0".to_owned(),
+        incarnation: format!("{:016x}", 7),
+        listen: "a.example:1".to_owned(),
+        gossip: None,
+        peer: Some("a.example:2".to_owned()),
+        version: "0.1.0".to_owned(),
+        protocol_minor: 3,
+        ready: true,
+        draining: false,
+    };
+    let other = NodeView { node_id: "n1".to_owned(), ..node.clone() };
+    let left = MemberView { node: other, state: MemberState::Left, link_up: false, interest_known: true };
+    MembersView { node, members: vec![left] }
 }
 
 async fn ask(readiness: Readiness, path: &str, headers: &[(&str, &str)]) -> (u16, String) {
-    let (state, _folder) = state(readiness);
-    let mut request = axum::http::Request::get(path);
+    call(state(readiness, || {}).0, "GET", path, headers).await
+}
+
+async fn call(state: AdminState, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, String) {
+    let mut request = axum::http::Request::builder().method(method).uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -55,12 +77,40 @@ async fn everything_else_needs_the_token() {
         &[("authorization", "Bearer the-token"), ("authorization", "Bearer the-token")],
     ];
     for headers in given {
-        for path in ["/drain", "/nothing", "/metrics/", "/"] {
+        for path in ["/drain", "/debug/members", "/nothing", "/metrics/", "/"] {
             assert_eq!(ask(Readiness::Ready, path, headers).await, unauthorized, "{path} {headers:?}");
         }
     }
     let (status, _) = ask(Readiness::Ready, "/nothing", &[("authorization", "bearer the-token")]).await;
     assert_eq!(status, 404);
+}
+
+#[tokio::test]
+async fn a_drain_is_asked_for_and_answered_as_often_as_one_likes() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counting = Arc::clone(&asked);
+    let (state, _folder) = state(Readiness::Ready, move || {
+        counting.fetch_add(1, Ordering::Relaxed);
+    });
+    let token = [("authorization", "Bearer the-token")];
+    for times in 1..=2 {
+        let answer = call(state.clone(), "POST", "/drain", &token).await;
+        assert_eq!(answer, (202, r#"{"status":"draining"}"#.to_owned()));
+        assert_eq!(asked.load(Ordering::Relaxed), times);
+    }
+    assert_eq!(call(state.clone(), "GET", "/drain", &token).await.0, 405);
+    assert_eq!(call(state.clone(), "POST", "/drain", &[]).await.0, 401);
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn members_are_told_with_what_is_known_of_them() {
+    let (_, body) = ask(Readiness::Ready, "/debug/members", &[("authorization", "Bearer the-token")]).await;
+    let own = r#""incarnation":"0000000000000007","listen":"a.example:1","peer":"a.example:2","version":"0.1.0","protocolMinor":3,"ready":true,"draining":false"#;
+    let others = r#""state":"left","linkUp":false,"interestKnown":true"#;
+    let expected =
+        format!(r#"{{"node":{{"nodeId":"n0",{own}}},"members":[{{"nodeId":"n1",{own},{others}}}]}}"#);
+    assert_eq!(body, expected);
 }
 
 #[tokio::test]

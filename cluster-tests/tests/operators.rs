@@ -1,0 +1,67 @@
+//! What operators may ask of a node: to stop, and whom it knows.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::raw::Raw;
+use fanfare_cluster_tests::{Balancer, Node, NodeOptions, SOON, Socket, http, wait_until};
+use serde_json::json;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_is_asked_for_ends_the_node_as_a_signal_does() {
+    let mut node = Node::start(NodeOptions::default()).await;
+    let mut socket = Socket::open(&node, "").await;
+    let refused = http::request(node.admin(), "POST", "/drain", &[], "").await;
+    assert_eq!(refused.status, 401);
+    let asked = node.operate("POST", "/drain").await;
+    assert_eq!((asked.status, asked.json()), (202, json!({"status": "draining"})));
+    let ready = http::try_request(node.admin(), "GET", "/ready", &[], "").await;
+    assert!(ready.is_err() || ready.is_ok_and(|ready| ready.status == 503));
+    let goodbye = socket.find("a goodbye", |frame| frame["op"] == 4).await;
+    assert_eq!(goodbye["code"], 50003, "{goodbye}");
+    assert_eq!(node.ended().await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_says_whom_it_knows() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let said = n0.operate("GET", "/debug/members").await.json();
+    let (own, other) = (&said["node"], &said["members"][0]);
+    assert_eq!(
+        (&own["nodeId"], &own["ready"], &own["draining"]),
+        (&json!("n0"), &json!(true), &json!(false))
+    );
+    assert_eq!(own["listen"], n0.addr().to_string());
+    assert_eq!((&other["nodeId"], &other["listen"]), (&json!("n1"), &json!(n1.addr().to_string())));
+    let state = ["state", "linkUp", "interestKnown", "draining"].map(|key| other[key].clone());
+    assert_eq!(state, [json!("alive"), json!(true), json!(true), json!(false)], "{other}");
+    let theirs = n1.operate("GET", "/debug/members").await.json();
+    assert_eq!(theirs["node"]["incarnation"], other["incarnation"]);
+    assert_eq!(said["members"].as_array().map(Vec::len), Some(1));
+    assert_eq!(http::request(n0.admin(), "GET", "/debug/members", &[], "").await.status, 401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_balancer_sends_nobody_to_a_node_that_stops() {
+    let mut cluster = Cluster::linked(2).await;
+    let nodes = cluster.nodes();
+    let Some(balancer) = Balancer::start(nodes).await else { return };
+    let key = http::basic(&nodes[0].key());
+    let open = async || Socket::over(Raw::connect(balancer.addr()).await, "", &key).await;
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let socket = open().await;
+        seen.push(socket.connected["nodeId"].clone());
+    }
+    assert!(seen.contains(&json!("n0")) && seen.contains(&json!("n1")), "{seen:?}");
+    nodes[0].stop().await;
+    let is_out = async || !balancer.is_ready(0).await;
+    wait_until(SOON, "the balancer to leave the node out", is_out).await;
+    for _ in 0..4 {
+        assert_eq!(open().await.connected["nodeId"], "n1");
+    }
+    nodes[0].restart().await;
+    balancer.follow(0, &nodes[0]).await;
+    assert!(tokio::time::timeout(Duration::from_secs(5), open()).await.is_ok());
+}

@@ -1,0 +1,150 @@
+//! What operators ask of a running node, over the admin listener.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::Addresses;
+use super::cluster;
+use crate::cluster::membership::{Facts, Member, Members, Membership, State};
+use crate::cluster::routing::Routing;
+use crate::config::Config;
+use crate::edge::admin::{AdminState, AdminToken, MemberState, MemberView, MembersView, NodeView, Readiness};
+use crate::origin::history::HistoryStore;
+
+/// What they are told, and what they have asked for.
+pub(super) struct Operators {
+    store: Arc<dyn HistoryStore>,
+    has_met: Box<dyn Fn() -> bool + Send + Sync>,
+    routing: Option<Arc<Routing>>,
+    draining: AtomicBool,
+    drain_asked: CancellationToken,
+    /// Once the node is up.
+    known: OnceLock<Known>,
+}
+
+struct Known {
+    node: NodeView,
+    /// None for a node that is alone.
+    members: Option<watch::Receiver<Arc<Members>>>,
+}
+
+impl Operators {
+    pub(super) fn new(
+        config: &Config,
+        store: &Arc<dyn HistoryStore>,
+        routing: Option<&Arc<Routing>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store: Arc::clone(store),
+            has_met: Box::new(cluster::has_met(config, routing)),
+            routing: routing.map(Arc::clone),
+            draining: AtomicBool::new(false),
+            drain_asked: CancellationToken::new(),
+            known: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn admin_state(self: &Arc<Self>, token: AdminToken, metrics: PrometheusHandle) -> AdminState {
+        let [ready, drain, members] = [(); 3].map(|()| Arc::clone(self));
+        AdminState {
+            metrics,
+            token: Arc::new(token),
+            readiness: Arc::new(move || ready.readiness()),
+            drain: Arc::new(move || drain.ask_drain()),
+            members: Arc::new(move || members.members()),
+        }
+    }
+
+    /// The node is up.
+    pub(super) fn begin(
+        &self,
+        config: &Config,
+        (node_id, incarnation): (&str, u64),
+        addresses: Addresses,
+        membership: Option<&Membership>,
+    ) {
+        let Addresses { listen, gossip, peer, .. } = addresses;
+        let reached = |address| cluster::under(config, address);
+        let facts = Facts {
+            peer: peer.map(reached),
+            listen: reached(listen),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol_minor: cluster::PROTOCOL_MINOR,
+            ready: false,
+            draining: false,
+        };
+        let node = view(node_id, incarnation, gossip.map(reached), &facts);
+        self.known.set(Known { node, members: membership.map(Membership::members) }).ok();
+    }
+
+    pub(super) fn set_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Who is told of it sees a node that is not ready.
+    fn ask_drain(&self) {
+        self.set_draining();
+        self.drain_asked.cancel();
+    }
+
+    pub(super) async fn drain_asked(&self) {
+        self.drain_asked.cancelled().await;
+    }
+
+    fn readiness(&self) -> Readiness {
+        match (self.draining.load(Ordering::Relaxed), self.store.health()) {
+            (true, _) => Readiness::Draining,
+            _ if !(self.has_met)() => Readiness::Starting,
+            (false, Ok(())) => Readiness::Ready,
+            (false, Err(_)) => Readiness::Degraded,
+        }
+    }
+
+    fn members(&self) -> Option<MembersView> {
+        let Known { node, members } = self.known.get()?;
+        let readiness = self.readiness();
+        let node = NodeView {
+            ready: matches!(readiness, Readiness::Ready | Readiness::Degraded),
+            draining: readiness == Readiness::Draining,
+            ..node.clone()
+        };
+        let others = members.as_ref().map(|members| Arc::clone(&members.borrow()));
+        let others = others.iter().flat_map(|members| &members.0);
+        Some(MembersView { node, members: others.map(|member| self.member(member)).collect() })
+    }
+
+    fn member(&self, member: &Member) -> MemberView {
+        let Member { node_id, incarnation, gossip, facts, state, .. } = member;
+        let known = self.routing.as_ref().map(|routing| routing.known_of(*incarnation)).unwrap_or_default();
+        let state = match state {
+            _ if known.has_left => MemberState::Left,
+            State::Alive => MemberState::Alive,
+            State::Suspect => MemberState::Suspect,
+            State::Dead => MemberState::Dead,
+        };
+        MemberView {
+            node: view(node_id, *incarnation, Some(gossip.to_string()), facts),
+            state,
+            link_up: known.is_up,
+            interest_known: known.is_interest_known,
+        }
+    }
+}
+
+fn view(node_id: &str, incarnation: u64, gossip: Option<String>, facts: &Facts) -> NodeView {
+    NodeView {
+        node_id: node_id.to_owned(),
+        incarnation: format!("{incarnation:016x}"),
+        listen: facts.listen.clone(),
+        gossip,
+        peer: facts.peer.clone(),
+        version: facts.version.clone(),
+        protocol_minor: facts.protocol_minor,
+        ready: facts.ready,
+        draining: facts.draining,
+    }
+}
