@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -186,4 +187,94 @@ async fn wandering_clients_miss_nothing_and_get_nothing_twice() {
         heard.read_to(socket, publishers.published()).await;
     }
     assert!(moves > CLIENTS, "{moves} moves");
+}
+
+/// As a client comes back that has lost its link.
+fn resume(socket: &Socket) -> String {
+    format!("?resume={}", socket.connected["connectionKey"].as_str().expect("a key"))
+}
+
+#[track_caller]
+fn assert_same(back: &Socket, before: &Socket) {
+    assert_eq!(back.connected["resumed"], true);
+    assert_eq!(back.connected["connectionId"], before.connected["connectionId"]);
+}
+
+async fn assert_taken_up(mut socket: Socket) {
+    let (frames, ended) = socket.to_end(SOON).await;
+    assert_eq!(ended, Ended::Closed(4001));
+    assert_eq!(frames.last().map(|frame| &frame["code"]), Some(&json!(40800)), "{frames:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_is_the_same_on_another_node_and_its_former_socket_ends() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut at = Socket::open(&nodes[0], "").await;
+    let first_key = resume(&at);
+    for node in [1, 2, 0, 1] {
+        let back = Socket::open(&nodes[node], &resume(&at)).await;
+        assert_same(&back, &at);
+        assert_taken_up(std::mem::replace(&mut at, back)).await;
+    }
+    // Also with its first key, by which nobody knows any more where it is.
+    let back = Socket::open(&nodes[2], &first_key).await;
+    assert_same(&back, &at);
+    assert_taken_up(at).await;
+    let anothers = Socket::open(&nodes[0], &format!("{}&clientId=eve", resume(&back))).await;
+    assert_eq!(anothers.connected["resumed"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_outlives_its_node() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let before = Socket::open(&nodes[0], "").await;
+    nodes[0].kill();
+    let back = Socket::open(&nodes[1], &resume(&before)).await;
+    assert_same(&back, &before);
+    let known = async |node: &Node, count: f64| {
+        wait_until(SOON, "the others to be known", async || {
+            node.metric("fanfare_peers_known").await == count
+        })
+        .await;
+    };
+    known(&nodes[2], 1.0).await;
+    let again = Socket::open(&nodes[2], &resume(&before)).await;
+    assert_same(&again, &before);
+    assert_taken_up(back).await;
+    let seed = nodes[1].gossip().expect("a node of a cluster").to_string();
+    nodes[0].set_environment("FANFARE_SEED", &seed);
+    nodes[0].restart().await;
+    known(&nodes[0], 2.0).await;
+    let home = Socket::open(&nodes[0], &resume(&again)).await;
+    assert_same(&home, &before);
+    assert_taken_up(again).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_that_take_a_connection_up_at_once_one_has_it() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    for _ in 0..10 {
+        let before = Socket::open(&nodes[0], "").await;
+        let query = resume(&before);
+        let (one, other) = tokio::join!(Socket::open(&nodes[1], &query), Socket::open(&nodes[2], &query));
+        assert_same(&one, &before);
+        assert_same(&other, &before);
+        assert_taken_up(before).await;
+        let mut ends = [one, other];
+        let [one, other] = &mut ends;
+        let lost = tokio::select! {
+            (frames, _) = one.to_end(SOON) => frames,
+            (frames, _) = other.to_end(SOON) => frames,
+        };
+        assert_eq!(lost.last().map(|frame| &frame["code"]), Some(&json!(40800)), "{lost:?}");
+        let mut alive = 0;
+        for socket in &mut ends {
+            let is_alive = socket.next_within(Duration::from_millis(200)).await == Err(Ended::Silence);
+            alive += usize::from(is_alive);
+        }
+        assert_eq!(alive, 1);
+    }
 }

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod files;
+mod identities;
 mod members;
 mod operators;
 mod runs;
@@ -25,10 +26,10 @@ use crate::config::{Config, StoreKind};
 use crate::edge::admin::{self, AdminState, AdminToken};
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
-use crate::edge::socket::{self, Identities, Shard, Shards};
+use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::{Clock, Limits};
-use crate::origin::history::{Embedded, FormerRun, HistoryStore, Options};
+use crate::origin::history::{Embedded, HistoryStore, Options};
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
@@ -125,9 +126,10 @@ impl App {
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
-        let identities = Arc::new(identities(&config, &hub, &past, &shards, &clock)?);
         let route = |gossip: &Gossip| gossip.route(&hub, &node_id, &shards, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
+        let cluster = gossip.as_ref().zip(routing.as_ref());
+        let identities = identities::open(&config, &hub, &past, &shards, &clock, cluster)?;
         let publisher = Publisher::new(&hub, &store, &config.limits, routing.as_ref());
         let former_members = members::restore(&store, &hub).await?;
         let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, &past, &limits);
@@ -322,21 +324,6 @@ fn meter(
 ) -> Arc<Meter> {
     let (accounts, store, node_id) = (Arc::clone(accounts), Arc::clone(store), Arc::clone(node_id));
     Arc::new(Meter::new(accounts, store, clock.clone(), node_id, minutes))
-}
-
-fn identities(
-    config: &Config,
-    hub: &Hub,
-    former: &[FormerRun],
-    shards: &Shards,
-    clock: &Clock,
-) -> Result<Identities, StartError> {
-    let keys = files::connection_keys(&config.data_dir)
-        .map_err(StartError::at("cannot keep the connection key in the data folder"))?;
-    let former = FormerRun::with_passed_ms(former);
-    let former = former.map(|(run, passed_ms)| (run.incarnation, passed_ms)).collect();
-    let handles = shards.handles();
-    Ok(Identities::new(keys, hub.incarnation(), former, handles, clock.clone(), &config.limits))
 }
 
 fn thread_count(config: &Config) -> usize {

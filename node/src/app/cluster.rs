@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{Addresses, StartError};
+use crate::auth::ConnectionKeys;
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{LinkSettings, Links, PeerAddr, PeerTls};
@@ -62,6 +63,13 @@ impl Gossip {
 
     pub(super) fn peer_address(&self) -> SocketAddr {
         self.peer_address
+    }
+
+    /// The same on every node, so that any of them knows the connections of all.
+    pub(super) fn connection_keys(&self) -> ConnectionKeys {
+        let mut secrets = self.key.derive("connection keys", b"");
+        let first = secrets.next().expect("a cluster key has a line");
+        secrets.fold(ConnectionKeys::new(&first), |keys, secret| keys.opening(&secret))
     }
 
     /// Takes what other nodes send from now on, and is ready to send to them. To be called before clients are served.

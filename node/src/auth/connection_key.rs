@@ -7,45 +7,31 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::Principal;
-use crate::model::{ClientId, ConnectionId, random_bytes};
+use crate::model::{ClientId, ConnectionId, Place, Tenure, random_bytes};
 
 /// No key that a node wrote is longer.
 const TEXT_BYTES_MAX: usize = 256;
 const VERSION: u8 = 1;
-const PLAIN_BYTES: usize = 1 + 16 + 8 + Place::BYTES;
+const PLACE_BYTES: usize = 8 + 2 + 4 + 4;
+const PLAIN_BYTES: usize = 1 + 16 + 8 + PLACE_BYTES;
 
-/// Where a connection is served: a slot of a shard holds one generation after another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Of the node's run.
-    pub incarnation: u64,
-    pub shard: u16,
-    pub slot: u32,
-    pub generation: u32,
+/// Seals and opens connection keys under one secret of 32 bytes, and opens those of others while secrets change.
+pub struct ConnectionKeys {
+    own: LessSafeKey,
+    others: Vec<LessSafeKey>,
 }
-
-/// A connection over its sockets: the epoch rises each time that it is taken up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tenure {
-    pub connection_id: ConnectionId,
-    pub epoch: u64,
-    /// Where it was served when the key was given.
-    pub place: Place,
-}
-
-impl Place {
-    const BYTES: usize = 8 + 2 + 4 + 4;
-}
-
-/// Seals and opens connection keys under one secret of 32 bytes.
-pub struct ConnectionKeys(LessSafeKey);
 
 impl ConnectionKeys {
     pub const SECRET_BYTES: usize = 32;
 
     pub fn new(secret: &[u8; Self::SECRET_BYTES]) -> Self {
-        let key = UnboundKey::new(&AES_256_GCM, secret).expect("the secret has the length of the algorithm");
-        Self(LessSafeKey::new(key))
+        Self { own: key_of(secret), others: Vec::new() }
+    }
+
+    /// Opens what was sealed under this secret too.
+    pub fn opening(mut self, secret: &[u8; Self::SECRET_BYTES]) -> Self {
+        self.others.push(key_of(secret));
+        self
     }
 
     /// A text that [`ConnectionKeys::open`] takes from the same account, key and client id alone.
@@ -61,7 +47,7 @@ impl ConnectionKeys {
         sealed.extend_from_slice(&place.generation.to_be_bytes());
         let nonce: [u8; NONCE_LEN] = random_bytes();
         let bound = Aad::from(bound_to(principal, client_id));
-        self.0
+        self.own
             .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), bound, &mut sealed)
             .expect("so few bytes can be sealed");
         sealed.extend_from_slice(&nonce);
@@ -76,9 +62,13 @@ impl ConnectionKeys {
         let mut sealed = URL_SAFE_NO_PAD.decode(text).ok()?;
         let nonce: [u8; NONCE_LEN] = *sealed.last_chunk()?;
         sealed.truncate(sealed.len() - NONCE_LEN);
-        let bound = Aad::from(bound_to(principal, client_id));
-        let plain = self.0.open_in_place(Nonce::assume_unique_for_key(nonce), bound, &mut sealed).ok()?;
-        let plain: &[u8; PLAIN_BYTES] = (&*plain).try_into().ok()?;
+        let bound = bound_to(principal, client_id);
+        let open = |key: &LessSafeKey| {
+            let (nonce, mut sealed) = (Nonce::assume_unique_for_key(nonce), sealed.clone());
+            let plain = key.open_in_place(nonce, Aad::from(&bound), &mut sealed).ok()?;
+            <[u8; PLAIN_BYTES]>::try_from(&*plain).ok()
+        };
+        let plain = &std::iter::once(&self.own).chain(&self.others).find_map(open)?;
         if plain[0] != VERSION {
             return None;
         }
@@ -97,6 +87,11 @@ impl fmt::Debug for ConnectionKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ConnectionKeys(…)")
     }
+}
+
+fn key_of(secret: &[u8; ConnectionKeys::SECRET_BYTES]) -> LessSafeKey {
+    let key = UnboundKey::new(&AES_256_GCM, secret).expect("the secret has the length of the algorithm");
+    LessSafeKey::new(key)
 }
 
 fn part<const N: usize>(plain: &[u8; PLAIN_BYTES], at: usize) -> [u8; N] {
@@ -148,6 +143,18 @@ mod tests {
         }
         assert_eq!(ConnectionKeys::new(&[2; 32]).open(&text, &all, Some(&ann)), None);
         assert_ne!(keys.seal(&tenure(), &all, Some(&ann)), text);
+    }
+
+    #[test]
+    fn while_secrets_change_each_opens_what_the_other_seals() {
+        let former = ConnectionKeys::new(&[1; 32]).opening(&[2; 32]);
+        let later = ConnectionKeys::new(&[2; 32]).opening(&[1; 32]);
+        let all = owner("acme", "all");
+        for (seals, opens) in [(&former, &later), (&later, &former), (&later, &later)] {
+            assert_eq!(opens.open(&seals.seal(&tenure(), &all, None), &all, None), Some(tenure()));
+        }
+        let after = ConnectionKeys::new(&[2; 32]);
+        assert_eq!(after.open(&former.seal(&tenure(), &all, None), &all, None), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use crate::accounts::{Account, Accounts, Directory, Key, Secret};
 use crate::model::{AccountId, Capability, Clock, Limits, random_bytes};
 
-pub use connection_key::{ConnectionKeys, Place, Tenure};
+pub use connection_key::ConnectionKeys;
 pub use credentials::Credentials;
 pub use exchange::ExchangeError;
 pub use principal::{Principal, PrincipalKind};

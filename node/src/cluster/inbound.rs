@@ -9,7 +9,8 @@ use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, check_name,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, Place, TakenUp,
+    Tenure, check_name,
 };
 
 /// Far above what any node may allow its clients.
@@ -35,6 +36,9 @@ pub trait Inbound: Send + Sync + 'static {
     fn asked(&self, from: &Peer, number: u64, request: Option<Request>);
 
     fn answered(&self, from: &Peer, number: u64, answer: Answer);
+
+    /// A connection is served there from now on.
+    fn taken_up(&self, from: &Peer, taken: TakenUp);
 
     /// Items that the peer had for this node are lost: its channels are to be refilled.
     fn continuity_lost(&self, from: &Peer);
@@ -124,6 +128,10 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round })) => {
             Interest::Joined { key: key(channel)?, number, sequence, round }
         }
+        Some(v1::item::Kind::TakenUp(taken)) => {
+            inbound.taken_up(from, taken_up(taken, from)?);
+            return Ok(());
+        }
         Some(v1::item::Kind::Request(v1::Request { number, kind })) => {
             inbound.asked(from, number, kind.map(request).transpose()?.flatten());
             return Ok(());
@@ -167,10 +175,29 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
     }
 }
 
+fn taken_up(taken: v1::TakenUp, from: &Peer) -> Result<TakenUp, Malformed> {
+    let place = place(taken.place)?;
+    if place.incarnation != from.incarnation {
+        return Err(Malformed("a connection of another node"));
+    }
+    let tenure = Tenure { connection_id: connection_id(&taken.connection_id)?, epoch: taken.epoch, place };
+    Ok(TakenUp { tenure, former: self::place(taken.former)? })
+}
+
+fn place(place: Option<v1::Place>) -> Result<Place, Malformed> {
+    let v1::Place { incarnation, shard, slot, generation } = place.ok_or(Malformed("no place"))?;
+    let shard = u16::try_from(shard).map_err(|_| Malformed("no such place"))?;
+    Ok(Place { incarnation, shard, slot, generation })
+}
+
+fn connection_id(bytes: &[u8]) -> Result<ConnectionId, Malformed> {
+    let bytes = bytes.try_into().map_err(|_| Malformed("a connection id of another length"))?;
+    Ok(ConnectionId::from_bytes(bytes))
+}
+
 fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
     let key = channel_key(forward.channel.ok_or(Malformed("no channel"))?)?;
-    let connection_id = <[u8; 16]>::try_from(&forward.connection_id[..])
-        .map_err(|_| Malformed("a connection id of another length"))?;
+    let connection_id = connection_id(&forward.connection_id)?;
     let client_id = forward.client_id.as_deref().map(client_id).transpose()?;
     if forward.first == 0 || forward.last < forward.first {
         return Err(Malformed("no sequences"));
@@ -190,7 +217,7 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
         first: forward.first,
         last: forward.last,
         timestamp_ms: forward.timestamp_ms,
-        connection_id: ConnectionId::from_bytes(connection_id),
+        connection_id,
         client_id,
         messages: forward.messages,
         // A part of the text is what counts.

@@ -2,6 +2,7 @@
 
 mod ask;
 mod refill;
+mod runs;
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -16,12 +17,13 @@ use parking_lot::{Mutex, RwLock};
 
 use ask::{Asked, LOCAL_MAX};
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
+use runs::{OnTakenUp, Runs};
 use tokio::sync::Semaphore;
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub};
-use crate::model::{ChannelKey, Forwarded, Published, Stamp};
+use crate::model::{ChannelKey, Forwarded, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
@@ -43,6 +45,8 @@ pub struct Routing {
     peers: RwLock<HashMap<u64, Wants>>,
     /// Those of them that are alive.
     expected: Mutex<Vec<u64>>,
+    runs: Mutex<Runs>,
+    on_taken_up: OnceLock<OnTakenUp>,
     /// Who wants a channel, by incarnation.
     wanted: DashMap<ChannelKey, Vec<u64>>,
     epoch: AtomicU64,
@@ -110,6 +114,8 @@ impl Routing {
             own: Mutex::default(),
             peers: RwLock::default(),
             expected: Mutex::default(),
+            runs: Mutex::default(),
+            on_taken_up: OnceLock::new(),
             wanted: DashMap::new(),
             epoch: AtomicU64::new(0),
             last_number: AtomicU64::new(0),
@@ -158,6 +164,7 @@ impl Routing {
     /// The members as they are now, without this node; `expected` are the incarnations of those that are alive.
     pub fn set_peers(&self, members: Vec<PeerAddr>, expected: Vec<u64>) {
         let Some(links) = self.links.get() else { return };
+        self.runs.lock().are_alive(&expected, tokio::time::Instant::now());
         *self.expected.lock() = expected;
         let mut peers = self.peers.write();
         let before = peers.len();
@@ -333,6 +340,12 @@ impl Inbound for Routing {
     fn forwarded(&self, _from: &Peer, forwarded: Forwarded) {
         self.taken.increment(1);
         self.hub.forwarded(forwarded);
+    }
+
+    fn taken_up(&self, _from: &Peer, taken: TakenUp) {
+        if let Some(told) = self.on_taken_up.get() {
+            told(&taken);
+        }
     }
 
     fn interest(&self, from: &Peer, interest: Interest) {

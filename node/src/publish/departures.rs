@@ -10,7 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Publisher};
 use crate::accounts::Account;
-use crate::model::{Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, PresenceEvent};
+use crate::model::{
+    Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, PresenceEvent, TakenUp, Tenure,
+};
 
 /// How long leaves wait for a store or a shard that has too much to do.
 const HOLD_UP: Duration = Duration::from_secs(2);
@@ -101,7 +103,11 @@ impl Publisher {
     }
 
     /// The connection is another socket's from now on, under a higher epoch.
-    pub fn taken_up(&self, connection_id: ConnectionId, epoch: u64) {
+    pub fn taken_up(&self, taken: &TakenUp) {
+        let Tenure { connection_id, epoch, .. } = taken.tenure;
+        if let Some(routing) = &self.inner.routing {
+            routing.tell_taken_up(taken);
+        }
         self.inner.hub.raise_presence_epoch(connection_id, epoch);
         let mut queue = self.inner.departures.queue.lock();
         let place = (connection_id, false);

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame, close, code};
 
-use crate::auth::{Authenticator, ConnectionKeys, Principal, Tenure};
-use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp};
+use crate::auth::{Authenticator, ConnectionKeys, Principal};
+use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp, Tenure};
 use crate::publish::{PresenceRequest, PublishRequest};
 use attach::Attachment;
 pub use attach::{AttachReply, Begin, Standing};

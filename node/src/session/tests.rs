@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::auth::{Credentials, Place};
-use crate::model::{Clock, PresenceAction};
+use crate::auth::Credentials;
+use crate::model::{Clock, Place, PresenceAction};
 use crate::testing::{DirectoryText, NoTokens};
 
 const NOW_MS: u64 = 1_767_225_600_500;

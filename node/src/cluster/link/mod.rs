@@ -30,7 +30,7 @@ pub use queue::{Lost, QueueBounds, Receipt};
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request};
 use crate::hub::{Content, Delivery};
-use crate::model::{ChannelKey, ClientId, Published};
+use crate::model::{ChannelKey, ClientId, Place, Published, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 use queue::Queue;
@@ -121,6 +121,20 @@ impl Item {
             Answer::Refilled(_) | Answer::Unknown => v1::answer::Kind::Unknown(v1::Unknown {}),
         };
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind: Some(kind) }))
+    }
+
+    pub fn taken_up(taken: &TakenUp) -> Self {
+        let TakenUp { tenure, former } = taken;
+        let place = |place: &Place| {
+            let Place { incarnation, shard, slot, generation } = *place;
+            Some(v1::Place { incarnation, shard: shard.into(), slot, generation })
+        };
+        Self::of(v1::item::Kind::TakenUp(v1::TakenUp {
+            connection_id: Bytes::copy_from_slice(tenure.connection_id.as_bytes()),
+            epoch: tenure.epoch,
+            place: place(&tenure.place),
+            former: place(former),
+        }))
     }
 
     /// As [`Interest`] has it.

@@ -56,6 +56,8 @@ impl Inbound for Recorder {
 
     fn answered(&self, _from: &Peer, _number: u64, _answer: Answer) {}
 
+    fn taken_up(&self, _from: &Peer, _taken: TakenUp) {}
+
     fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
         self.0.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));
     }

@@ -10,10 +10,9 @@ use super::handshake::{Opening, Transport};
 use super::reader::Reader;
 use super::shard::Replay;
 use crate::accounts::Seat;
-use crate::auth::Tenure;
 use crate::edge::link::{Link, unsent};
 use crate::hub::{Outbox, Sync};
-use crate::model::{ChannelName, Limits};
+use crate::model::{ChannelName, Limits, Tenure};
 use crate::session::Session;
 
 /// How long a closed connection may take to read what was said and to close its side.

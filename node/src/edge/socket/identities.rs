@@ -15,11 +15,14 @@ use dashmap::mapref::entry::Entry;
 use parking_lot::Mutex;
 
 use super::{Input, ShardHandle};
-use crate::auth::{ConnectionKeys, Place, Principal, Tenure};
-use crate::model::{ClientId, Clock, ConnectionId, Limits};
+use crate::auth::{ConnectionKeys, Principal};
+use crate::model::{ClientId, Clock, ConnectionId, Limits, Owner, Place, Run, TakenUp, Tenure};
 
 /// Channels of lost connections that are kept, for each connection that may be kept.
 const HELD_FOR_EACH: usize = 10;
+
+/// What is known of the runs of other nodes by their incarnations; none: nobody's connection comes from there.
+pub type Runs = Box<dyn Fn(u64) -> Option<Run> + Send + Sync>;
 
 /// Times are milliseconds since this was made, which is when the node became ready to take connections up.
 pub struct Identities {
@@ -40,13 +43,14 @@ pub struct Identities {
     held: Arc<AtomicUsize>,
     /// Former runs of this node, with what has passed since each of the time in which its connections can be taken up.
     former: Vec<(u64, u64)>,
+    elsewhere: Runs,
 }
 
 #[derive(Debug)]
 struct Record {
     epoch: u64,
     since_ms: u64,
-    /// Where it is served; none while it is lost.
+    /// Where it is served, here or on another node; none while it is lost, which it is here.
     place: Option<Place>,
     held: Held,
 }
@@ -129,7 +133,14 @@ impl Identities {
             lost_max: limits.lost_connections,
             held: Arc::default(),
             former,
+            elsewhere: Box::new(|_| None),
         }
+    }
+
+    /// Takes up what was served on other nodes too.
+    pub fn with_runs(mut self, elsewhere: Runs) -> Self {
+        self.elsewhere = elsewhere;
+        self
     }
 
     pub fn keys(&self) -> &ConnectionKeys {
@@ -145,8 +156,8 @@ impl Identities {
     }
 
     /// Begins a connection at `place`: the former one if it can still be taken up, whose open socket is told to end,
-    /// else a fresh one. The flag says which.
-    pub(super) fn begin(&self, former: Option<Former>, place: Place) -> (Tenure, bool) {
+    /// else a fresh one. With the former one comes where it was.
+    pub(super) fn begin(&self, former: Option<Former>, place: Place) -> (Tenure, Option<Place>) {
         self.note_open(place, place.generation);
         if let Some(Former { tenure, .. }) = former {
             let entry = self.records.entry(tenure.connection_id);
@@ -170,14 +181,52 @@ impl Identities {
                     }
                 }
                 self.remember(since_ms, tenure.connection_id);
-                if let Some(holder @ Place { shard, slot, generation, .. }) = holder {
-                    self.note_open(holder, 0);
-                    self.handles[usize::from(shard)].push(Input::TakenUp { slot, generation });
+                if let Some(holder) = holder {
+                    self.end_here(holder);
                 }
-                return (Tenure { connection_id: tenure.connection_id, epoch, place }, true);
+                let taken = Tenure { connection_id: tenure.connection_id, epoch, place };
+                return (taken, Some(holder.unwrap_or(tenure.place)));
             }
         }
-        (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, false)
+        (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, None)
+    }
+
+    /// Another node goes on with a connection; the socket that it may have here is told to end.
+    pub fn taken_elsewhere(&self, taken: &TakenUp) {
+        let TakenUp { tenure, former } = taken;
+        let since_ms = self.now_ms();
+        let here = match self.records.entry(tenure.connection_id) {
+            Entry::Occupied(mut occupied) => {
+                let record = occupied.get_mut();
+                if self.owner(record) >= tenure.owner() {
+                    return;
+                }
+                (record.epoch, record.since_ms) = (tenure.epoch, since_ms);
+                record.place.replace(tenure.place)
+            }
+            Entry::Vacant(vacant) => {
+                let (epoch, place, held) = (tenure.epoch, Some(tenure.place), self.nothing_held());
+                vacant.insert(Record { epoch, since_ms, place, held });
+                Some(*former)
+            }
+        };
+        self.remember(since_ms, tenure.connection_id);
+        if let Some(here) = here {
+            self.end_here(here);
+        }
+    }
+
+    fn end_here(&self, place: Place) {
+        let Place { incarnation, shard, slot, generation } = place;
+        if incarnation == self.incarnation && self.is_open(place) {
+            self.note_open(place, 0);
+            self.handles[usize::from(shard)].push(Input::TakenUp { slot, generation });
+        }
+    }
+
+    fn owner(&self, record: &Record) -> Owner {
+        let incarnation = record.place.map_or(self.incarnation, |place| place.incarnation);
+        Owner { epoch: record.epoch, incarnation }
     }
 
     /// The socket of the connection is gone, which had these channels, by their numbers, each since a sequence. False when
@@ -188,7 +237,7 @@ impl Identities {
         self.note_open(tenure.place, 0);
         let (since_ms, total_max) = (self.now_ms(), HELD_FOR_EACH * self.lost_max);
         if let Entry::Occupied(occupied) = &mut entry
-            && occupied.get().epoch > tenure.epoch
+            && self.owner(occupied.get()) > tenure.owner()
         {
             occupied.get_mut().held.add(&held, since_ms, false, total_max);
             return false;
@@ -226,15 +275,22 @@ impl Identities {
     /// None: the key is not good any more. Else where the connection is served, if it is.
     #[expect(clippy::option_option, reason = "usable or not, and then open or lost")]
     fn usable(&self, tenure: &Tenure, record: Option<&Record>) -> Option<Option<Place>> {
+        let is_served = |place: &Place| {
+            place.incarnation == self.incarnation || (self.elsewhere)(place.incarnation) == Some(Run::Alive)
+        };
         match record.filter(|record| self.now_ms() <= record.since_ms + self.window_ms) {
-            Some(record) => Some(record.place),
+            Some(record) => Some(record.place.filter(is_served)),
             None if tenure.place.incarnation == self.incarnation => {
                 self.is_open(tenure.place).then_some(Some(tenure.place))
             }
             None => {
                 let of = |(run, _): &&(u64, u64)| *run == tenure.place.incarnation;
-                let (_, passed_ms) = self.former.iter().find(of)?;
-                (passed_ms + self.now_ms() <= self.window_ms).then_some(None)
+                if let Some((_, passed_ms)) = self.former.iter().find(of) {
+                    return (passed_ms + self.now_ms() <= self.window_ms).then_some(None);
+                }
+                // How long it is lost there is not known here.
+                let run = (self.elsewhere)(tenure.place.incarnation)?;
+                Some((run == Run::Alive).then_some(tenure.place))
             }
         }
     }

@@ -29,7 +29,7 @@ use crate::session::PublishResult;
 pub use backlog::{Backlog, BacklogReader, Found};
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, refusal_bytes};
-pub use identities::{Former, Identities};
+pub use identities::{Former, Identities, Runs};
 use shard::Attaching;
 pub use shard::Shard;
 use survey::Question;

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use super::connection::{Connection, Open, Stage};
 use super::*;
 use crate::accounts::{Account, Accounts};
-use crate::auth::{ConnectionKeys, Credentials, Place, Tenure};
-use crate::model::{ConnectionId, PresenceEvent, Published};
+use crate::auth::{ConnectionKeys, Credentials};
+use crate::model::{ConnectionId, Place, PresenceEvent, Published, Tenure};
 use crate::origin::history::{Done, FoundIds, IdScope};
 use crate::testing::{DirectoryText, FakeStore, NoTokens};
 

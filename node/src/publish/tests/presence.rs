@@ -1,7 +1,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::model::{ClientId, FormerMember, MemberId, PresenceAction};
+use crate::model::{ClientId, FormerMember, MemberId, Place, PresenceAction, TakenUp, Tenure};
 
 fn member(connection: u8, client_id: &str) -> MemberId {
     MemberId { connection_id: ConnectionId::from_bytes([connection; 16]), client_id: ClientId::of(client_id) }
@@ -50,6 +50,12 @@ impl Node {
             account: Arc::clone(&self.account),
             keeps: None,
         }
+    }
+
+    fn taken_up(&self, connection: u8, epoch: u64) {
+        let place = Place { incarnation: self.hub.incarnation(), shard: 0, slot: 0, generation: 1 };
+        let tenure = Tenure { connection_id: ConnectionId::from_bytes([connection; 16]), epoch, place };
+        self.publisher.taken_up(&TakenUp { tenure, former: place });
     }
 
     fn members(&self, channel: &str) -> Vec<String> {
@@ -172,7 +178,7 @@ fn the_lost_stay_for_their_grace_and_who_takes_them_up_keeps_them() {
     let node = Node::new();
     node.enter("a", member(1, "ann"), "").unwrap();
     node.publisher.lost(node.departure(1, 0));
-    node.publisher.taken_up(ConnectionId::from_bytes([1; 16]), 1);
+    node.taken_up(1, 1);
     node.publisher.leave(node.departure(1, 0));
     node.enter("b", member(2, "bob"), "").unwrap();
     node.publisher.leave(node.departure(2, 0));
@@ -220,7 +226,7 @@ fn who_was_present_before_is_there_unseen_and_leaves_once_unless_taken_up() {
     assert_eq!(node.hub.crowded(node.key("a").account()), crowd);
     let known = node.hub.members(&node.key("a"));
     assert_eq!(known.iter().map(|(_, member)| member.timestamp_ms).collect::<Vec<_>>(), [5, 5, 5]);
-    node.publisher.taken_up(ConnectionId::from_bytes([1; 16]), 4);
+    node.taken_up(1, 4);
     node.publisher.leave(node.departure(1, 3));
     node.publisher.leave(node.departure(2, 3));
     node.until(|| node.members("a").len() == 2);

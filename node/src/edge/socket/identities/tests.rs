@@ -45,8 +45,13 @@ impl Identities {
         self.look(&self.key_of(tenure), &anybody(), None)
     }
 
+    fn take(&self, former: Option<Former>, place: Place) -> (Tenure, bool) {
+        let (tenure, former) = self.begin(former, place);
+        (tenure, former.is_some())
+    }
+
     fn fresh(&self, generation: u32) -> Tenure {
-        let (tenure, resumed) = self.begin(None, place(generation));
+        let (tenure, resumed) = self.take(None, place(generation));
         assert!(!resumed);
         tenure
     }
@@ -72,7 +77,7 @@ fn a_lost_connection_is_taken_up_once_with_a_higher_epoch() {
     assert!(identities.end(&first, false, Vec::new()));
     let former = identities.former(&first).expect("it can be taken up");
     assert!(!former.is_open);
-    let (second, resumed) = identities.begin(Some(former), place(2));
+    let (second, resumed) = identities.take(Some(former), place(2));
     assert!(resumed && second.epoch > first.epoch);
     assert_eq!((second.connection_id, second.place), (first.connection_id, place(2)));
     assert_ne!(identities.fresh(3).connection_id, first.connection_id);
@@ -85,12 +90,12 @@ fn an_open_one_is_taken_over_and_its_end_says_nothing_more() {
     let first = identities.fresh(1);
     let former = identities.former(&first).expect("it is open");
     assert!(former.is_open);
-    let (second, resumed) = identities.begin(Some(former), place(2));
+    let (second, resumed) = identities.take(Some(former), place(2));
     assert!(resumed);
     assert_eq!(identities.told_to_end(), [1]);
     assert!(!identities.end(&first, false, Vec::new()), "another socket has it");
     let former = identities.former(&first).expect("a key of an earlier epoch is good within the window");
-    let (third, resumed) = identities.begin(Some(former), place(3));
+    let (third, resumed) = identities.take(Some(former), place(3));
     assert!(resumed && third.epoch > second.epoch);
     assert_eq!(identities.told_to_end(), [2], "whoever holds it now");
     assert!(!identities.end(&second, true, Vec::new()));
@@ -104,8 +109,8 @@ fn two_that_come_at_once_have_it_one_after_the_other() {
     let first = identities.fresh(1);
     identities.end(&first, false, Vec::new());
     let (one, other) = (identities.former(&first), identities.former(&first));
-    let (second, _) = identities.begin(one, place(2));
-    let (third, resumed) = identities.begin(other, place(3));
+    let (second, _) = identities.take(one, place(2));
+    let (third, resumed) = identities.take(other, place(3));
     assert!(resumed && third.epoch > second.epoch);
     assert_eq!(identities.told_to_end(), [2]);
 }
@@ -117,7 +122,7 @@ fn what_ended_for_good_is_over() {
     let former = identities.former(&first);
     assert!(identities.end(&first, true, Vec::new()));
     assert!(identities.former(&first).is_none());
-    let (fresh, resumed) = identities.begin(former, place(2));
+    let (fresh, resumed) = identities.take(former, place(2));
     assert!(!resumed && fresh.connection_id != first.connection_id, "it ended between look and begin");
 }
 
@@ -125,7 +130,7 @@ fn what_ended_for_good_is_over() {
 fn after_the_window_a_lost_one_is_gone_and_an_open_one_keeps_its_latest_key() {
     let identities = within(30);
     let first = identities.fresh(1);
-    let (second, _) = identities.begin(identities.former(&first), place(2));
+    let (second, _) = identities.take(identities.former(&first), place(2));
     let lost = identities.fresh(3);
     let since = Instant::now();
     identities.end(&lost, false, Vec::new());
@@ -135,7 +140,7 @@ fn after_the_window_a_lost_one_is_gone_and_an_open_one_keeps_its_latest_key() {
     }
     assert!(since.elapsed() >= Duration::from_millis(30), "late it may be, early never");
     assert!(identities.former(&second).is_some_and(|former| former.is_open));
-    assert!(identities.begin(identities.former(&second), place(4)).1);
+    assert!(identities.take(identities.former(&second), place(4)).1);
 }
 
 #[test]
@@ -148,7 +153,7 @@ fn one_of_a_former_run_is_taken_up_within_the_window_from_the_start() {
     assert!(identities.former(&of(77, 1)).is_none(), "of a run that nobody knows");
     let former = identities.former(&of(FORMER, 1)).expect("of a run that is known");
     assert!(!former.is_open);
-    let (tenure, resumed) = identities.begin(Some(former), place(1));
+    let (tenure, resumed) = identities.take(Some(former), place(1));
     assert!(resumed && tenure.epoch > 9 && tenure.connection_id == of(FORMER, 1).connection_id);
     assert!(identities.former(&of(BEFORE, 1)).is_some());
     assert!(within(49_000).former(&of(BEFORE, 1)).is_none(), "its time was over before the start");
@@ -180,13 +185,13 @@ fn what_a_lost_connection_had_of_its_channels_is_known_for_the_window() {
     let since = |channel| identities.since(first.connection_id, channel);
     assert!(identities.end(&first, false, vec![(7, 70), (8, 80)]));
     assert_eq!((since(7), since(8), since(9)), (Some(70), Some(80), None));
-    let (second, _) = identities.begin(identities.former(&first), place(2));
+    let (second, _) = identities.take(identities.former(&first), place(2));
     assert_eq!(since(7), Some(70), "while it comes back");
     // It comes back to one channel only before it is lost again, further on.
     assert!(identities.end(&second, false, vec![(7, 75), (9, 90)]));
     assert_eq!((since(7), since(8), since(9)), (Some(75), Some(80), Some(90)));
     assert_eq!(identities.held.load(Ordering::Relaxed), 3);
-    let (third, _) = identities.begin(identities.former(&first), place(3));
+    let (third, _) = identities.take(identities.former(&first), place(3));
     assert!(identities.end(&third, true, vec![(7, 75)]));
     assert_eq!((since(7), identities.held.load(Ordering::Relaxed)), (None, 0), "it is over");
 }
@@ -196,11 +201,11 @@ fn a_socket_that_was_taken_over_tells_what_it_had() {
     let identities = within(60_000);
     let first = identities.fresh(1);
     let since = |channel| identities.since(first.connection_id, channel);
-    let (second, _) = identities.begin(identities.former(&first), place(2));
+    let (second, _) = identities.take(identities.former(&first), place(2));
     assert_eq!(since(7), None, "nobody has told yet");
     assert!(!identities.end(&first, false, vec![(7, 70)]));
     assert_eq!(since(7), Some(70));
-    let (third, _) = identities.begin(identities.former(&second), place(3));
+    let (third, _) = identities.take(identities.former(&second), place(3));
     assert!(identities.end(&third, false, vec![(7, 90)]));
     assert!(!identities.end(&second, true, vec![(7, 80), (8, 80)]));
     assert_eq!((since(7), since(8)), (Some(90), Some(80)), "what is newer is known already");
@@ -224,4 +229,71 @@ fn what_is_known_of_channels_is_bounded_and_ends_with_the_window() {
         std::thread::yield_now();
     }
     assert!(since.elapsed() >= Duration::from_millis(30), "late it may be, early never");
+}
+
+/// Another run of a node, of which it is known whether it lives.
+const OTHER: u64 = 10;
+const ENDED: u64 = 11;
+
+fn among_others() -> Identities {
+    let runs = |run| match run {
+        OTHER => Some(Run::Alive),
+        ENDED => Some(Run::Ended),
+        _ => None,
+    };
+    within(60_000).with_runs(Box::new(runs))
+}
+
+fn of_run(incarnation: u64, epoch: u64) -> Tenure {
+    let place = Place { incarnation, ..place(1) };
+    Tenure { connection_id: ConnectionId::from_bytes([3; 16]), epoch, place }
+}
+
+#[test]
+fn one_of_another_node_is_taken_up_above_its_epoch() {
+    for (run, is_open) in [(OTHER, true), (ENDED, false)] {
+        let identities = among_others();
+        let there = of_run(run, NOW_MS + 7);
+        let former = identities.former(&there).expect("of a run that is known");
+        assert_eq!(former.is_open, is_open);
+        let (tenure, former) = identities.begin(Some(former), place(1));
+        assert_eq!((tenure.connection_id, tenure.epoch), (there.connection_id, NOW_MS + 8));
+        assert_eq!(former, Some(there.place));
+        assert!(identities.told_to_end().is_empty(), "its place means nothing here");
+    }
+    assert!(among_others().former(&of_run(12, 1)).is_none());
+}
+
+#[test]
+fn what_another_node_takes_up_ends_here_once_and_can_come_back() {
+    let identities = among_others();
+    let first = identities.fresh(1);
+    let there = Tenure { connection_id: first.connection_id, ..of_run(OTHER, 5) };
+    let taken = TakenUp { tenure: there, former: first.place };
+    identities.taken_elsewhere(&taken);
+    identities.taken_elsewhere(&taken);
+    assert_eq!(identities.told_to_end(), [1]);
+    assert!(!identities.end(&first, false, Vec::new()), "it is another's");
+    // With its key of before: whoever has it now is told.
+    let former = identities.former(&first).expect("within the window");
+    assert!(former.is_open, "there");
+    let (second, former) = identities.begin(Some(former), place(2));
+    assert!(second.epoch > there.epoch && former == Some(there.place));
+    identities.taken_elsewhere(&taken);
+    assert!(identities.told_to_end().is_empty(), "that was before");
+    assert!(identities.end(&second, false, Vec::new()));
+}
+
+#[test]
+fn of_two_nodes_that_take_it_up_at_once_the_same_one_has_it_everywhere() {
+    for (epoch_ahead, stays) in [(0, false), (1, false), (-1, true)] {
+        let identities = among_others();
+        let former = identities.former(&of_run(ENDED, 1));
+        let (here, _) = identities.begin(former, place(1));
+        let there = of_run(OTHER, here.epoch.checked_add_signed(epoch_ahead).unwrap());
+        assert_eq!(here.owner() > there.owner(), stays);
+        identities.taken_elsewhere(&TakenUp { tenure: there, former: of_run(ENDED, 1).place });
+        assert_eq!(identities.told_to_end().is_empty(), stays);
+        assert_eq!(identities.end(&here, false, Vec::new()), stays);
+    }
 }

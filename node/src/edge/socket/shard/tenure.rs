@@ -5,7 +5,7 @@ use fanfare_proto::frame::{close, code};
 use super::super::connection::{Connection, Subscription};
 use super::super::identities::Former;
 use super::Shard;
-use crate::auth::{Place, Tenure};
+use crate::model::{Place, TakenUp, Tenure};
 
 impl Shard {
     /// Whose connection a fresh socket carries on, and whether it was another's before.
@@ -21,11 +21,11 @@ impl Shard {
             slot,
             generation: connection.generation,
         };
-        let (tenure, resumed) = self.services.identities.begin(former, place);
-        if resumed {
-            self.services.publisher.taken_up(tenure.connection_id, tenure.epoch);
+        let (tenure, former) = self.services.identities.begin(former, place);
+        if let Some(former) = former {
+            self.services.publisher.taken_up(&TakenUp { tenure, former });
         }
-        (tenure, resumed)
+        (tenure, former.is_some())
     }
 
     /// The socket is gone; unless its connection is over it may come back within the resume window.

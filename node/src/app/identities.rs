@@ -1,0 +1,41 @@
+//! Connections over their sockets, also over those of other nodes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cluster::Gossip;
+use super::{StartError, files};
+use crate::cluster::routing::Routing;
+use crate::config::Config;
+use crate::edge::socket::{Identities, Shards};
+use crate::hub::Hub;
+use crate::model::Clock;
+use crate::origin::history::FormerRun;
+
+/// Nodes of a cluster have the secret of connection keys in common; one that is alone keeps its own.
+pub(super) fn open(
+    config: &Config,
+    hub: &Hub,
+    former: &[FormerRun],
+    shards: &Shards,
+    clock: &Clock,
+    cluster: Option<(&Gossip, &Arc<Routing>)>,
+) -> Result<Arc<Identities>, StartError> {
+    let keys = match cluster {
+        Some((gossip, _)) => gossip.connection_keys(),
+        None => files::connection_keys(&config.data_dir)
+            .map_err(StartError::at("cannot keep the connection key in the data folder"))?,
+    };
+    let former = FormerRun::with_passed_ms(former);
+    let former = former.map(|(run, passed_ms)| (run.incarnation, passed_ms)).collect();
+    let handles = shards.handles();
+    let identities = Identities::new(keys, hub.incarnation(), former, handles, clock.clone(), &config.limits);
+    let Some((_, routing)) = cluster else { return Ok(Arc::new(identities)) };
+    let window = Duration::from_millis(config.limits.resume_window_ms);
+    let runs = Arc::clone(routing);
+    let identities =
+        Arc::new(identities.with_runs(Box::new(move |incarnation| runs.run(incarnation, window))));
+    let told = Arc::clone(&identities);
+    routing.on_taken_up(move |taken| told.taken_elsewhere(taken));
+    Ok(identities)
+}
