@@ -20,6 +20,7 @@ test: format-and-clippy asyncapi
 	cluster-tests/needs.sh chromium chromium chromium-browser google-chrome
 	cluster-tests/needs.sh valgrind valgrind
 	cluster-tests/needs.sh haproxy haproxy
+	cluster-tests/needs.sh iproute2 ip
 	cargo build --locked -p fanfare
 	cargo test --locked --workspace
 	cluster-tests/openapi.sh

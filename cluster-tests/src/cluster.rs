@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::directory::ALL;
-use crate::{Directory, Node, NodeOptions, SOON, wait_until};
+use crate::{Directory, Network, Node, NodeOptions, SOON, wait_until};
 
 /// What [`Cluster::node`] gives clients.
 const KEY: &str = "secret.k1";
@@ -22,6 +22,23 @@ pub struct Cluster {
 impl Cluster {
     /// Starts `count` nodes, each with the first one as its seed.
     pub async fn start(count: usize) -> Self {
+        Self::with(count, |options| options).await
+    }
+
+    /// The same, each on a host of its own, linked.
+    pub async fn apart(network: &Network, count: usize) -> Self {
+        let on_host = |options: NodeOptions| {
+            let host = network.host();
+            let listen = host.listen().to_string();
+            let options = options.on(&host).environment("FANFARE_GOSSIP_LISTEN", &listen);
+            options.environment("FANFARE_PEER_LISTEN", &listen)
+        };
+        let cluster = Self::with(count, on_host).await;
+        cluster.until_linked().await;
+        cluster
+    }
+
+    async fn with(count: usize, change: impl Fn(NodeOptions) -> NodeOptions) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("cluster.key");
         let mut secret = [0; 32];
@@ -29,7 +46,7 @@ impl Cluster {
         std::fs::write(&file, STANDARD.encode(secret)).expect("the folder is writable");
         let mut nodes: Vec<Node> = Vec::new();
         for index in 0..count {
-            let mut options = options(index, &file);
+            let mut options = change(options(index, &file));
             if let Some(seed) = nodes.first().and_then(Node::gossip) {
                 options = options.environment("FANFARE_SEED", &seed.to_string());
             }
@@ -41,13 +58,18 @@ impl Cluster {
     /// The same, and waits until each knows what each other one wants.
     pub async fn linked(count: usize) -> Self {
         let cluster = Self::start(count).await;
-        for node in &cluster.nodes {
+        cluster.until_linked().await;
+        cluster
+    }
+
+    /// Waits until each knows what each other one wants.
+    pub async fn until_linked(&self) {
+        for node in &self.nodes {
             wait_until(SOON, "the links to the others", async || {
-                node.metric("fanfare_peers_known").await == (count - 1) as f64
+                node.metric("fanfare_peers_known").await == (self.nodes.len() - 1) as f64
             })
             .await;
         }
-        cluster
     }
 
     pub fn nodes(&mut self) -> &mut [Node] {

@@ -11,10 +11,13 @@ use std::time::Duration;
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use crate::network::Host;
 use crate::{Directory, Response, binary, http, system, wait_for, wait_until};
 
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(40);
+/// Where operators are not on the node's own machine.
+const ADMIN_TOKEN: &str = "a-token-of-the-tests-and-of-nobody-else";
 const OPEN_FILES: u64 = 8192;
 /// Lines of a node's log that are kept; the last ones.
 const LOG_LINES_MAX: usize = 2000;
@@ -25,6 +28,7 @@ pub struct NodeOptions {
     directory: Option<Directory>,
     key: Option<String>,
     environment: Vec<(String, String)>,
+    host: Option<Host>,
 }
 
 impl NodeOptions {
@@ -43,6 +47,12 @@ impl NodeOptions {
 
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Runs on that host, and listens on its address.
+    pub fn on(mut self, host: &Host) -> Self {
+        self.host = Some(host.clone());
         self
     }
 }
@@ -107,6 +117,11 @@ impl Node {
 
     pub fn data_dir(&self) -> &Path {
         self.data.path()
+    }
+
+    /// Where it runs, if not where the test does.
+    pub fn host(&self) -> &Host {
+        self.options.host.as_ref().expect("it was started on a host")
     }
 
     pub fn pid(&self) -> u32 {
@@ -224,21 +239,32 @@ impl Drop for Node {
 
 fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
     let mut command = Command::new(binary::path());
+    let listen =
+        options.host.as_ref().map_or_else(|| "127.0.0.1:0".to_owned(), |host| host.listen().to_string());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("FANFARE_") {
             command.env_remove(name);
         }
     }
-    let mut process = command
-        .args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--data-dir"])
+    command.arg("serve");
+    if options.host.is_some() {
+        let token = data.join("admin-token");
+        std::fs::write(&token, ADMIN_TOKEN).expect("the data folder is writable");
+        command.arg("--admin-token-file").arg(token);
+    }
+    command
+        .args(["--listen", &listen, "--admin-listen", &listen, "--data-dir"])
         .arg(data)
         .envs(options.environment.iter().map(|(name, value)| (name, value)))
         .current_dir(data)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the node can be started");
+        .stderr(Stdio::piped());
+    let mut start = || command.spawn().expect("the node can be started");
+    let mut process = match &options.host {
+        Some(host) => host.within(start),
+        None => start(),
+    };
     log.follow(process.stderr.take().expect("piped"));
     process
 }

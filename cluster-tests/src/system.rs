@@ -1,5 +1,9 @@
 //! What only the operating system can do.
 
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+
 /// Lets this process, and the nodes it starts, hold `files` open files, as far as the hard limit goes.
 #[expect(unsafe_code, reason = "setrlimit has no safe form in std; both pointers are to a live local")]
 pub(crate) fn raise_open_files(files: u64) {
@@ -57,4 +61,20 @@ pub(crate) fn hand_down(command: &mut std::process::Command, file: std::os::fd::
         _ => Err(std::io::Error::last_os_error()),
     };
     unsafe { command.pre_exec(keep) };
+}
+
+/// Puts this thread, and whatever it starts, into a network of its own, which is gone with the last that is in it or holds it.
+#[expect(unsafe_code, reason = "unshare has no safe form in std; it touches no memory of this process")]
+pub(crate) fn leave_network() -> io::Result<File> {
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    File::open("/proc/thread-self/ns/net")
+}
+
+/// Puts this thread, and whatever it starts, into that network.
+#[expect(unsafe_code, reason = "setns has no safe form in std; the file is open while it is called")]
+pub(crate) fn enter_network(network: &File) {
+    let entered = unsafe { libc::setns(network.as_raw_fd(), libc::CLONE_NEWNET) } == 0;
+    assert!(entered, "cannot enter a network: {}", io::Error::last_os_error());
 }
