@@ -46,7 +46,19 @@ impl Routing {
         };
         let missed = tokio::time::timeout(REFILL_WAIT, first).await.ok()??;
         // It may hold what is still on its way here, which would be delivered once more.
-        self.settled(key).await.then_some(missed)
+        (self.settled(key).await && self.has_heard(key, after, &missed)).then_some(missed)
+    }
+
+    /// Whether nothing of that comes here any more. A peer that is out of reach, or held for dead, may still have for this node
+    /// what others have had of it.
+    fn has_heard(&self, key: &ChannelKey, after: &Serial, missed: &[Forwarded]) -> bool {
+        let Some(channel) = self.hub.live(key) else { return false };
+        let mut has = after.clone();
+        missed.iter().for_each(|one| has.advance(one.incarnation, one.last));
+        let here = channel.mark().serial();
+        let own = self.own.lock();
+        let Some(wanted) = own.get(&channel.number()) else { return false };
+        wanted.confirmed.iter().all(|peer| here.covers_one(*peer, has.sequence_of(*peer).unwrap_or(0)))
     }
 
     /// Resolves when all that the living peers have forwarded of the channel so far is here. False when one of them is out of

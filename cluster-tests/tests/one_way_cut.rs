@@ -1,0 +1,58 @@
+//! Packets get lost on the way from one node to another, and on no other way: nobody misses anything without being told.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::network::{Lost, isolated};
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::{SOON, wait_until};
+use tokio::time::sleep;
+
+/// Longer than it takes to hold a node for dead.
+const CUT_FOR: Duration = Duration::from_secs(4);
+
+fn cut_from(from: usize, to: usize) {
+    isolated(async move |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let nodes = cluster.nodes();
+        let mut subscribers = Vec::new();
+        for node in &*nodes {
+            subscribers.push(Subscriber::on(node, "there from the beginning").await);
+        }
+        let publishers = Publishers::on(nodes).await;
+        let cut = network.cut(nodes[from].host(), nodes[to].host(), Lost::All);
+        for node in [&nodes[from], &nodes[to]] {
+            let is_down = async || node.metric("fanfare_peers_known").await == 1.0;
+            wait_until(SOON, "the link to be down", is_down).await;
+        }
+        // What comes in the midst of it has the same promise, and so has who moves.
+        sleep(CUT_FOR / 2).await;
+        let moving = Subscriber::on(&nodes[from], "from one side to the other").await;
+        sleep(CUT_FOR / 2).await;
+        let heard = moving.leave().await;
+        subscribers.push(Subscriber::after(&nodes[to], "moved", heard).await);
+        drop(cut);
+        cluster.until_linked().await;
+        let fresh = Subscriber::on(&cluster.nodes()[to], "came when it was over").await;
+        subscribers.push(fresh);
+        sleep(CUT_FOR / 4).await;
+        let acknowledged = publishers.end().await;
+        for subscriber in subscribers {
+            let (name, heard) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
+            println!("{name}: told {} times, {} missing", heard.losses(), heard.missing());
+        }
+        for node in cluster.nodes() {
+            node.assert_well().await;
+        }
+    });
+}
+
+#[test]
+fn from_the_seed_to_another() {
+    cut_from(0, 1);
+}
+
+#[test]
+fn from_another_to_the_seed() {
+    cut_from(1, 0);
+}
