@@ -1,0 +1,96 @@
+//! Gossip passes between two nodes and their links do not: acks do not hang, and nobody misses anything without being told.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::network::{Cut, Lost, Network, isolated};
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::{Node, SOON, wait_until};
+use tokio::time::sleep;
+
+const CUT_FOR: Duration = Duration::from_secs(4);
+
+fn port(node: &Node) -> u16 {
+    node.peer().expect("a node of a cluster").port()
+}
+
+/// No lane of `from` to `to` carries anything; those of `to` do.
+fn cut_lanes(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
+    let there = network.cut(from.host(), to.host(), Lost::To(port(to)));
+    let back = network.cut(to.host(), from.host(), Lost::From(port(to)));
+    vec![there, back]
+}
+
+async fn until_known(node: &Node, count: f64) {
+    let known = async || node.metric("fanfare_peers_known").await == count;
+    wait_until(SOON, &format!("{count} peers to be known"), known).await;
+}
+
+fn says_dead(node: &Node) -> bool {
+    told(node).iter().any(|(_, message)| message == "a node is dead")
+}
+
+#[test]
+fn the_links_of_both() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let nodes = cluster.nodes();
+        let mut subscribers = Vec::new();
+        for node in &*nodes {
+            subscribers.push(Subscriber::on(node, "there from the beginning").await);
+        }
+        let publishers = Publishers::on(nodes).await;
+        let (n0, n1) = (&nodes[0], &nodes[1]);
+        let cuts = [cut_lanes(&network, n0, n1), cut_lanes(&network, n1, n0)];
+        until_known(n0, 1.0).await;
+        until_known(n1, 1.0).await;
+        sleep(CUT_FOR / 2).await;
+        let moving = Subscriber::on(n0, "from one side to the other").await;
+        sleep(CUT_FOR / 2).await;
+        let heard = moving.leave().await;
+        subscribers.push(Subscriber::after(n1, "moved", heard).await);
+        assert!(!says_dead(n0) && !says_dead(n1), "gossip says that they live");
+        drop(cuts);
+        cluster.until_linked().await;
+        sleep(CUT_FOR / 4).await;
+        let acknowledged = publishers.end().await;
+        for subscriber in subscribers {
+            subscriber.settle(&acknowledged).await;
+        }
+        for node in cluster.nodes() {
+            node.assert_well().await;
+        }
+    });
+}
+
+/// A link that failed is not waited for, though its node lives: neither by an ack nor by an attach.
+#[test]
+fn the_links_of_one() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 2).await;
+        let nodes = cluster.nodes();
+        let mut subscribers = Vec::new();
+        for node in &*nodes {
+            subscribers.push(Subscriber::on(node, "there from the beginning").await);
+        }
+        let publishers = Publishers::on(nodes).await;
+        let [n0, n1] = nodes else { panic!("two nodes were started") };
+        let cuts = cut_lanes(&network, n1, n0);
+        until_known(n1, 0.0).await;
+        sleep(CUT_FOR).await;
+        assert_eq!(n0.metric("fanfare_peers_known").await, 1.0, "its own lanes carry");
+        let moving = Subscriber::on(n0, "from one side to the other").await;
+        sleep(CUT_FOR / 4).await;
+        subscribers.push(Subscriber::after(n1, "moved", moving.leave().await).await);
+        drop(cuts);
+        cluster.until_linked().await;
+        sleep(CUT_FOR / 4).await;
+        let acknowledged = publishers.end().await;
+        for subscriber in subscribers {
+            subscriber.settle(&acknowledged).await;
+        }
+        for node in cluster.nodes() {
+            node.assert_well().await;
+        }
+    });
+}
