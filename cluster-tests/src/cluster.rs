@@ -57,7 +57,12 @@ impl Cluster {
 
     /// The same, and waits until each knows what each other one wants.
     pub async fn linked(count: usize) -> Self {
-        let cluster = Self::start(count).await;
+        Self::linked_with(count, |options| options).await
+    }
+
+    /// The same with options of the caller's choice on every node.
+    pub async fn linked_with(count: usize, change: impl Fn(NodeOptions) -> NodeOptions) -> Self {
+        let cluster = Self::with(count, change).await;
         cluster.until_linked().await;
         cluster
     }

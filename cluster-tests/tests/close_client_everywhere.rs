@@ -1,0 +1,103 @@
+//! Closing a client ends its connections on every node, or says that it may not have.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::{Directory, Node, Response, SOON, Socket, http, wait_for};
+use serde_json::{Value, json};
+
+/// Of the account whose client is closed, and of another one.
+const KEY: &str = "secret.k1";
+const OTHER: &str = "secret.k2";
+/// By then it is asked anew.
+const QUIET: Duration = Duration::from_millis(200);
+
+async fn cluster() -> Cluster {
+    let directory = Directory::default()
+        .account("acme")
+        .key("k1", "secret", ALL)
+        .account("other")
+        .key("k2", "secret", ALL);
+    Cluster::linked_with(3, |options| options.directory(directory.clone(), KEY)).await
+}
+
+async fn close(node: &Node, client_id: &str) -> Response {
+    let path = format!("/api/clients/{client_id}/connections/close");
+    http::request(node.addr(), "POST", &path, &[("authorization", &http::basic(KEY))], "").await
+}
+
+async fn assert_closed(socket: &mut Socket) {
+    let (frames, ended) = socket.to_end(SOON).await;
+    let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
+    assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40160)));
+    assert_eq!(ended, Ended::Closed(4003));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_connection_of_the_client_is_closed_and_no_other() {
+    let mut cluster = cluster().await;
+    let nodes = cluster.nodes();
+    for asked in 0..nodes.len() {
+        let (mut closed, mut kept) = (Vec::new(), Vec::new());
+        for node in &*nodes {
+            for query in ["?clientId=a%2Fb", "?clientId=a%2Fb&format=msgpack"] {
+                closed.push(Socket::open(node, query).await);
+            }
+            for query in ["?clientId=a", ""] {
+                kept.push(Socket::open(node, query).await);
+            }
+            kept.push(Socket::open_as(node, "?clientId=a%2Fb", &http::basic(OTHER)).await);
+        }
+        let answer = close(&nodes[asked], "a%2Fb").await;
+        assert_eq!((answer.status, answer.json()), (200, json!({"closed": 6})), "asked n{asked}");
+        for socket in &mut closed {
+            assert_closed(socket).await;
+        }
+        for socket in &mut kept {
+            assert_eq!(socket.ask(json!({"op": 0})).await["op"], 0);
+        }
+        assert_eq!(close(&nodes[asked], "a%2Fb").await.json(), json!({"closed": 0}));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_another_node_was_asked_to_close_is_not_taken_up() {
+    let mut cluster = cluster().await;
+    let [n0, n1, _] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut socket = Socket::open(n0, "?clientId=ann").await;
+    let text = |connected: &Value, name: &str| connected[name].as_str().expect("a text").to_owned();
+    let former = text(&socket.connected, "connectionId");
+    let query = format!("?clientId=ann&resume={}", text(&socket.connected, "connectionKey"));
+    assert_eq!(close(n1, "ann").await.json(), json!({"closed": 1}));
+    assert_closed(&mut socket).await;
+    let fresh = Socket::open(n0, &query).await;
+    assert_ne!(text(&fresh.connected, "connectionId"), former);
+}
+
+/// Whoever asks is told, and asks again: once a node is declared dead it has no connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_answer_is_told_and_the_others_have_closed() {
+    let mut cluster = cluster().await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut reached = [Socket::open(n0, "?clientId=ann").await, Socket::open(n1, "?clientId=ann").await];
+    let mut unreached = Socket::open(n2, "?clientId=ann").await;
+    n2.pause();
+    assert_eq!(close(n0, "ann").await.status, 503);
+    for socket in &mut reached {
+        assert_closed(socket).await;
+    }
+    let dead = wait_for(SOON, "an answer without the node", async || {
+        let answer = close(n0, "ann").await;
+        (answer.status == 200).then_some(answer)
+    });
+    assert_eq!(dead.await.json(), json!({"closed": 0}));
+    n2.resume();
+    let said = wait_for(SOON, "its connection to be closed too", async || {
+        close(n0, "ann").await;
+        unreached.next_within(QUIET).await.ok()
+    });
+    let said = said.await;
+    assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40160)));
+}
