@@ -65,9 +65,13 @@ impl Routing {
         self.ask_everyone(&request).await?.iter().map(closed).sum()
     }
 
-    /// The answers of all members that are alive; none when one of them cannot give any.
+    /// The answers of all members that are alive or can be reached; none when one of them cannot give any.
     async fn ask_everyone(&self, request: &Request) -> Option<Vec<Answer>> {
-        let everyone = self.expected.lock().clone();
+        let mut everyone = self.expected.lock().clone();
+        let reached: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+        everyone.extend(reached);
+        everyone.sort_unstable();
+        everyone.dedup();
         let count = everyone.len();
         let mut answers = self.ask(everyone, 0, request);
         let mut all = Vec::with_capacity(count);
