@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -199,9 +199,14 @@ impl Node {
             .await
     }
 
-    /// Stands still, as if its machine did; [`Node::resume`] ends that.
+    /// Stands still, as if its machine did, with every thread when this returns; [`Node::resume`] ends that.
     pub fn pause(&self) {
         system::pause(self.pid());
+        let end = Instant::now() + crate::SOON;
+        while !system::stands_still(self.pid()) {
+            assert!(Instant::now() < end, "the node does not stand still");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn resume(&self) {

@@ -31,6 +31,15 @@ pub(crate) fn pause(pid: u32) {
     signal(pid, libc::SIGSTOP);
 }
 
+/// Whether no thread of a process runs, which takes a moment after [`pause`].
+pub(crate) fn stands_still(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
+    threads.filter_map(Result::ok).all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+    })
+}
+
 pub(crate) fn resume(pid: u32) {
     signal(pid, libc::SIGCONT);
 }
