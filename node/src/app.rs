@@ -126,7 +126,7 @@ impl App {
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
-        let route = |gossip: &Gossip| gossip.route(&hub, &node_id, &shards, &last_tasks);
+        let route = |gossip: &Gossip| gossip.route(&hub, &node_id, &shards, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
         let cluster = gossip.as_ref().zip(routing.as_ref());
         let identities = identities::open(&config, &hub, &past, &shards, &clock, cluster)?;

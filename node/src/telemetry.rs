@@ -22,10 +22,11 @@ const SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 25.0];
 
 /// Counters without labels, there from the start, and what they count.
-const COUNTERS: [(&str, &str); 7] = [
+const COUNTERS: [(&str, &str); 8] = [
     ("fanfare_published_messages_total", "Messages acknowledged"),
     ("fanfare_deliveries_total", "Messages handed to a socket"),
     ("fanfare_slow_consumers_total", "Connections ended because they did not read"),
+    ("fanfare_connection_limit_refusals_total", "Connections refused for the ceiling of their tenant"),
     ("fanfare_directory_errors_total", "Readings of the directory file that were not taken"),
     ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener that were not let in"),
     ("fanfare_peer_queue_overflows_total", "Times that all that waited for a lane of a peer was dropped"),

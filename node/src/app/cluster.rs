@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::{Addresses, StartError};
+use crate::accounts::TenantConnections;
 use crate::auth::ConnectionKeys;
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{LinkSettings, Links, PeerAddr, PeerTls};
 use crate::cluster::membership::{Facts, Members, Membership, Options, State};
-use crate::cluster::routing::{Later, Local, Routing};
+use crate::cluster::routing::{Later, Local, Routing, Seats};
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
@@ -78,6 +79,7 @@ impl Gossip {
         hub: &Arc<Hub>,
         node_id: &Arc<str>,
         shards: &Arc<Shards>,
+        connections: &Arc<TenantConnections>,
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Routing>, StartError> {
         let at = || StartError::at("cannot make the certificates of the peer links");
@@ -85,6 +87,7 @@ impl Gossip {
         let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
         let routing = Routing::new(hub, tasks);
         routing.set_local(Arc::new(OfNode { shards: Arc::clone(shards) }));
+        routing.count_tenants(Arc::clone(connections) as Arc<dyn Seats>);
         let inbound = Arc::clone(&routing) as Arc<dyn Inbound>;
         let links = Links::new(own, tls, inbound, Arc::clone(tasks), LinkSettings::default());
         let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));
@@ -104,6 +107,24 @@ impl Local for OfNode {
     fn close_client(&self, account: AccountId, client_id: ClientId) -> Later<Option<u64>> {
         let shards = Arc::clone(&self.shards);
         Box::pin(async move { shards.close_client(&account, &client_id).await })
+    }
+}
+
+impl Seats for TenantConnections {
+    fn changed(&self) -> Later<()> {
+        Box::pin(self.changed())
+    }
+
+    fn take_changed(&self) -> Vec<(Arc<str>, u64)> {
+        self.take_changed()
+    }
+
+    fn here(&self) -> Vec<(Arc<str>, u64)> {
+        self.here()
+    }
+
+    fn set_elsewhere(&self, counts: Vec<(Arc<str>, u64)>) {
+        self.set_elsewhere(counts);
     }
 }
 
@@ -152,6 +173,8 @@ async fn follow(routing: Arc<Routing>, mut members: watch::Receiver<Arc<Members>
         known.retain(|incarnation, _| now.0.iter().any(|member| member.incarnation == *incarnation));
         let alive = now.0.iter().filter(|member| member.state == State::Alive);
         routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
+        let not_dead = now.0.iter().filter(|member| member.state != State::Dead);
+        routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());
         let changed = async {
             if is_missing {
                 tokio::time::timeout(LOOKUP_RETRY, members.changed()).await.unwrap_or(Ok(()))

@@ -40,6 +40,8 @@ pub trait Inbound: Send + Sync + 'static {
     /// A connection is served there from now on.
     fn taken_up(&self, from: &Peer, taken: TakenUp);
 
+    fn tenants(&self, from: &Peer, tenants: Tenants);
+
     /// Items that the peer had for this node are lost: its channels are to be refilled.
     fn continuity_lost(&self, from: &Peer);
 
@@ -73,6 +75,15 @@ pub enum Interest {
         sequence: u64,
         round: u64,
     },
+}
+
+/// What nodes say of the connections of tenants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tenants {
+    /// So many connections of each at the peer. What begins and what ends says all of them, in parts; else it is what has changed.
+    Connections { counts: Vec<(Arc<str>, u64)>, begins: bool, ends: bool },
+    /// All tenants with connections here are to be told the peer anew.
+    Asked,
 }
 
 /// What one node asks another, under a number that the answer has too.
@@ -140,6 +151,14 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             inbound.answered(from, number, kind.map_or(Ok(Answer::Unknown), answer)?);
             return Ok(());
         }
+        Some(v1::item::Kind::TenantConnections(connections)) => {
+            inbound.tenants(from, tenant_connections(connections)?);
+            return Ok(());
+        }
+        Some(v1::item::Kind::TenantConnectionsAsked(_)) => {
+            inbound.tenants(from, Tenants::Asked);
+            return Ok(());
+        }
         _ => {
             tracing::debug!(peer = &*from.node_id, "item of an unknown kind passed over");
             return Ok(());
@@ -195,6 +214,16 @@ fn connection_id(bytes: &[u8]) -> Result<ConnectionId, Malformed> {
     Ok(ConnectionId::from_bytes(bytes))
 }
 
+fn tenant_connections(connections: v1::TenantConnections) -> Result<Tenants, Malformed> {
+    let v1::TenantConnections { counts, begins, ends } = connections;
+    let count = |v1::tenant_connections::Count { tenant, connections }| {
+        // Far above what any node can have, and far below where a sum of all nodes ends.
+        is_id(&tenant).then(|| (tenant.into(), connections.min(u64::from(u32::MAX))))
+    };
+    let counts = counts.into_iter().map(count).collect::<Option<_>>();
+    Ok(Tenants::Connections { counts: counts.ok_or(Malformed("a bad tenant"))?, begins, ends })
+}
+
 fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
     let key = channel_key(forward.channel.ok_or(Malformed("no channel"))?)?;
     let connection_id = connection_id(&forward.connection_id)?;
@@ -237,11 +266,16 @@ fn channel_key(channel: v1::Channel) -> Result<ChannelKey, Malformed> {
 }
 
 fn account_id(account: &str) -> Result<AccountId, Malformed> {
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    if account.is_empty() || account.len() > 64 || !account.bytes().all(plain) {
+    if !is_id(account) {
         return Err(Malformed("a bad account"));
     }
     Ok(AccountId::new(account))
+}
+
+/// Of an account or a tenant.
+fn is_id(id: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !id.is_empty() && id.len() <= 64 && id.bytes().all(plain)
 }
 
 fn client_id(id: &str) -> Result<ClientId, Malformed> {

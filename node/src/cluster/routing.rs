@@ -3,6 +3,7 @@
 mod ask;
 mod refill;
 mod runs;
+mod tenants;
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -14,13 +15,15 @@ use std::time::{Duration, Instant};
 pub use ask::{Later, Local};
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
+pub use tenants::Seats;
 
 use ask::{Asked, LOCAL_MAX};
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{OnTakenUp, Runs};
+use tenants::Counting;
 use tokio::sync::Semaphore;
 
-use super::inbound::{Answer, Inbound, Interest, Peer, Request};
+use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub};
 use crate::model::{ChannelKey, Forwarded, Published, Stamp, TakenUp};
@@ -59,6 +62,7 @@ pub struct Routing {
     local: OnceLock<Arc<dyn Local>>,
     /// Further requests of peers that may be answered at a time.
     local_waiting: Arc<Semaphore>,
+    counting: Counting,
     /// Peers that can be sent to, and of which it is known what they want.
     known: metrics::Gauge,
     sent: metrics::Counter,
@@ -124,6 +128,7 @@ impl Routing {
             refills_waiting: Arc::new(Semaphore::new(REFILLS_WAITING_MAX)),
             local: OnceLock::new(),
             local_waiting: Arc::new(Semaphore::new(LOCAL_MAX)),
+            counting: Counting::default(),
             known: metrics::gauge!("fanfare_peers_known"),
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),
@@ -378,7 +383,12 @@ impl Inbound for Routing {
         self.taken(from.incarnation, number, answer);
     }
 
+    fn tenants(&self, from: &Peer, tenants: Tenants) {
+        self.take_tenants(from.incarnation, tenants);
+    }
+
     fn continuity_lost(&self, from: &Peer) {
+        self.tenants_lost(from.incarnation);
         // What it wants may have been among it, too.
         if let Some(wants) = self.peers.write().get_mut(&from.incarnation) {
             wants.is_known = false;
@@ -396,6 +406,7 @@ impl Inbound for Routing {
     fn link(&self, to: &Peer, up: bool) {
         self.count_known();
         if up {
+            self.tenants_linked(to.incarnation);
             // It may have said what it wants before it was known here as a member.
             if self.peers.read().get(&to.incarnation).is_some_and(|wants| !wants.is_known) {
                 self.send(to.incarnation, 0, &Interest::Asked);

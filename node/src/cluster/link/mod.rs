@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
 pub use queue::{Lost, QueueBounds, Receipt};
 
-use super::inbound::{Answer, Inbound, Interest, Peer, Request};
+use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use crate::hub::{Content, Delivery};
 use crate::model::{ChannelKey, ClientId, Place, Published, TakenUp};
 use crate::tasks::{OnStop, Tasks};
@@ -135,6 +135,21 @@ impl Item {
             place: place(&tenure.place),
             former: place(former),
         }))
+    }
+
+    /// As [`Tenants`] has it.
+    pub fn tenants(tenants: &Tenants) -> Self {
+        Self::of(match tenants {
+            Tenants::Connections { counts, begins, ends } => {
+                let count = |(tenant, connections): &(Arc<str>, u64)| v1::tenant_connections::Count {
+                    tenant: tenant.as_ref().to_owned(),
+                    connections: *connections,
+                };
+                let (counts, begins, ends) = (counts.iter().map(count).collect(), *begins, *ends);
+                v1::item::Kind::TenantConnections(v1::TenantConnections { counts, begins, ends })
+            }
+            Tenants::Asked => v1::item::Kind::TenantConnectionsAsked(v1::TenantConnectionsAsked {}),
+        })
     }
 
     /// As [`Interest`] has it.

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::cluster::ClusterKey;
-use crate::cluster::inbound::Answer;
+use crate::cluster::inbound::{Answer, Tenants};
 use crate::model::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, Message};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -57,6 +57,8 @@ impl Inbound for Recorder {
     fn answered(&self, _from: &Peer, _number: u64, _answer: Answer) {}
 
     fn taken_up(&self, _from: &Peer, _taken: TakenUp) {}
+
+    fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
 
     fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
         self.0.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));

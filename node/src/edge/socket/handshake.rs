@@ -196,6 +196,7 @@ impl<'a> Head<'a> {
             gate.connections.admit(&principal.account)
         };
         let Some(seat) = seat else {
+            metrics::counter!("fanfare_connection_limit_refusals_total").increment(1);
             if errors_in_socket {
                 return Decision::OpenRefused { accept, format, refused: Refused::ConnectionLimit };
             }

@@ -1,0 +1,250 @@
+//! A tenant's connections are counted over all nodes, and its ceiling holds for their sum.
+
+use std::time::{Duration, Instant};
+
+use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, Raw, SOON, Socket, http, wait_until};
+use serde_json::{Value, json};
+
+/// Of the two accounts of a tenant with a ceiling, and of a tenant without one.
+const KEY: &str = "secret-one.k1";
+const SECOND: &str = "secret-two.k2";
+const OTHER: &str = "secret-other.k3";
+/// How often changes are told at most.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+async fn cluster(ceiling: u64) -> Cluster {
+    let directory = Directory::default()
+        .tenant("acme", Some(ceiling))
+        .account_of_tenant("acme-one")
+        .key("k1", "secret-one", ALL)
+        .account_of_tenant("acme-two")
+        .key("k2", "secret-two", ALL)
+        .account("other")
+        .key("k3", "secret-other", ALL);
+    Cluster::linked_with(3, |options| options.directory(directory.clone(), KEY)).await
+}
+
+async fn count_of(node: &Node, key: &str) -> Value {
+    let (path, authorization) = ("/api/connections/count", http::basic(key));
+    let answer = http::request(node.addr(), "GET", path, &[("authorization", &authorization)], "").await;
+    assert_eq!(answer.status, 200);
+    answer.json()
+}
+
+async fn count(node: &Node) -> u64 {
+    count_of(node, KEY).await["connections"].as_u64().expect("a count")
+}
+
+async fn until_counted(nodes: &[Node], open: u64) {
+    for node in nodes {
+        wait_until(SOON, &format!("{open} connections"), async || count(node).await == open).await;
+    }
+}
+
+/// None when it is refused for the ceiling.
+async fn try_open(node: &Node, query: &str, key: &str) -> Option<Socket> {
+    let mut raw = Raw::connect(node.addr()).await;
+    let authorization = http::basic(key);
+    let (status, head) =
+        raw.upgrade(&format!("/realtime{query}"), &[("authorization", &authorization)]).await;
+    if status == 101 {
+        return Some(Socket::upgraded(raw, false).await);
+    }
+    assert_eq!(status, 429, "{head}");
+    None
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_node_counts_what_is_open_on_all() {
+    let mut cluster = cluster(100).await;
+    let nodes = cluster.nodes();
+    let (mut open, mut others) = (Vec::new(), Vec::new());
+    for (number, node) in nodes.iter().enumerate() {
+        for _ in 0..=number {
+            open.push(Socket::open_as(node, "", &http::basic(KEY)).await);
+            open.push(Socket::open_as(node, "", &http::basic(SECOND)).await);
+        }
+        others.push(Socket::open_as(node, "", &http::basic(OTHER)).await);
+    }
+    until_counted(nodes, 12).await;
+    for node in &*nodes {
+        for (key, expected) in [
+            (SECOND, json!({"connections": 12, "limit": 100})),
+            (OTHER, json!({"connections": 3, "limit": null})),
+        ] {
+            wait_until(SOON, &expected.to_string(), async || count_of(node, key).await == expected).await;
+        }
+    }
+    while let Some(socket) = open.pop() {
+        drop(socket);
+        if open.len() % 4 == 0 {
+            until_counted(nodes, open.len() as u64).await;
+        }
+    }
+    assert_eq!(count_of(&nodes[0], OTHER).await["connections"], 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filled_one_after_another_it_holds_exactly_on_every_node() {
+    const CEILING: usize = 5;
+    let mut cluster = cluster(CEILING as u64).await;
+    let nodes = cluster.nodes();
+    let mut open = Vec::new();
+    for number in 0..CEILING {
+        let key = [KEY, SECOND][number % 2];
+        open.push(try_open(&nodes[number % 3], "", key).await.expect("below the ceiling"));
+        until_counted(nodes, open.len() as u64).await;
+    }
+    for node in &*nodes {
+        for key in [KEY, SECOND] {
+            let authorization = http::basic(key);
+            let upgrade = [
+                ("authorization", &*authorization),
+                ("connection", "upgrade"),
+                ("upgrade", "websocket"),
+                ("sec-websocket-version", "13"),
+                ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="),
+            ];
+            let refused = http::request(node.addr(), "GET", "/realtime", &upgrade, "").await;
+            assert_eq!((refused.status, &refused.json()["reason"]), (429, &json!("connection_limit")));
+        }
+        drop(try_open(node, "", OTHER).await.expect("another tenant"));
+    }
+    until_counted(nodes, CEILING as u64).await;
+    // What is free on one node is free on all.
+    drop(open.remove(0));
+    until_counted(nodes, CEILING as u64 - 1).await;
+    open.push(try_open(&nodes[2], "", KEY).await.expect("there is a seat"));
+    until_counted(nodes, CEILING as u64).await;
+    assert!(try_open(&nodes[0], "", KEY).await.is_none());
+}
+
+/// Each node alone holds its own ceiling at once, whatever it has heard; none admits anyone once it knows of the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_herd_that_comes_to_all_nodes_gets_what_each_admits_before_it_hears_of_the_others() {
+    const CEILING: usize = 30;
+    let mut cluster = cluster(CEILING as u64).await;
+    let nodes = cluster.nodes();
+    let mut herd = tokio::task::JoinSet::new();
+    for number in 0..6 * CEILING {
+        let (addr, key) = (nodes[number % 3].addr(), http::basic(KEY));
+        herd.spawn(async move {
+            let mut raw = Raw::connect(addr).await;
+            let (status, _) = raw.upgrade("/realtime", &[("authorization", &key)]).await;
+            assert!([101, 429].contains(&status), "{status}");
+            (status == 101).then_some(raw)
+        });
+    }
+    let mut admitted: Vec<Raw> = herd.join_all().await.into_iter().flatten().collect();
+    assert!((CEILING..=3 * CEILING).contains(&admitted.len()), "{}", admitted.len());
+    until_counted(nodes, admitted.len() as u64).await;
+    for node in &*nodes {
+        assert!(try_open(node, "", KEY).await.is_none(), "at or over the ceiling");
+    }
+    admitted.truncate(CEILING - 1);
+    until_counted(nodes, CEILING as u64 - 1).await;
+    let _last = try_open(&nodes[1], "", KEY).await.expect("below the ceiling again");
+    until_counted(nodes, CEILING as u64).await;
+}
+
+/// One seat is left, and each node admits one before it hears of the others; then it is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_those_who_come_at_once_for_the_last_seat_each_node_admits_one() {
+    const CEILING: usize = 10;
+    let mut cluster = cluster(CEILING as u64).await;
+    let nodes = cluster.nodes();
+    let mut open: Vec<Socket> = Vec::new();
+    for wave in 0..6 {
+        let (one, two, three) = tokio::join!(
+            try_open(&nodes[0], "", KEY),
+            try_open(&nodes[1], "", SECOND),
+            try_open(&nodes[2], "", KEY)
+        );
+        let admitted: Vec<Socket> = [one, two, three].into_iter().flatten().collect();
+        match wave {
+            0..3 => assert_eq!(admitted.len(), 3, "wave {wave}"),
+            3 => assert!(!admitted.is_empty()),
+            _ => assert!(admitted.is_empty(), "wave {wave} after {}", open.len()),
+        }
+        open.extend(admitted);
+        until_counted(nodes, open.len() as u64).await;
+    }
+    assert!((CEILING..CEILING + nodes.len()).contains(&open.len()));
+}
+
+/// Changes are told as they gather: not one item for each connection, and none when nothing changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_changes_are_told_in_few_items_and_none_in_none() {
+    const MANY: usize = 200;
+    let mut cluster = cluster(1000).await;
+    let nodes = cluster.nodes();
+    until_counted(nodes, 0).await;
+    let items = async || nodes[0].metric("fanfare_tenant_counts_told_total").await;
+    let (begun, before) = (Instant::now(), items().await);
+    let mut open = Vec::new();
+    for _ in 0..MANY {
+        open.push(Socket::open(&nodes[0], "").await);
+    }
+    until_counted(nodes, MANY as u64).await;
+    let after = items().await;
+    let rounds = begun.elapsed().div_duration_f64(TELL_EVERY) + 2.0;
+    let peers = (nodes.len() - 1) as f64;
+    assert!(after > before && after - before <= peers * rounds, "{before} {after} {rounds}");
+    tokio::time::sleep(5 * TELL_EVERY).await;
+    assert_eq!(items().await, after, "nothing has changed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_seats_of_a_node_that_was_killed_are_free_once_that_is_noticed() {
+    const CEILING: usize = 4;
+    let mut cluster = cluster(CEILING as u64).await;
+    let nodes = cluster.nodes();
+    let mut open = Vec::new();
+    for node in [0, 2, 2, 2] {
+        open.push(Socket::open(&nodes[node], "").await);
+    }
+    until_counted(nodes, 4).await;
+    nodes[2].kill();
+    let early = try_open(&nodes[1], "", KEY).await;
+    let is_dead = told(&nodes[1]).contains(&("n2".to_owned(), "a node is dead".to_owned()));
+    assert!(early.is_none() || is_dead, "a silence is no death");
+    drop(early);
+    until_counted(&nodes[..2], 1).await;
+    for node in [0, 1, 0] {
+        open.push(try_open(&nodes[node], "", KEY).await.expect("its seats are free"));
+        until_counted(&nodes[..2], open.len() as u64 - 3).await;
+    }
+    nodes[2].restart().await;
+    until_counted(nodes, CEILING as u64).await;
+    assert!(try_open(&nodes[2], "", KEY).await.is_none(), "it has heard of the others");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_node_stood_still_the_sum_is_right_again() {
+    const CEILING: usize = 6;
+    let mut cluster = cluster(CEILING as u64).await;
+    let nodes = cluster.nodes();
+    let mut open = Vec::new();
+    for node in [0, 1, 2, 2] {
+        open.push(Socket::open(&nodes[node], "").await);
+    }
+    until_counted(nodes, 4).await;
+    nodes[2].pause();
+    until_counted(&nodes[..2], 2).await;
+    // The side that is left fills up to the ceiling by itself.
+    for _ in 0..4 {
+        open.push(try_open(&nodes[0], "", KEY).await.expect("the rest is not there"));
+    }
+    until_counted(&nodes[..2], 6).await;
+    nodes[2].resume();
+    until_counted(nodes, 8).await;
+    for node in &*nodes {
+        assert!(try_open(node, "", KEY).await.is_none(), "over the ceiling");
+    }
+    open.drain(..3);
+    until_counted(nodes, 5).await;
+    open.push(try_open(&nodes[1], "", KEY).await.expect("below the ceiling again"));
+    until_counted(nodes, 6).await;
+}
