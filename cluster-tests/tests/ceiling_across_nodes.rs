@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Directory, Node, Raw, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
@@ -13,6 +14,8 @@ const SECOND: &str = "secret-two.k2";
 const OTHER: &str = "secret-other.k3";
 /// How often changes are told at most.
 const TELL_EVERY: Duration = Duration::from_millis(200);
+/// By then it was looked whether who came back has a seat.
+const SEATS_SETTLED: Duration = Duration::from_secs(1);
 
 async fn cluster(ceiling: u64) -> Cluster {
     let directory = Directory::default()
@@ -247,4 +250,55 @@ async fn after_a_node_stood_still_the_sum_is_right_again() {
     until_counted(nodes, 5).await;
     open.push(try_open(&nodes[1], "", KEY).await.expect("below the ceiling again"));
     until_counted(nodes, 6).await;
+}
+
+fn resume(socket: &Socket) -> String {
+    format!("?resume={}", socket.connected["connectionKey"].as_str().expect("a key"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_another_node_takes_up_takes_its_seat_along() {
+    let mut cluster = cluster(1).await;
+    let nodes = cluster.nodes();
+    let mut former = Socket::open(&nodes[0], "").await;
+    for to in [1, 2, 0] {
+        until_counted(nodes, 1).await;
+        let socket = try_open(&nodes[to], &resume(&former), KEY).await.expect("it has a seat already");
+        assert_eq!(socket.connected["resumed"], true);
+        let (frames, _) = former.to_end(SOON).await;
+        assert_eq!(frames.last().map(|frame| &frame["code"]), Some(&json!(40800)), "{frames:?}");
+        former = socket;
+    }
+    until_counted(nodes, 1).await;
+    for node in &*nodes {
+        assert!(try_open(node, "", KEY).await.is_none());
+    }
+    // Nobody has taken the seat of one that was lost, which may not be known yet where it comes back.
+    let query = resume(&former);
+    drop(former);
+    let mut back = try_open(&nodes[1], &query, KEY).await.expect("it has a seat");
+    assert_eq!(back.connected["resumed"], true);
+    assert_eq!(back.next_within(SEATS_SETTLED).await, Err(Ended::Silence));
+    until_counted(nodes, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away() {
+    let mut cluster = cluster(1).await;
+    let nodes = cluster.nodes();
+    let lost = Socket::open(&nodes[0], "").await;
+    let query = resume(&lost);
+    drop(lost);
+    until_counted(nodes, 0).await;
+    let mut taken = try_open(&nodes[2], "", KEY).await.expect("the seat is free");
+    until_counted(nodes, 1).await;
+    assert!(try_open(&nodes[0], &query, KEY).await.is_none(), "where it was it is known to be lost");
+    let mut back = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
+    let said = back.find("the end", |frame| frame["op"] == 4).await;
+    assert_eq!((&said["code"], &said["reason"]), (&json!(42900), &json!("connection_limit")));
+    assert!(said["reconnectAfterMs"].as_u64().is_some_and(|ms| ms > 0), "{said}");
+    until_counted(nodes, 1).await;
+    assert_eq!(back.to_end(SOON).await.1, Ended::Closed(4029));
+    assert_eq!(taken.ask(json!({"op": 0})).await["op"], 0);
+    assert!(try_open(&nodes[1], &query, KEY).await.is_none(), "it was lost here now");
 }

@@ -54,6 +54,11 @@ impl TenantConnections {
         self.take(account, None).expect("without a limit everyone is admitted")
     }
 
+    /// More is open than the tenant may have.
+    pub fn is_over(&self, account: &Account) -> bool {
+        account.tenant_connection_limit.is_some_and(|limit| self.count(&account.tenant) > limit)
+    }
+
     /// What is open now, on all nodes.
     pub fn count(&self, tenant: &str) -> u64 {
         self.tenants.lock().get(tenant).map_or(0, |tenant| tenant.open())

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::cluster::Gossip;
 use super::{StartError, files};
-use crate::cluster::routing::Routing;
+use crate::cluster::routing::{Connections, Routing};
 use crate::config::Config;
 use crate::edge::socket::{Identities, Shards};
 use crate::hub::Hub;
-use crate::model::Clock;
+use crate::model::{Clock, NotOpen, TakenUp};
 use crate::origin::history::FormerRun;
 
 /// Nodes of a cluster have the secret of connection keys in common; one that is alone keeps its own.
@@ -35,7 +35,16 @@ pub(super) fn open(
     let runs = Arc::clone(routing);
     let identities =
         Arc::new(identities.with_runs(Box::new(move |incarnation| runs.run(incarnation, window))));
-    let told = Arc::clone(&identities);
-    routing.on_taken_up(move |taken| told.taken_elsewhere(taken));
+    routing.set_connections(Arc::clone(&identities) as Arc<dyn Connections>);
     Ok(identities)
+}
+
+impl Connections for Identities {
+    fn taken_elsewhere(&self, taken: &TakenUp) -> Option<NotOpen> {
+        self.taken_elsewhere(taken)
+    }
+
+    fn not_open(&self, not_open: NotOpen) {
+        self.not_open(not_open);
+    }
 }

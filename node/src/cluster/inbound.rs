@@ -9,8 +9,8 @@ use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, Place, TakenUp,
-    Tenure, check_name,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, NotOpen, Place,
+    TakenUp, Tenure, check_name,
 };
 
 /// Far above what any node may allow its clients.
@@ -39,6 +39,9 @@ pub trait Inbound: Send + Sync + 'static {
 
     /// A connection is served there from now on.
     fn taken_up(&self, from: &Peer, taken: TakenUp);
+
+    /// The peer says so of what was taken up here.
+    fn not_open(&self, from: &Peer, not_open: NotOpen);
 
     fn tenants(&self, from: &Peer, tenants: Tenants);
 
@@ -149,6 +152,11 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         }
         Some(v1::item::Kind::Answer(v1::Answer { number, kind })) => {
             inbound.answered(from, number, kind.map_or(Ok(Answer::Unknown), answer)?);
+            return Ok(());
+        }
+        Some(v1::item::Kind::NotOpen(v1::NotOpen { connection_id, epoch })) => {
+            let connection_id = self::connection_id(&connection_id)?;
+            inbound.not_open(from, NotOpen { connection_id, epoch });
             return Ok(());
         }
         Some(v1::item::Kind::TenantConnections(connections)) => {

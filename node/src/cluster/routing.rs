@@ -15,18 +15,19 @@ use std::time::{Duration, Instant};
 pub use ask::{Later, Local};
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
+pub use runs::Connections;
 pub use tenants::Seats;
 
 use ask::{Asked, LOCAL_MAX};
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
-use runs::{OnTakenUp, Runs};
+use runs::{Runs, SEATS_MAX};
 use tenants::Counting;
 use tokio::sync::Semaphore;
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub};
-use crate::model::{ChannelKey, Forwarded, Published, Stamp, TakenUp};
+use crate::model::{ChannelKey, Forwarded, NotOpen, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
@@ -49,7 +50,8 @@ pub struct Routing {
     /// Those of them that are alive.
     expected: Mutex<Vec<u64>>,
     runs: Mutex<Runs>,
-    on_taken_up: OnceLock<OnTakenUp>,
+    connections: OnceLock<Arc<dyn Connections>>,
+    seats_waiting: Arc<Semaphore>,
     /// Who wants a channel, by incarnation.
     wanted: DashMap<ChannelKey, Vec<u64>>,
     epoch: AtomicU64,
@@ -119,7 +121,8 @@ impl Routing {
             peers: RwLock::default(),
             expected: Mutex::default(),
             runs: Mutex::default(),
-            on_taken_up: OnceLock::new(),
+            connections: OnceLock::new(),
+            seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
             wanted: DashMap::new(),
             epoch: AtomicU64::new(0),
             last_number: AtomicU64::new(0),
@@ -347,10 +350,12 @@ impl Inbound for Routing {
         self.hub.forwarded(forwarded);
     }
 
-    fn taken_up(&self, _from: &Peer, taken: TakenUp) {
-        if let Some(told) = self.on_taken_up.get() {
-            told(&taken);
-        }
+    fn taken_up(&self, from: &Peer, taken: TakenUp) {
+        self.taken_elsewhere(from.incarnation, &taken);
+    }
+
+    fn not_open(&self, _from: &Peer, not_open: NotOpen) {
+        self.was_not_open(not_open);
     }
 
     fn interest(&self, from: &Peer, interest: Interest) {

@@ -23,5 +23,5 @@ pub use limits::Limits;
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
 pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
 pub use revocation::Revocation;
-pub use tenure::{Owner, Place, Run, TakenUp, Tenure};
+pub use tenure::{NotOpen, Owner, Place, Run, TakenUp, Tenure};
 pub use usage::{Amount, Usage, UsageKind};

@@ -43,6 +43,14 @@ pub struct TakenUp {
     pub former: Place,
 }
 
+/// A connection was taken up that had no open socket where it was before: its seat may have been given to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotOpen {
+    pub connection_id: ConnectionId,
+    /// Of the taking up.
+    pub epoch: u64,
+}
+
 /// A run of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Run {

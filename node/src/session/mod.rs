@@ -220,6 +220,18 @@ impl Session {
         self.end(close_code, close_after_ms, out);
     }
 
+    /// The same for a connection beyond the ceiling of its tenant.
+    pub fn disconnect_at_ceiling(
+        &mut self,
+        reconnect_after_ms: u64,
+        close_after_ms: u64,
+        out: &mut Vec<Output>,
+    ) {
+        let (error, reason) = (Some("too many connections"), Some("connection_limit"));
+        self.send(&ServerFrame::Disconnected { error, code: code::LIMIT, reason, reconnect_after_ms }, out);
+        self.end(close::RATE, close_after_ms, out);
+    }
+
     fn request(&mut self, cx: Context<'_>, request: Request, out: &mut Vec<Output>) {
         let id = request.id.as_deref();
         match &request.body {

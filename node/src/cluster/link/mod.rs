@@ -30,7 +30,7 @@ pub use queue::{Lost, QueueBounds, Receipt};
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use crate::hub::{Content, Delivery};
-use crate::model::{ChannelKey, ClientId, Place, Published, TakenUp};
+use crate::model::{ChannelKey, ClientId, NotOpen, Place, Published, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 use queue::Queue;
@@ -135,6 +135,12 @@ impl Item {
             place: place(&tenure.place),
             former: place(former),
         }))
+    }
+
+    pub fn not_open(not_open: &NotOpen) -> Self {
+        let NotOpen { connection_id, epoch } = *not_open;
+        let connection_id = Bytes::copy_from_slice(connection_id.as_bytes());
+        Self::of(v1::item::Kind::NotOpen(v1::NotOpen { connection_id, epoch }))
     }
 
     /// As [`Tenants`] has it.

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Answer, Tenants};
-use crate::model::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, Message};
+use crate::model::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, Message, NotOpen};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SECRET: [u8; 32] = [7; 32];
@@ -57,6 +57,8 @@ impl Inbound for Recorder {
     fn answered(&self, _from: &Peer, _number: u64, _answer: Answer) {}
 
     fn taken_up(&self, _from: &Peer, _taken: TakenUp) {}
+
+    fn not_open(&self, _from: &Peer, _not_open: NotOpen) {}
 
     fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
 

@@ -1,19 +1,32 @@
 //! Runs of other nodes, and the connections that go from one to another.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Routing;
 use crate::cluster::link::Item;
-use crate::model::{Run, TakenUp};
+use crate::model::{ConnectionId, NotOpen, Run, TakenUp};
+use crate::tasks::OnStop;
 
 /// Runs that ended; beyond it the earliest is forgotten, and with it the way back of its connections.
 const ENDED_MAX: usize = 1024;
 
-/// Called when another node has taken a connection up.
-pub(super) type OnTakenUp = Box<dyn Fn(&TakenUp) + Send + Sync>;
+/// Until then the counts of other nodes may be those from before a seat was given to another.
+const SEATS_SETTLE: Duration = Duration::from_millis(500);
+/// Connections that wait for this; a further one is looked at when it comes, and may be asked to come back once too often.
+pub(super) const SEATS_MAX: usize = 16_384;
+
+/// The connections of this node, as far as other nodes take them up or have had them.
+pub trait Connections: Send + Sync + 'static {
+    /// Another node has taken a connection up. What there is to say to that, if it was here.
+    fn taken_elsewhere(&self, taken: &TakenUp) -> Option<NotOpen>;
+
+    /// What was taken up here took nobody's place: it stays if there is a seat for it.
+    fn not_open(&self, not_open: NotOpen);
+}
 
 /// Which runs are alive, and since when those are not that were.
 #[derive(Debug, Default)]
@@ -47,20 +60,45 @@ impl Routing {
     }
 
     /// To be called once, before there are peers.
-    pub fn on_taken_up(&self, told: impl Fn(&TakenUp) + Send + Sync + 'static) {
-        self.on_taken_up.set(Box::new(told)).ok();
+    pub fn set_connections(&self, connections: Arc<dyn Connections>) {
+        self.connections.set(connections).ok();
     }
 
     /// Tells every node that a connection is served here from now on.
     pub fn tell_taken_up(&self, taken: &TakenUp) {
         let Some(links) = self.links.get() else { return };
         let item = Item::taken_up(taken);
-        let [.., lane] = *taken.tenure.connection_id.as_bytes();
+        let lane = lane_of(taken.tenure.connection_id);
         for peer in self.peers.read().keys() {
             // Whoever cannot be told now is told when the link is back.
-            drop(links.send(*peer, lane.into(), &item));
+            drop(links.send(*peer, lane, &item));
         }
     }
+
+    pub(super) fn taken_elsewhere(&self, from: u64, taken: &TakenUp) {
+        let not_open = self.connections.get().and_then(|connections| connections.taken_elsewhere(taken));
+        if let Some((links, not_open)) = self.links.get().zip(not_open) {
+            drop(links.send(from, lane_of(not_open.connection_id), &Item::not_open(&not_open)));
+        }
+    }
+
+    pub(super) fn was_not_open(&self, not_open: NotOpen) {
+        let Some(connections) = self.connections.get().map(Arc::clone) else { return };
+        let Ok(permit) = Arc::clone(&self.seats_waiting).try_acquire_owned() else {
+            return connections.not_open(not_open);
+        };
+        self.tasks.spawn("seat", OnStop::Cancel, async move {
+            tokio::time::sleep(SEATS_SETTLE).await;
+            connections.not_open(not_open);
+            drop(permit);
+        });
+    }
+}
+
+/// All of a connection over one lane.
+fn lane_of(connection_id: ConnectionId) -> u64 {
+    let [.., lane] = *connection_id.as_bytes();
+    lane.into()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::{Input, ShardHandle};
 use crate::auth::{ConnectionKeys, Principal};
-use crate::model::{ClientId, Clock, ConnectionId, Limits, Owner, Place, Run, TakenUp, Tenure};
+use crate::model::{ClientId, Clock, ConnectionId, Limits, NotOpen, Owner, Place, Run, TakenUp, Tenure};
 
 /// Channels of lost connections that are kept, for each connection that may be kept.
 const HELD_FOR_EACH: usize = 10;
@@ -191,15 +191,16 @@ impl Identities {
         (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, None)
     }
 
-    /// Another node goes on with a connection; the socket that it may have here is told to end.
-    pub fn taken_elsewhere(&self, taken: &TakenUp) {
+    /// Another node goes on with a connection; the socket that it may have here is told to end. Something, if it was here and had
+    /// none.
+    pub fn taken_elsewhere(&self, taken: &TakenUp) -> Option<NotOpen> {
         let TakenUp { tenure, former } = taken;
         let since_ms = self.now_ms();
         let here = match self.records.entry(tenure.connection_id) {
             Entry::Occupied(mut occupied) => {
                 let record = occupied.get_mut();
                 if self.owner(record) >= tenure.owner() {
-                    return;
+                    return None;
                 }
                 (record.epoch, record.since_ms) = (tenure.epoch, since_ms);
                 record.place.replace(tenure.place)
@@ -211,17 +212,35 @@ impl Identities {
             }
         };
         self.remember(since_ms, tenure.connection_id);
-        if let Some(here) = here {
-            self.end_here(here);
+        // What is on a third node is that one's to end.
+        let is_not_open =
+            here.is_none_or(|here| here.incarnation == self.incarnation && !self.end_here(here));
+        is_not_open.then_some(NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch })
+    }
+
+    /// What was taken up here had no socket where it was before.
+    pub fn not_open(&self, not_open: NotOpen) {
+        let NotOpen { connection_id, epoch } = not_open;
+        let here = |record: &Record| record.place.filter(|place| record.epoch == epoch && self.is_own(place));
+        let place = self.records.get(&connection_id).and_then(|record| here(&record));
+        if let Some(Place { shard, slot, generation, .. }) = place {
+            self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
         }
     }
 
-    fn end_here(&self, place: Place) {
-        let Place { incarnation, shard, slot, generation } = place;
-        if incarnation == self.incarnation && self.is_open(place) {
+    /// False when it was not open here.
+    fn end_here(&self, place: Place) -> bool {
+        let Place { shard, slot, generation, .. } = place;
+        let is_open = self.is_own(&place) && self.is_open(place);
+        if is_open {
             self.note_open(place, 0);
             self.handles[usize::from(shard)].push(Input::TakenUp { slot, generation });
         }
+        is_open
+    }
+
+    fn is_own(&self, place: &Place) -> bool {
+        place.incarnation == self.incarnation
     }
 
     fn owner(&self, record: &Record) -> Owner {
@@ -275,9 +294,8 @@ impl Identities {
     /// None: the key is not good any more. Else where the connection is served, if it is.
     #[expect(clippy::option_option, reason = "usable or not, and then open or lost")]
     fn usable(&self, tenure: &Tenure, record: Option<&Record>) -> Option<Option<Place>> {
-        let is_served = |place: &Place| {
-            place.incarnation == self.incarnation || (self.elsewhere)(place.incarnation) == Some(Run::Alive)
-        };
+        let is_served =
+            |place: &Place| self.is_own(place) || (self.elsewhere)(place.incarnation) == Some(Run::Alive);
         match record.filter(|record| self.now_ms() <= record.since_ms + self.window_ms) {
             Some(record) => Some(record.place.filter(is_served)),
             None if tenure.place.incarnation == self.incarnation => {

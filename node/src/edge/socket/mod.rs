@@ -85,6 +85,11 @@ pub enum Input {
         slot: u32,
         generation: u32,
     },
+    /// What this one has taken up had no socket on the node that it was on before.
+    NotOpen {
+        slot: u32,
+        generation: u32,
+    },
     /// Answered once every connection of the shard was seen, a few in each turn.
     Survey(Box<Survey>),
     /// Say goodbye to all and end the thread.

@@ -249,6 +249,7 @@ impl Shard {
             }
             Input::Found { slot, generation, ticket, found } => self.found(slot, generation, ticket, *found),
             Input::TakenUp { slot, generation } => self.taken_up(slot, generation),
+            Input::NotOpen { slot, generation } => self.keep_if_seated(slot, generation),
             Input::Accept(link, permit) => self.accept(link, permit),
             Input::Adopt { link, permit, read, opening } => self.adopt(link, permit, read, *opening),
             Input::AdoptRefused { link, permit, format, refused } => {

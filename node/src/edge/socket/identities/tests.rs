@@ -297,3 +297,42 @@ fn of_two_nodes_that_take_it_up_at_once_the_same_one_has_it_everywhere() {
         assert_eq!(identities.end(&here, false, Vec::new()), stays);
     }
 }
+
+#[test]
+fn what_had_no_socket_here_is_told_to_whoever_takes_it_up() {
+    let taken = |of: &Tenure, epoch| {
+        let tenure = Tenure { connection_id: of.connection_id, ..of_run(OTHER, epoch) };
+        TakenUp { tenure, former: of.place }
+    };
+    let says = |of: &Tenure, epoch| Some(NotOpen { connection_id: of.connection_id, epoch });
+    let identities = among_others();
+    let (open, lost, over) = (identities.fresh(1), identities.fresh(2), identities.fresh(3));
+    identities.end(&lost, false, Vec::new());
+    identities.end(&over, true, Vec::new());
+    assert_eq!(identities.taken_elsewhere(&taken(&open, 5)), None);
+    assert_eq!(identities.taken_elsewhere(&taken(&lost, 5)), says(&lost, 5));
+    assert_eq!(identities.taken_elsewhere(&taken(&over, 5)), says(&over, 5));
+    assert_eq!(identities.taken_elsewhere(&taken(&lost, 6)), None, "it was on another node before");
+    let elsewhere = of_run(ENDED, 5);
+    assert_eq!(identities.taken_elsewhere(&taken(&elsewhere, 7)), None, "it was never here");
+}
+
+#[test]
+fn only_the_socket_that_took_it_up_is_told_that_there_was_none() {
+    let identities = among_others();
+    let former = identities.former(&of_run(OTHER, 1));
+    let (tenure, _) = identities.begin(former, place(4));
+    let told = || {
+        let mut inputs = Vec::new();
+        identities.handles[0].inbox.take(&mut inputs);
+        inputs.iter().filter(|input| matches!(input, Input::NotOpen { generation: 4, .. })).count()
+    };
+    let not_open = NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch };
+    identities.not_open(NotOpen { epoch: tenure.epoch - 1, ..not_open });
+    assert_eq!(told(), 0);
+    identities.not_open(not_open);
+    assert_eq!(told(), 1);
+    identities.end(&tenure, false, Vec::new());
+    identities.not_open(not_open);
+    assert_eq!(told(), 0);
+}

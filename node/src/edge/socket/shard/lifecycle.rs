@@ -21,7 +21,7 @@ const RECONNECT_SPREAD_MS: u64 = 500;
 /// Who is refused at a ceiling is asked to come back after this time at the earliest, and twice it at the latest.
 const REFUSED_MS: u64 = 2_000;
 /// After op 4 and its delay the client closes; the node does so when it has not.
-const CLOSE_AFTER_MS: u64 = 1_000;
+pub(super) const CLOSE_AFTER_MS: u64 = 1_000;
 
 impl Shard {
     pub(super) fn accept(&mut self, link: Link<std::net::TcpStream>, permit: Permit) {
@@ -122,8 +122,7 @@ impl Shard {
                 (ServerFrame::Error { error, code: code::CREDENTIAL, channel: None }, close::CREDENTIAL, 0)
             }
             Refused::ConnectionLimit => {
-                let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes()));
-                let reconnect_after_ms = REFUSED_MS + spread % REFUSED_MS;
+                let reconnect_after_ms = refused_ms();
                 let (code, reason) = (code::LIMIT, Some("connection_limit"));
                 let frame =
                     ServerFrame::Disconnected { error: Some(error), code, reason, reconnect_after_ms };
@@ -304,4 +303,10 @@ impl Shard {
             self.slots[slot as usize] = Some(connection);
         }
     }
+}
+
+/// When somebody who is refused at a ceiling is asked to come back.
+pub(super) fn refused_ms() -> u64 {
+    let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes()));
+    REFUSED_MS + spread % REFUSED_MS
 }

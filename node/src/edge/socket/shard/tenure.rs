@@ -1,10 +1,13 @@
 //! A connection is taken up by another socket, lost, or over.
 
+use std::sync::Arc;
+
 use fanfare_proto::frame::{close, code};
 
 use super::super::connection::{Connection, Subscription};
 use super::super::identities::Former;
 use super::Shard;
+use super::lifecycle::{CLOSE_AFTER_MS, refused_ms};
 use crate::model::{Place, TakenUp, Tenure};
 
 impl Shard {
@@ -37,11 +40,25 @@ impl Shard {
 
     /// Another socket goes on with the connection of this one.
     pub(super) fn taken_up(&mut self, slot: u32, generation: u32) {
-        let held = self.slots.get(slot as usize).and_then(Option::as_deref);
-        if held.is_some_and(|connection| connection.generation == generation) {
+        if self.is_still(slot, generation) {
             self.with_session(slot, |session, _, out| {
                 session.fail("taken up by another socket", code::TAKEN_UP, close::CREDENTIAL, out);
             });
         }
+    }
+
+    /// It was admitted in the place of a socket that was not there, so it goes if its tenant is over the ceiling.
+    pub(super) fn keep_if_seated(&mut self, slot: u32, generation: u32) {
+        if !self.is_still(slot, generation) {
+            return;
+        }
+        let connections = Arc::clone(&self.services.connections);
+        self.with_session(slot, |session, _, out| {
+            if connections.is_over(&session.principal().account) {
+                metrics::counter!("fanfare_connection_limit_refusals_total").increment(1);
+                let spread_ms = refused_ms();
+                session.disconnect_at_ceiling(spread_ms, spread_ms + CLOSE_AFTER_MS, out);
+            }
+        });
     }
 }
