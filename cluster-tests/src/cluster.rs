@@ -29,9 +29,10 @@ impl Cluster {
     pub async fn apart(network: &Network, count: usize) -> Self {
         let on_host = |options: NodeOptions| {
             let host = network.host();
-            let listen = host.listen().to_string();
-            let options = options.on(&host).environment("FANFARE_GOSSIP_LISTEN", &listen);
-            options.environment("FANFARE_PEER_LISTEN", &listen)
+            // There it is alone, and its ports stay the same when it starts again.
+            let at = |port: u16| format!("{}:{port}", host.address());
+            let options = options.on(&host).environment("FANFARE_GOSSIP_LISTEN", &at(7946));
+            options.environment("FANFARE_PEER_LISTEN", &at(7947))
         };
         let cluster = Self::with(count, on_host).await;
         cluster.until_linked().await;

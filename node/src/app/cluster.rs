@@ -14,8 +14,8 @@ use crate::auth::ConnectionKeys;
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{LinkSettings, Links, PeerAddr, PeerTls};
-use crate::cluster::membership::{Facts, Members, Membership, Options, State};
-use crate::cluster::routing::{Later, Local, Routing, Seats};
+use crate::cluster::membership::{Facts, Member, Members, Membership, Options, State};
+use crate::cluster::routing::{Later, Local, Routing, Seats, Standing};
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
@@ -175,6 +175,12 @@ async fn follow(routing: Arc<Routing>, mut members: watch::Receiver<Arc<Members>
         routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
         let not_dead = now.0.iter().filter(|member| member.state != State::Dead);
         routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());
+        let standing = now.0.iter().map(|Member { incarnation, facts, state, .. }| Standing {
+            incarnation: *incarnation,
+            is_dead: *state == State::Dead,
+            is_draining: facts.draining,
+        });
+        routing.look_for_deaths(&standing.collect::<Vec<_>>());
         let changed = async {
             if is_missing {
                 tokio::time::timeout(LOOKUP_RETRY, members.changed()).await.unwrap_or(Ok(()))

@@ -48,6 +48,12 @@ pub trait Inbound: Send + Sync + 'static {
     /// Items that the peer had for this node are lost: its channels are to be refilled.
     fn continuity_lost(&self, from: &Peer);
 
+    /// The peer has opened a lane to this node.
+    fn lane_opened(&self, _from: &Peer, _lane: u32) {}
+
+    /// Nothing more comes over it. Unless it is `whole`, the peer may have acknowledged what should have come over it.
+    fn lane_ended(&self, _from: &Peer, _lane: u32, _whole: bool) {}
+
     /// All lanes to the peer are open, or not any more. What was reported last is the state.
     fn link(&self, to: &Peer, up: bool);
 }

@@ -1,6 +1,7 @@
 //! Which channels go to which node: what is wanted here is told the others, and a publish goes to those that want it.
 
 mod ask;
+mod deaths;
 mod refill;
 mod runs;
 mod tenants;
@@ -14,11 +15,13 @@ use std::time::{Duration, Instant};
 
 pub use ask::{Later, Local};
 use dashmap::DashMap;
+pub use deaths::Standing;
 use parking_lot::{Mutex, RwLock};
 pub use runs::Connections;
 pub use tenants::Seats;
 
 use ask::{Asked, LOCAL_MAX};
+use deaths::Deaths;
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
 use tenants::Counting;
@@ -50,6 +53,7 @@ pub struct Routing {
     /// Those of them that are alive.
     expected: Mutex<Vec<u64>>,
     runs: Mutex<Runs>,
+    deaths: Mutex<Deaths>,
     connections: OnceLock<Arc<dyn Connections>>,
     seats_waiting: Arc<Semaphore>,
     /// Who wants a channel, by incarnation.
@@ -121,6 +125,7 @@ impl Routing {
             peers: RwLock::default(),
             expected: Mutex::default(),
             runs: Mutex::default(),
+            deaths: Mutex::default(),
             connections: OnceLock::new(),
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
             wanted: DashMap::new(),
@@ -288,8 +293,10 @@ impl Routing {
             done.done.send(()).ok();
         }
         drop(own);
-        if is_first {
-            self.hub.heard(key, number, Stamp { incarnation: from, sequence });
+        let stamp = Stamp { incarnation: from, sequence };
+        match is_first {
+            true => self.hub.heard(key, number, stamp),
+            false => self.hub.caught_up(key, number, stamp),
         }
         if waited > 0 {
             self.wait_no_more(number, from);
@@ -390,6 +397,14 @@ impl Inbound for Routing {
 
     fn tenants(&self, from: &Peer, tenants: Tenants) {
         self.take_tenants(from.incarnation, tenants);
+    }
+
+    fn lane_opened(&self, from: &Peer, lane: u32) {
+        self.lane_opened_by(from.incarnation, lane);
+    }
+
+    fn lane_ended(&self, from: &Peer, lane: u32, whole: bool) {
+        self.lane_ended_by(from.incarnation, lane, whole);
     }
 
     fn continuity_lost(&self, from: &Peer) {

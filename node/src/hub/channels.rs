@@ -302,6 +302,8 @@ impl Hub {
             state.removed = true;
             if let (Joining::Done, Some(interest)) = (&state.joining, self.interest.get()) {
                 interest.leave(&channel.key, channel.number);
+                // From now on it is not known what others publish, so no position is taken for that of its next life.
+                state.mark.own.sequence += 1;
             }
             self.sequence_floor.fetch_max(state.mark.own.sequence, Ordering::SeqCst);
             self.channels.remove(&channel.key);

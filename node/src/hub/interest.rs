@@ -1,5 +1,6 @@
 //! Which channels this node wants from other nodes, and from when on it can count on getting what they take.
 
+use std::collections::HashSet;
 use std::mem;
 use std::sync::Arc;
 
@@ -111,6 +112,54 @@ impl Hub {
         }
     }
 
+    /// A run of another node is dead. Whoever is attached where it stands, or in one of these channels, is told.
+    pub fn died(&self, incarnation: u64, unheard: &HashSet<u64>) {
+        self.each_with(incarnation, unheard, |channel, state| self.tell_lost(channel, state));
+    }
+
+    /// It may have acknowledged what has not come here. Nobody is resumed there, until it is back ([`Hub::caught_up`]) or gone.
+    pub fn doubt(&self, incarnation: u64, unheard: &HashSet<u64>) {
+        self.each_with(incarnation, unheard, |_, state| {
+            if !state.unsure.contains(&incarnation) {
+                state.unsure.push(incarnation);
+            }
+        });
+    }
+
+    /// It does not come back, and nobody has what it may have acknowledged. No position of before is one to resume from.
+    pub fn gone(&self, incarnation: u64, unheard: &HashSet<u64>) {
+        self.each_with(incarnation, unheard, |channel, state| {
+            state.unsure.retain(|run| *run != incarnation);
+            // A number without a message, so that whoever had all that was here is not taken for having all.
+            state.mark.own.sequence += 1;
+            state.mark.place += 1;
+            self.break_off(channel, state);
+        });
+    }
+
+    /// Another node has forwarded all that it had numbered in the channel up to this.
+    pub fn caught_up(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
+        let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
+        let mut state = channel.state.lock();
+        state.unsure.retain(|incarnation| *incarnation != stamp.incarnation);
+        if !state.mark.covers(stamp) {
+            state.mark.hear(stamp, 0);
+        }
+    }
+
+    /// The channels in whose position a run stands, and those of these numbers.
+    fn each_with(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
+        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        for channel in &channels {
+            let mut state = channel.state.lock();
+            let others = state.mark.others.as_ref();
+            let stands = others.is_some_and(|others| others.sequence_of(incarnation).is_some());
+            if !matches!(state.joining, Joining::Not) && (stands || numbers.contains(&channel.number)) {
+                act(channel, &mut state);
+            }
+        }
+    }
+
     /// Runs `act` with where the channel stands, while nothing is numbered in it.
     pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(Stamp) -> R) -> R {
         self.with_channel(key, |_, state| act(state.mark.own))
@@ -137,6 +186,11 @@ impl Hub {
         if let Some(ring) = &mut state.ring {
             ring.restart(&state.mark);
         }
+        self.tell_lost(channel, state);
+    }
+
+    /// Tells whoever is attached that something is missing of what they were to have.
+    fn tell_lost(&self, channel: &Channel, state: &State) {
         if !matches!(state.joining, Joining::Done) {
             return;
         }

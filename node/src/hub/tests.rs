@@ -1,5 +1,6 @@
 //! Numbering and interest under threads, and the frame that a publish becomes.
 
+mod deaths;
 mod forwarded;
 mod frames;
 mod numbering;

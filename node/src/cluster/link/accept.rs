@@ -26,6 +26,9 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Lanes that are remembered, open or not; the longest unused goes, and where all are open a further one is refused.
 const LANES_KEPT_MAX: usize = 2048;
 const NODE_ID_BYTES_MAX: usize = 256;
+/// An ack waits for this node so long at least, as long as the lane is open: what came before is here. The rest of that time is
+/// for the way of a ping.
+const WHOLE_WITHIN: Duration = Duration::from_millis(800);
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Never returns. What cannot be accepted leaves the others alone.
@@ -156,7 +159,7 @@ impl Lanes {
         };
         let stream = taken.stream;
         drop(taken);
-        Ok((OpenLane { peer, lane, stream }, answer))
+        Ok((OpenLane { peer, number: hello.lane, lane, stream }, answer))
     }
 }
 
@@ -166,7 +169,7 @@ fn taking(
     common: Arc<Common>,
     lanes: Arc<Lanes>,
 ) -> impl Stream<Item = Result<v1::Frame, Status>> + Send + 'static {
-    let taking = Taking { frames, common, lanes, open: None, over: false };
+    let taking = Taking { frames, common, lanes, open: None, pinged: None, is_silent: false, over: false };
     stream::unfold(taking, |mut taking| async move {
         if taking.over {
             return None;
@@ -182,11 +185,15 @@ struct Taking {
     common: Arc<Common>,
     lanes: Arc<Lanes>,
     open: Option<OpenLane>,
+    /// When the last ping came, and how long something had waited at the peer by then.
+    pinged: Option<(Instant, Duration)>,
+    is_silent: bool,
     over: bool,
 }
 
 pub(in crate::cluster) struct OpenLane {
     peer: Peer,
+    number: u32,
     lane: Arc<Lane>,
     stream: u64,
 }
@@ -195,13 +202,15 @@ impl Taking {
     /// None when the peer has ended the lane.
     async fn answer(&mut self) -> Result<Option<Kind>, Status> {
         loop {
-            let frame = timeout(SILENCE, self.frames.message())
-                .await
-                .map_err(|_| Status::deadline_exceeded("the peer is silent"))??;
-            let Some(frame) = frame else { return Ok(None) };
+            let Ok(frame) = timeout(SILENCE, self.frames.message()).await else {
+                self.is_silent = true;
+                return Err(Status::deadline_exceeded("the peer is silent"));
+            };
+            let Some(frame) = frame? else { return Ok(None) };
             let answer = match (&self.open, frame.kind) {
                 (None, Some(Kind::Hello(hello))) => {
                     let (open, answer) = self.lanes.open(hello, &self.common.own, &*self.common.inbound)?;
+                    self.common.inbound.lane_opened(&open.peer, open.number);
                     self.open = Some(open);
                     Kind::Hello(answer)
                 }
@@ -209,7 +218,10 @@ impl Taking {
                 (Some(open), Some(Kind::Batch(batch))) => {
                     Kind::Confirm(v1::Confirm { sequence: open.take(batch, &*self.common.inbound)? })
                 }
-                (Some(_), Some(Kind::Ping(ping))) => Kind::Pong(v1::Pong { number: ping.number }),
+                (Some(_), Some(Kind::Ping(ping))) => {
+                    self.pinged = ping.waits_ms.map(|ms| (Instant::now(), Duration::from_millis(ms)));
+                    Kind::Pong(v1::Pong { number: ping.number })
+                }
                 // It came with a later minor.
                 (Some(_), _) => continue,
             };
@@ -218,7 +230,22 @@ impl Taking {
     }
 }
 
+impl Drop for Taking {
+    fn drop(&mut self) {
+        let Some(open) = self.open.take().filter(OpenLane::is_current) else { return };
+        // What the peer has acknowledged for more than that time is here.
+        let is_whole = |(at, waits): &(Instant, Duration)| at.elapsed() + *waits < WHOLE_WITHIN;
+        let is_whole = !self.is_silent && self.pinged.as_ref().is_some_and(is_whole);
+        self.common.inbound.lane_ended(&open.peer, open.number, is_whole);
+    }
+}
+
 impl OpenLane {
+    /// No other stream speaks for the lane.
+    fn is_current(&self) -> bool {
+        self.lane.taken.lock().stream == self.stream
+    }
+
     /// Up to which batch all are taken.
     pub(in crate::cluster) fn take(&self, batch: v1::Batch, inbound: &dyn Inbound) -> Result<u64, Status> {
         let mut taken = self.lane.taken.lock();

@@ -97,7 +97,7 @@ pub(super) async fn keep(link: Arc<Link>, lane: usize, common: Arc<Common>) {
 }
 
 async fn open(
-    link: &Link,
+    link: &Arc<Link>,
     lane: usize,
     common: &Common,
     end: CancellationToken,
@@ -122,7 +122,8 @@ async fn open(
         taken: 0,
         to: link.peer.incarnation,
     };
-    let outgoing = Outgoing { queue: Arc::clone(queue), step: Step::Hello(hello, started) };
+    let outgoing =
+        Outgoing { link: Arc::clone(link), queue: Arc::clone(queue), step: Step::Hello(hello, started) };
     let frames = stream::unfold(outgoing, |mut outgoing| async move {
         let kind = outgoing.next().await?;
         Some((v1::Frame { kind: Some(kind) }, outgoing))
@@ -162,6 +163,7 @@ async fn listen(mut frames: Streaming<v1::Frame>, queue: &Queue) -> Status {
 
 /// The frames of a lane, made when the connection has room for them.
 struct Outgoing {
+    link: Arc<Link>,
     queue: Arc<Queue>,
     step: Step,
 }
@@ -195,7 +197,9 @@ impl Outgoing {
             if now >= *ping_at {
                 *ping_at = now + PING;
                 *pings += 1;
-                return Some(Kind::Ping(v1::Ping { number: *pings }));
+                let waits_ms = u64::try_from(self.queue.waits().as_millis()).unwrap_or(u64::MAX);
+                let waits_ms = self.link.is_up().then_some(waits_ms);
+                return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
             }
             match self.queue.pull(*stream) {
                 Pull::Batch(batch) => return Some(Kind::Batch(batch)),

@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use fanfare_proto::peer::v1;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 /// A batch is closed at either; an item that is longer goes alone.
 const BATCH_BYTES: usize = 256 * 1024;
@@ -84,12 +86,15 @@ struct State {
 #[derive(Debug)]
 struct Waiting {
     item: Bytes,
+    since: Instant,
     receipt: oneshot::Sender<()>,
 }
 
 #[derive(Debug)]
 struct Sent {
     batch: v1::Batch,
+    /// Since when its first item waits.
+    since: Instant,
     receipts: Vec<oneshot::Sender<()>>,
 }
 
@@ -118,7 +123,7 @@ impl Queue {
         }
         state.bytes = bytes;
         state.items += 1;
-        state.waiting.push_back(Waiting { item, receipt });
+        state.waiting.push_back(Waiting { item, since: Instant::now(), receipt });
         drop(state);
         self.changed.notify_one();
         Receipt(Some(receiver))
@@ -173,6 +178,14 @@ impl Queue {
         self.changed.notified().await;
     }
 
+    /// How long the oldest item that is not confirmed has waited.
+    pub(super) fn waits(&self) -> Duration {
+        let state = self.state.lock();
+        let first = state.sent.front().map(|sent| sent.since);
+        let first = first.or_else(|| state.waiting.front().map(|waiting| waiting.since));
+        first.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         self.state.lock().bytes
@@ -191,6 +204,7 @@ impl State {
         }
         let mut items = BytesMut::with_capacity(bytes);
         let mut receipts = Vec::with_capacity(count);
+        let since = self.waiting.front().map_or_else(Instant::now, |first| first.since);
         for waiting in self.waiting.drain(..count) {
             items.extend_from_slice(&waiting.item);
             receipts.push(waiting.receipt);
@@ -199,7 +213,7 @@ impl State {
         self.sent_bytes += bytes;
         self.on_stream += 1;
         let batch = v1::Batch { sequence: self.last, items: items.freeze() };
-        self.sent.push_back(Sent { batch: batch.clone(), receipts });
+        self.sent.push_back(Sent { batch: batch.clone(), since, receipts });
         batch
     }
 

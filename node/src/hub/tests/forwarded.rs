@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::model::{Forwarded, ForwardedParts};
 
-const THERE: u64 = 77;
+pub(super) const THERE: u64 = 77;
 
-fn from(incarnation: u64, first: u64, count: u64) -> Forwarded {
+pub(super) fn from(incarnation: u64, first: u64, count: u64) -> Forwarded {
     let text = |sequence| Bytes::from(format!(r#"{{"id":"f{sequence}"}}"#));
     let last = first + count - 1;
     let parts = ForwardedParts {
@@ -28,7 +28,7 @@ fn from(incarnation: u64, first: u64, count: u64) -> Forwarded {
 }
 
 /// This run's sequence, and that of the other one.
-fn position(hub: &Hub, here: u64, there: u64) -> Serial {
+pub(super) fn position(hub: &Hub, here: u64, there: u64) -> Serial {
     let mut serial = Serial::single(hub.incarnation(), here);
     if there > 0 {
         serial.advance(THERE, there);
@@ -37,7 +37,7 @@ fn position(hub: &Hub, here: u64, there: u64) -> Serial {
 }
 
 /// With a channel that other nodes forward.
-fn joined() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
+pub(super) fn joined() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(Others::default()));
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
@@ -181,7 +181,7 @@ fn a_position_with_other_runs_says_nothing_where_none_was_heard() {
 
 /// Counts what other nodes would be told.
 #[derive(Default)]
-struct Others {
+pub(super) struct Others {
     waits: bool,
     joins: AtomicUsize,
     leaves: AtomicUsize,

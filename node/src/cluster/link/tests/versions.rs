@@ -94,7 +94,7 @@ async fn a_later_minor_is_spoken_to_and_its_fields_are_passed_over() {
     items.extend(item(1));
     assert_eq!(hand.batch(1, items).await.expect("the lane lives"), Some(1));
     assert_eq!(node.seen.borrow().sequences("room"), [1]);
-    hand.say(Kind::Ping(v1::Ping { number: 5 })).await;
+    hand.say(Kind::Ping(v1::Ping { number: 5, waits_ms: None })).await;
     let pong = hand.answer().await.expect("the lane lives");
     assert_eq!(pong, Some(Kind::Pong(v1::Pong { number: 5 })));
 }

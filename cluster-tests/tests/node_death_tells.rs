@@ -1,0 +1,143 @@
+//! A node dies: whoever may have missed something of it is told, and nobody else.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::network::isolated;
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+const STAYED: &str = "there from the beginning";
+
+async fn until_dead(node: &Node, other: &str) {
+    let is_dead = || told(node).iter().any(|(of, said)| of == other && said == "a node is dead");
+    wait_until(SOON, "the death to be known", async || is_dead()).await;
+}
+
+async fn attach_after(node: &Node, serial: &Value) -> (Socket, Value) {
+    let mut socket = Socket::open(node, "").await;
+    let attached = socket.ask(json!({"op": 8, "channel": "room", "serial": serial})).await;
+    assert_eq!(attached["op"], 9, "{attached}");
+    (socket, attached)
+}
+
+/// What the client is told before anything else.
+async fn next_told(socket: &mut Socket) -> (Value, Value) {
+    let frame = socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+    assert_eq!((&frame["op"], &frame["resumed"]), (&json!(9), &json!(false)), "{frame}");
+    (frame["channel"].clone(), frame["serial"].clone())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_attached_is_told_where_it_had_published_and_nowhere_else() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut there = Socket::open(n1, "").await;
+    let mut away = Socket::open(n1, "").await;
+    for socket in [&mut there, &mut away] {
+        socket.attach("room").await;
+        socket.attach("another").await;
+    }
+    Socket::open(n0, "").await.publish("room", json!({"data": 1})).await;
+    let mut publisher = Socket::open(n2, "").await;
+    publisher.publish("another", json!({"data": 2})).await;
+    let (_, serial) = (there.message("room").await, away.message("room").await["serial"].clone());
+    there.message("another").await;
+    drop(away);
+    Socket::open(n0, "").await.publish("room", json!({"data": 3})).await;
+    there.message("room").await;
+    n0.kill();
+    let (channel, _) = next_told(&mut there).await;
+    assert_eq!(channel, "room");
+    publisher.publish("another", json!({"data": 4})).await;
+    let frame = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+    assert_eq!((&frame["op"], &frame["channel"]), (&json!(13), &json!("another")), "{frame}");
+    // All that it had acknowledged is here, so whoever comes back gets that.
+    until_dead(n1, "n0").await;
+    let (mut back, attached) = attach_after(n1, &serial).await;
+    // On a machine that is too busy for that to be known it is told.
+    if attached["resumed"] == true {
+        assert_eq!(back.message("room").await["messages"][0]["data"], 3);
+    }
+}
+
+#[test]
+fn what_it_acknowledged_behind_a_cut_is_told_to_everybody() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+        let mut publisher = Socket::open(n0, "").await;
+        let mut there = Socket::open(n1, "").await;
+        let mut away = Socket::open(n1, "").await;
+        for socket in [&mut there, &mut away] {
+            socket.attach("room").await;
+        }
+        publisher.publish("room", json!({"data": 1})).await;
+        let (_, serial) = (there.message("room").await, away.message("room").await["serial"].clone());
+        drop(away);
+        let cuts = network.split(&[n0.host()], &[n1.host(), n2.host()]);
+        publisher.publish("room", json!({"data": 2})).await;
+        until_dead(n1, "n0").await;
+        let (_, told) = next_told(&mut there).await;
+        // Nobody knows whether more was published, and whether it comes yet.
+        for node in [&*n1, &*n2] {
+            assert_eq!(attach_after(node, &serial).await.1["resumed"], false);
+            assert_eq!(attach_after(node, &told).await.1["resumed"], false);
+        }
+        let mut fresh = Socket::open(n1, "").await;
+        fresh.attach("room").await;
+        n0.kill();
+        drop(cuts);
+        n0.restart().await;
+        for socket in [&mut there, &mut fresh] {
+            assert_eq!(next_told(socket).await.0, "room", "now it is lost for good");
+        }
+        for serial in [&serial, &told] {
+            assert_eq!(attach_after(n1, serial).await.1["resumed"], false);
+        }
+        let (_, attached) = attach_after(n1, &fresh.attach("room").await["serial"]).await;
+        assert_eq!(attached["resumed"], true, "what comes now is whole");
+        Socket::open(n0, "").await.publish("room", json!({"data": 3})).await;
+        assert_eq!(there.message("room").await["messages"][0]["data"], 3);
+    });
+}
+
+/// What was on its way when it died came to some and not to others.
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_nothing_is_missed_silently() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut subscribers = Vec::new();
+    for node in &nodes[..2] {
+        subscribers.push(Subscriber::on(node, STAYED).await);
+    }
+    let mut moving = Vec::new();
+    for node in &*nodes {
+        moving.push(Subscriber::on(node, "moves").await);
+    }
+    let publishers = Publishers::on(nodes).await;
+    sleep(Duration::from_secs(1)).await;
+    nodes[2].kill();
+    for (at, subscriber) in moving.into_iter().enumerate() {
+        let heard = subscriber.leave().await;
+        subscribers.push(Subscriber::after(&nodes[at % 2], "moved at once", heard).await);
+    }
+    until_dead(&nodes[1], "n2").await;
+    let moved = subscribers.remove(0).leave().await;
+    subscribers.push(Subscriber::after(&nodes[1], "moved later", moved).await);
+    nodes[2].restart().await;
+    cluster.until_linked().await;
+    sleep(Duration::from_secs(1)).await;
+    let mut acknowledged = publishers.end().await;
+    // What the dead one acknowledged last may be missing, and that was told.
+    acknowledged.retain(|(from, _), _| *from != 2);
+    for subscriber in subscribers {
+        let (name, heard) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
+        assert!(heard.losses() > 0 || name != STAYED, "it was not told");
+    }
+    for node in cluster.nodes() {
+        node.assert_well().await;
+    }
+}

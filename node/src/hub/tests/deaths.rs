@@ -1,0 +1,87 @@
+//! What becomes of positions and of who is attached when a run of another node has died.
+
+use std::collections::HashSet;
+
+use super::forwarded::{THERE, from, joined, position};
+use super::*;
+
+fn nowhere() -> HashSet<u64> {
+    HashSet::new()
+}
+
+#[test]
+fn who_is_attached_is_told_where_the_dead_one_stands() {
+    let (hub, targets, channel) = joined();
+    hub.died(THERE, &nowhere());
+    assert!(targets[0].lost.lock().is_empty(), "nothing came from there");
+    hub.died(THERE, &HashSet::from([channel.number()]));
+    assert_eq!(targets[0].lost.lock().len(), 1, "what it had was never told");
+    hub.forwarded(from(THERE, 5, 2));
+    hub.died(THERE + 1, &nowhere());
+    assert_eq!(targets[0].lost.lock().len(), 1, "another one");
+    hub.died(THERE, &nowhere());
+    assert_eq!(*targets[0].lost.lock(), [channel.number(); 2]);
+    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
+    hub.forwarded(from(THERE, 7, 1));
+    assert_eq!((start(6), start(7)), (Start::Replay { after: 2, is_exact: true }, Start::Live));
+}
+
+#[test]
+fn nobody_is_resumed_until_a_doubtful_one_is_back() {
+    let (hub, targets, channel) = joined();
+    hub.forwarded(from(THERE, 5, 2));
+    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
+    hub.doubt(THERE, &nowhere());
+    assert_eq!(start(6), Start::Unknown);
+    hub.caught_up(&key("a"), channel.number() + 1, Stamp { incarnation: THERE, sequence: 6 });
+    assert_eq!(start(6), Start::Unknown, "of a former life of the channel");
+    hub.caught_up(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
+    assert_eq!(start(6), Start::Live);
+    assert!(targets[0].lost.lock().is_empty());
+}
+
+#[test]
+fn a_doubtful_one_that_is_gone_ends_every_position() {
+    let (hub, targets, channel) = joined();
+    hub.forwarded(from(THERE, 5, 2));
+    publish(&hub, &key("a"), 1);
+    hub.doubt(THERE, &nowhere());
+    hub.gone(THERE, &nowhere());
+    assert_eq!(*targets[0].lost.lock(), [channel.number()]);
+    let start = |here, there| hub.look_after(&key("a"), &position(&hub, here, there));
+    assert_eq!((start(0, 6), start(1, 5), start(1, 6)), (Start::Unknown, Start::Unknown, Start::Unknown));
+    assert_eq!(start(2, 6), Start::Live, "what is told from now on");
+    publish(&hub, &key("a"), 1);
+    assert_eq!(start(2, 6), Start::Replay { after: 4, is_exact: true });
+    assert_eq!(channel.mark().serial(), position(&hub, 3, 6));
+}
+
+#[test]
+fn what_another_node_numbered_without_a_message_is_known_when_it_says_so() {
+    let (hub, targets, channel) = joined();
+    hub.forwarded(from(THERE, 5, 1));
+    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
+    assert_eq!(start(6), Start::Unknown, "it may be on its way");
+    hub.caught_up(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
+    assert_eq!((start(6), start(5)), (Start::Live, Start::Replay { after: 1, is_exact: true }));
+    let pulled = channel.pull(1, usize::MAX).expect("it is there");
+    assert!(pulled.is_end && pulled.deliveries.is_empty());
+    assert!(targets[0].lost.lock().is_empty());
+}
+
+#[test]
+fn a_position_of_a_former_life_of_a_channel_is_not_one_of_the_next() {
+    let (hub, _targets, channel) = joined_without_rings();
+    let former = channel.mark().serial();
+    hub.detach(&channel, 0);
+    assert_eq!(hub.channel_count(), 0, "nothing is kept");
+    // Others may have published meanwhile, and be gone.
+    assert_eq!(hub.look_after(&key("a"), &former), Start::Unknown);
+}
+
+fn joined_without_rings() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
+    let (hub, targets) = hub_without_rings(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(super::forwarded::Others::default()));
+    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+    (hub, targets, channel.expect("there is nobody to wait for"))
+}
