@@ -22,7 +22,7 @@ test: format-and-clippy asyncapi
 	cluster-tests/needs.sh haproxy haproxy
 	cluster-tests/needs.sh iproute2 ip
 	cargo build --locked -p fanfare
-	cargo test --locked --workspace
+	cluster-tests/cassandra/with cargo test --locked --workspace
 	cluster-tests/openapi.sh
 
 lint: format-and-clippy cargo-deny

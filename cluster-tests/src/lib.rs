@@ -4,6 +4,7 @@
 
 pub mod balancer;
 mod binary;
+pub mod cassandra;
 pub mod clock;
 pub mod cluster;
 pub mod command;
@@ -23,6 +24,7 @@ pub mod traffic;
 pub mod wait;
 
 pub use balancer::Balancer;
+pub use cassandra::Cassandra;
 pub use command::Running;
 pub use directory::Directory;
 pub use disk::Disk;

@@ -6,6 +6,7 @@ mod identities;
 mod members;
 mod operators;
 mod runs;
+mod store;
 mod tokens;
 
 use std::error::Error;
@@ -22,14 +23,14 @@ use tokio::sync::mpsc;
 use crate::accounts::{Accounts, Directory, TenantConnections, development};
 use crate::auth::Authenticator;
 use crate::cluster::membership::Membership;
-use crate::config::{Config, StoreKind};
+use crate::config::Config;
 use crate::edge::admin::{self, AdminState, AdminToken};
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::{Clock, Limits};
-use crate::origin::history::{Embedded, HistoryStore, Options};
+use crate::origin::history::HistoryStore;
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
@@ -37,6 +38,7 @@ use crate::tls::Certificates;
 use crate::{edge, telemetry};
 use cluster::Gossip;
 use operators::Operators;
+pub use store::apply_schema;
 
 /// Connections on their way to the HTTP side.
 const HTTP_QUEUE: usize = 4096;
@@ -118,7 +120,7 @@ impl App {
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
         let (accounts, development_key) = open_accounts(&config)?;
-        let store = open_store(&config, &stamps).await?;
+        let store = store::open(&config, &node_id, &stamps).await?;
         let auth = open_auth(&config, &accounts, &store, &clock).await?;
         let connections = Arc::new(TenantConnections::default());
         let meter = meter(&accounts, &store, &clock, &node_id, limits.metric_minutes);
@@ -283,16 +285,6 @@ fn open_certificates(config: &Config) -> Result<Option<Arc<Certificates>>, Start
     let files = config.tls_files();
     let opened = files.map(|(certificate, key)| Certificates::open(certificate, key)).transpose();
     opened.map_err(StartError::at("cannot use the certificate (--tls-cert, --tls-key)"))
-}
-
-async fn open_store(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
-    let path = config.data_dir.join("store");
-    let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
-    let stamps = stamps.clone();
-    development::make_private_folder(&path).map_err(StartError::at("cannot open the store"))?;
-    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, stamps)).await;
-    let opened = opened.map_err(StartError::at("cannot open the store"))?;
-    Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
 }
 
 /// Knows what was revoked before it is asked for the first time.

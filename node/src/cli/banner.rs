@@ -41,6 +41,7 @@ impl Banner<'_> {
         let store = match self.config.store {
             StoreKind::Embedded => "embedded",
             StoreKind::None => "none, without history",
+            StoreKind::Scylla => "shared, in ScyllaDB or Cassandra",
         };
         let node_id = &self.node_id;
         let (http, ws) = schemes(self.config);

@@ -8,6 +8,7 @@ mod output;
 mod presence;
 mod publish;
 mod runtime;
+mod schema;
 mod serve;
 mod subscribe;
 mod target;
@@ -47,6 +48,10 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
         Some(("sub", matches)) => subscribe::run(parsed(matches)?),
         Some(("token", matches)) => token::run(parsed(matches)?),
         Some(("key", _)) => key::run(),
+        Some(("schema", matches)) => match matches.subcommand() {
+            Some(("apply", matches)) => schema::apply(&configuration(matches)?),
+            _ => Err(Failure::usage("schema: only apply is known")),
+        },
         Some((other, _)) => Err(Failure::usage(format!("there is no command {other}"))),
     }
 }
@@ -66,6 +71,7 @@ fn command() -> Command {
             Command::new("token").about("Signs a token request with a key, without asking a node"),
         ))
         .subcommand(key_command())
+        .subcommand(schema_command())
         .subcommand(
             Command::new("check-config")
                 .about("Says everything that is wrong with the configuration, and runs nothing")
@@ -84,6 +90,18 @@ fn key_command() -> Command {
             .about("Prints a new key and its lines for the directory file")
             .arg(unused_data_dir()),
     )
+}
+
+fn schema_command() -> Command {
+    Command::new("schema")
+        .about("The tables of the shared store")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            Command::new("apply")
+                .about("Makes the keyspace and the tables that are missing in the database")
+                .args(flags::arguments()),
+        )
 }
 
 /// Every command takes the data folder, so that a script can give it to all of them.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
 
-use super::StoreKind;
 use super::quantity::{parse_count, parse_duration, show_duration};
+use super::{SchemaMode, StoreKind};
 use crate::telemetry::LogFormat;
 
 /// The shape of a setting in the file.
@@ -137,11 +137,26 @@ impl Field for bool {
 
 impl Field for StoreKind {
     fn read(text: &str) -> Result<Self, String> {
-        one_of(text, &[("embedded", Self::Embedded), ("none", Self::None)])
+        one_of(text, &[("embedded", Self::Embedded), ("none", Self::None), ("scylla", Self::Scylla)])
     }
 
     fn show(&self) -> Option<String> {
-        Some(if *self == Self::None { "none" } else { "embedded" }.to_owned())
+        let text = match self {
+            Self::Embedded => "embedded",
+            Self::None => "none",
+            Self::Scylla => "scylla",
+        };
+        Some(text.to_owned())
+    }
+}
+
+impl Field for SchemaMode {
+    fn read(text: &str) -> Result<Self, String> {
+        one_of(text, &[("auto", Self::Auto), ("check", Self::Check)])
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(if *self == Self::Auto { "auto" } else { "check" }.to_owned())
     }
 }
 
@@ -210,6 +225,31 @@ pub(super) fn read_host(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err(format!("expected a name or an address without a port, such as 10.0.0.1, got `{text}`"))
+    }
+}
+
+/// A name that needs no quotes in CQL: `[a-z][a-z0-9_]{0,47}`.
+pub(super) fn read_keyspace(text: &str) -> Result<String, String> {
+    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+    if (1..=48).contains(&text.len())
+        && text.starts_with(|c: char| c.is_ascii_lowercase())
+        && text.bytes().all(allowed)
+    {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("expected 1 to 48 lower-case letters, digits or `_`, a letter first, got `{text}`"))
+    }
+}
+
+/// More copies than this are not read or written by a quorum in time.
+const REPLICATION_MAX: usize = 9;
+
+pub(super) fn read_replication(text: &str) -> Result<usize, String> {
+    let copies = usize::read(text)?;
+    if (1..=REPLICATION_MAX).contains(&copies) {
+        Ok(copies)
+    } else {
+        Err(format!("must be between 1 and {REPLICATION_MAX}, got `{text}`"))
     }
 }
 

@@ -50,6 +50,14 @@ pub struct Config {
     pub seeds: Vec<String>,
     pub cluster_key_file: Option<PathBuf>,
     pub store: StoreKind,
+    /// Each a host and a port; for [`StoreKind::Scylla`], as all that begins with `scylla`.
+    pub scylla_nodes: Vec<String>,
+    pub scylla_keyspace: String,
+    pub scylla_schema: SchemaMode,
+    /// Copies of each row in a keyspace that is made; none: as many as there are nodes, at most 3.
+    pub scylla_replication: Option<usize>,
+    pub scylla_user: Option<String>,
+    pub scylla_password_file: Option<PathBuf>,
     pub drain_timeout: Duration,
     pub auth: bool,
     pub insecure: bool,
@@ -66,6 +74,15 @@ pub struct Config {
 pub enum StoreKind {
     None,
     Embedded,
+    /// ScyllaDB or Apache Cassandra.
+    Scylla,
+}
+
+/// Whether a node makes what it needs in the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemaMode {
+    Auto,
+    Check,
 }
 
 impl Default for Config {
@@ -86,6 +103,12 @@ impl Default for Config {
             seeds: Vec::new(),
             cluster_key_file: None,
             store: StoreKind::Embedded,
+            scylla_nodes: Vec::new(),
+            scylla_keyspace: "fanfare".to_owned(),
+            scylla_schema: SchemaMode::Auto,
+            scylla_replication: None,
+            scylla_user: None,
+            scylla_password_file: None,
             drain_timeout: Duration::from_secs(25),
             auth: true,
             insecure: false,

@@ -59,6 +59,7 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
         mistakes.push(Mistake::new(places.of("admin_listen"), problem));
     }
     cluster(config, places, mistakes);
+    scylla(config, places, mistakes);
     limits(&config.limits, places, mistakes);
     if config.auth && !config.development() && !config.directory_file().exists() {
         mistakes.push(Mistake::new(places.of("directory"), missing_directory(config)));
@@ -91,7 +92,7 @@ fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
     if config.store == StoreKind::Embedded {
         let place = if places.given(None, "store").is_some() { "store" } else { "gossip_listen" };
         let problem = "the embedded store is on the disk of one node and cannot be that of a cluster; \
-                       say --store none, or leave --gossip-listen out";
+                       say --store scylla, which nodes share, or --store none, or leave --gossip-listen out";
         wrong(place, problem.to_owned());
     }
     for (name, address) in [("gossip_listen", Some(gossip)), ("peer_listen", config.peer_listen)] {
@@ -107,6 +108,35 @@ fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
         if let Some(peer) = config.peer_listen.filter(|peer| collide(*peer, other)) {
             wrong("peer_listen", format!("{peer} is taken by {}, {other}", places.of(name)));
         }
+    }
+}
+
+/// What the shared store needs, and what only it has.
+fn scylla(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
+    if config.store != StoreKind::Scylla {
+        for name in [
+            "scylla_node",
+            "scylla_keyspace",
+            "scylla_schema",
+            "scylla_replication",
+            "scylla_user",
+            "scylla_password_file",
+        ] {
+            if let Some(place) = places.given(None, name) {
+                mistakes.push(Mistake::new(place, "is for --store scylla".to_owned()));
+            }
+        }
+        return;
+    }
+    let mut wrong =
+        |name: &str, problem: &str| mistakes.push(Mistake::new(places.of(name), problem.to_owned()));
+    if config.scylla_nodes.is_empty() {
+        wrong("store", "needs --scylla-node as well, where a node of the database is");
+    }
+    match (&config.scylla_user, &config.scylla_password_file) {
+        (Some(_), None) => wrong("scylla_user", "needs --scylla-password-file as well"),
+        (None, Some(_)) => wrong("scylla_password_file", "needs --scylla-user as well"),
+        _ => {}
     }
 }
 

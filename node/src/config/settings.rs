@@ -1,7 +1,10 @@
 //! The table of settings.
 
 use super::Config;
-use super::field::{Field, Form, read_host, read_log_filter, read_node_id, read_switch, read_threads};
+use super::field::{
+    Field, Form, read_host, read_keyspace, read_log_filter, read_node_id, read_replication, read_switch,
+    read_threads,
+};
 use super::limits::LIMITS;
 
 /// One setting: its name in the file is the name of its flag and variable too.
@@ -105,8 +108,21 @@ static SETTINGS: &[Setting] = &[
         "Where gossip of other nodes is; a name may stand for many, --seed may be repeated, a variable parts with commas"),
     setting!("cluster_key_file", cluster_key_file: OptionalPath, "FILE",
         "The secret of the cluster, the same on every node: 32 random bytes in base64; a second line is taken as well, while the secret changes"),
-    setting!("store", store: super::StoreKind, "embedded|none",
-        "Where messages are kept; with none there is no history"),
+    setting!("store", store: super::StoreKind, "embedded|none|scylla",
+        "Where messages are kept: on the disk of this node, nowhere, or in a ScyllaDB or Apache Cassandra that nodes share"),
+    setting!("scylla_node", scylla_nodes: Vec<String>, "HOST:PORT",
+        "With store = scylla: where nodes of the database are, of which one must answer; repeated as seed is"),
+    setting!("scylla_keyspace", scylla_keyspace: String, "NAME",
+        "The keyspace in the database; every node of a cluster has the same", read_keyspace, Field::show),
+    setting!("scylla_schema", scylla_schema: super::SchemaMode, "auto|check",
+        "Whether a node that starts makes the keyspace and the tables that are missing, or only says so"),
+    setting!("scylla_replication", scylla_replication: Option<usize>, "COUNT",
+        "Copies of each row in a keyspace that is made; when not given, as many as the database has nodes, at most 3",
+        |text| read_replication(text).map(Some), Field::show),
+    setting!("scylla_user", scylla_user: Option<String>, "NAME",
+        "The user in the database, with scylla_password_file"),
+    setting!("scylla_password_file", scylla_password_file: OptionalPath, "FILE",
+        "Holds the password of scylla_user"),
     setting!("drain_timeout", drain_timeout: std::time::Duration, "DURATION",
         "How long a stop may take: clients are told to leave, work is flushed"),
     Setting {

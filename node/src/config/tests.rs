@@ -1,4 +1,5 @@
 mod cluster;
+mod scylla;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -118,7 +119,7 @@ fn every_mistake_is_reported_at_once_with_its_place() {
         "FANFARE_LIMITS_NESTIN: is not known, did you mean FANFARE_LIMITS_NESTING?",
         "FANFARE_SOMETHING_ELSE: is not known",
         "f.toml:1: lisen: is not known, did you mean listen?",
-        "f.toml:2: store: expected embedded or none, got `disk`",
+        "f.toml:2: store: expected embedded or none or scylla, got `disk`",
         "f.toml:3: threads: expected a whole number, got `many`",
         "f.toml:4: auth: expected a string, got a boolean",
         "f.toml:7: limits.message-bytes: is not known, did you mean limits.message_bytes?",

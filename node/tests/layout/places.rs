@@ -44,6 +44,7 @@ const RULES: &[Rule] = &[
         except: &[
             "node/src/auth/",
             "node/src/origin/history/embedded/members.rs",
+            "node/src/origin/history/scylla/members.rs",
             "node/src/cluster/inbound.rs",
         ],
         reason: "a channel is named through auth::Principal::channel, with its account, by a peer, or read back from where it was stored",

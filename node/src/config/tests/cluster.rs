@@ -54,7 +54,7 @@ fn what_a_cluster_needs_is_said_with_what_to_do() {
     assert_eq!(mistakes, ["--gossip-listen: needs --peer-listen as well, where other nodes connect"]);
 
     let embedded = "the embedded store is on the disk of one node and cannot be that of a cluster; \
-                    say --store none, or leave --gossip-listen out";
+                    say --store scylla, which nodes share, or --store none, or leave --gossip-listen out";
     let mistakes = load("", &[], &without("--store")).unwrap_err();
     assert_eq!(mistakes, [format!("--gossip-listen: {embedded}")]);
     let mistakes = load("store = 'embedded'", &[], &without("--store")).unwrap_err();

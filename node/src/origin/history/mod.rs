@@ -4,6 +4,9 @@
 mod contract;
 mod embedded;
 mod position;
+mod record;
+mod runs;
+mod scylla;
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,6 +21,7 @@ use crate::model::{
 
 pub use embedded::{Embedded, OpenError, Options};
 pub use position::{BadPosition, Position};
+pub use scylla::{Connection, Scylla, ScyllaError, ScyllaOptions, apply_schema};
 
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -33,10 +37,15 @@ pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Sen
 /// No call blocks but `revoked_tokens`, `former_members`, `sweep` and `shutdown`. Queues are bounded; what does not fit is
 /// answered `Busy` at once, in which case the callback runs before the call returns.
 pub trait HistoryStore: Send + Sync + 'static {
+    /// Other nodes have the same rows: what is claimed here is claimed for all of them.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// Stores the messages under `retention_hours`, or only their client-given ids when that is `None`. It is never `Busy`: whoever
     /// appends asks [`HistoryStore::is_full`] right before, so that nothing is delivered that there is no room for.
     ///
-    /// `done(Ok)` means that all of it survives a loss of power. Callbacks run in the order of the calls, except
+    /// `done(Ok)` means that all of it survives a loss of power. Callbacks of one channel run in the order of the calls, except
     /// the answer to a publish that leaves nothing to store, which comes before the call returns.
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done);
 
@@ -177,7 +186,7 @@ pub struct Nonce {
     pub nonce: Box<str>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Direction {
     /// Newest first.
     #[default]
@@ -186,7 +195,7 @@ pub enum Direction {
 }
 
 /// Which rows of a channel. Their positions are counted apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RowKind {
     #[default]
     Messages,
@@ -194,7 +203,7 @@ pub enum RowKind {
 }
 
 /// Times are epoch milliseconds of the rows' timestamps.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HistoryQuery {
     pub key: ChannelKey,
     pub kind: RowKind,

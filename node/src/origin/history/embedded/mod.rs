@@ -28,7 +28,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use fanfare_proto::http::{PresenceRecord, Record, write_presence_record, write_record};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -37,7 +36,7 @@ use crate::origin::metering::MetricRow;
 
 use super::{
     BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, Nonce,
-    Position, StoreError,
+    Position, StoreError, record,
 };
 use health::Health;
 use ids::{Find, Lookup, PendingIds, Remembered};
@@ -345,17 +344,7 @@ fn message_rows(published: &Published) -> Vec<(fjall::Slice, fjall::Slice)> {
             let position = Position { timestamp_ms, sequence: message.sequence, incarnation };
             key.extend_from_slice(&keys::position_suffix(position));
             record.clear();
-            let fields = Record {
-                channel: published.key.channel(),
-                name: message.name.as_deref(),
-                data: message.data.as_deref(),
-                id: &message.id,
-                client_id: published.client_id.as_ref().map(|id| id.as_str()),
-                connection_id: &connection_id,
-                extras: message.extras.as_deref(),
-                timestamp: timestamp_ms,
-            };
-            write_record(record, &fields);
+            record::write_message(record, published, message, &connection_id);
             (fjall::Slice::from(key.as_slice()), fjall::Slice::from(record.as_slice()))
         });
         rows.collect()
@@ -368,15 +357,7 @@ fn presence_row(event: &PresenceEvent) -> (fjall::Slice, fjall::Slice) {
         keys::channel_prefix(&event.key, key);
         key.extend_from_slice(&keys::position_suffix(Position { timestamp_ms, sequence, incarnation }));
         record.clear();
-        let fields = PresenceRecord {
-            channel: event.key.channel(),
-            action: event.action.as_str(),
-            client_id: event.member.client_id.as_str(),
-            connection_id: &event.member.connection_id.to_string(),
-            data: event.data.as_deref(),
-            timestamp: timestamp_ms,
-        };
-        write_presence_record(record, &fields);
+        record::write_presence(record, event);
         (key.as_slice().into(), record.as_slice().into())
     })
 }

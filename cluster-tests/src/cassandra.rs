@@ -1,0 +1,157 @@
+//! A real CQL server: one that the tests of a process share, or one of a test's own that it may kill.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use scylla::client::session::Session;
+use scylla::client::session_builder::SessionBuilder;
+use tempfile::TempDir;
+
+use crate::{SOON, wait_for};
+
+/// Where the server is that all tests of a run share; `cassandra/with` sets it.
+const SHARED: &str = "FANFARE_TEST_CQL";
+
+/// One server, or several nodes of one.
+#[derive(Clone)]
+pub struct Cassandra {
+    /// The contact points, each an address and a port.
+    points: Arc<[String]>,
+    own: Option<Arc<Own>>,
+}
+
+/// A server that ends with the test.
+struct Own {
+    folder: TempDir,
+    /// Ends the server when its input closes, so also when this process is killed.
+    keeper: Mutex<Child>,
+}
+
+impl Cassandra {
+    /// The server of this run, which no test may disturb; none where it cannot be started, which `CI=true` forbids.
+    pub fn shared() -> Option<Self> {
+        static STARTED: OnceLock<Option<Cassandra>> = OnceLock::new();
+        let started = STARTED.get_or_init(|| {
+            let named = std::env::var(SHARED).ok().filter(|points| !points.is_empty());
+            let points = named.or_else(beside_this_process)?;
+            Some(Self { points: split(&points), own: None })
+        });
+        if started.is_none() {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "no Cassandra to test with");
+            eprintln!("NOT CHECKED: there is no Cassandra to test with");
+        }
+        started.clone()
+    }
+
+    /// A server of `nodes` nodes for one test; `batch` acknowledges a write when it is on the disk. None where it cannot be
+    /// started, which `CI=true` forbids.
+    pub fn start(nodes: usize) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let keeper = keeper(&folder);
+        let own = Own { folder, keeper: Mutex::new(keeper) };
+        let points = own.run(&["start", "--address", "auto", "--nodes", &nodes.to_string()]);
+        if points.is_none() {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "Cassandra cannot be started");
+            eprintln!("NOT CHECKED: Cassandra cannot be started");
+        }
+        points.map(|points| Self { points: split(&points), own: Some(Arc::new(own)) })
+    }
+
+    pub fn points(&self) -> &[String] {
+        &self.points
+    }
+
+    /// Sends a signal to a node, the first is 1, or to all.
+    pub fn signal(&self, signal: &str, node: Option<usize>) {
+        let own = self.own.as_ref().expect("a server of the test's own");
+        let node = node.map(|node| node.to_string());
+        let mut arguments = vec!["signal", signal];
+        arguments.extend(node.iter().flat_map(|node| ["--node", node]));
+        assert!(own.run(&arguments).is_some(), "the server takes the signal {signal}");
+    }
+
+    /// Starts the nodes again that do not run, and waits until all answer. Blocks.
+    pub fn restart(&self) {
+        let own = self.own.as_ref().expect("a server of the test's own");
+        assert!(own.run(&["start"]).is_some(), "the server starts again");
+    }
+
+    /// A session that asks the server without a node of ours between.
+    pub async fn session(&self) -> Session {
+        wait_for(SOON, "a session with the server", async || {
+            SessionBuilder::new().known_nodes(&*self.points).build().await.ok()
+        })
+        .await
+    }
+
+    /// A keyspace of a test's own, that nothing has made yet.
+    pub fn keyspace(&self) -> String {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).expect("the operating system gives random bytes");
+        format!("t_{:016x}", u64::from_be_bytes(random))
+    }
+}
+
+impl Own {
+    /// What it prints; none when it fails.
+    fn run(&self, arguments: &[&str]) -> Option<String> {
+        let output = Command::new(script("cassandra"))
+            .args(arguments)
+            .arg("--dir")
+            .arg(self.folder.path())
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("the script can be started");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(keeper.stdin.take());
+        // What it could not end it has said.
+        let _ = keeper.wait();
+    }
+}
+
+fn split(points: &str) -> Arc<[String]> {
+    points.split(',').map(str::to_owned).collect()
+}
+
+fn script(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("cassandra").join(name)
+}
+
+fn keeper(folder: &TempDir) -> Child {
+    use std::os::unix::process::CommandExt as _;
+    Command::new("sh")
+        .args(["-c", "cat >/dev/null; \"$0\" signal KILL --dir \"$1\" 2>/dev/null"])
+        .arg(script("cassandra"))
+        .arg(folder.path())
+        .stdin(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .expect("a shell can be started")
+}
+
+/// Ends when its input closes, which is at the end of this process.
+fn beside_this_process() -> Option<String> {
+    use std::os::unix::process::CommandExt as _;
+    let mut child = Command::new(script("with"))
+        .args(["sh", "-c", "echo \"${FANFARE_TEST_CQL:-}\"; cat >/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .ok()?;
+    let mut points = String::new();
+    BufReader::new(child.stdout.take()?).read_line(&mut points).ok()?;
+    // The child, and with it the pipe, stays as long as the process.
+    std::mem::forget(child);
+    let points = points.trim();
+    (!points.is_empty()).then(|| points.to_owned())
+}

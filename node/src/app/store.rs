@@ -1,0 +1,69 @@
+//! Where the node keeps messages, and what it needs to get there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::StartError;
+use crate::accounts::development;
+use crate::config::{Config, SchemaMode, StoreKind};
+use crate::model::Clock;
+use crate::origin::history::{self, Connection, Embedded, HistoryStore, Options, Scylla, ScyllaOptions};
+
+pub(super) async fn open(
+    config: &Config,
+    node_id: &Arc<str>,
+    stamps: &Clock,
+) -> Result<Arc<dyn HistoryStore>, StartError> {
+    match config.store {
+        StoreKind::Embedded | StoreKind::None => embedded(config, stamps).await,
+        StoreKind::Scylla => shared(config, node_id, stamps).await,
+    }
+}
+
+async fn embedded(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
+    let path = config.data_dir.join("store");
+    let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
+    let stamps = stamps.clone();
+    development::make_private_folder(&path).map_err(StartError::at("cannot open the store"))?;
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, stamps)).await;
+    let opened = opened.map_err(StartError::at("cannot open the store"))?;
+    Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
+}
+
+async fn shared(
+    config: &Config,
+    node_id: &Arc<str>,
+    stamps: &Clock,
+) -> Result<Arc<dyn HistoryStore>, StartError> {
+    let options = ScyllaOptions {
+        keeps_members: config.gossip_listen.is_none(),
+        makes_schema: config.scylla_schema == SchemaMode::Auto,
+        ..ScyllaOptions::new(Arc::clone(node_id), &config.limits)
+    };
+    let opened = Scylla::open(connection(config)?, options, stamps.clone()).await;
+    Ok(Arc::new(opened.map_err(StartError::at("cannot open the store (--store scylla)"))?))
+}
+
+/// Makes what the shared store needs in its database. True when something was missing.
+pub async fn apply_schema(config: &Config) -> Result<bool, StartError> {
+    let applied = history::apply_schema(&connection(config)?).await;
+    applied.map_err(StartError::at("cannot make the schema"))
+}
+
+fn connection(config: &Config) -> Result<Connection, StartError> {
+    let credentials = match (&config.scylla_user, &config.scylla_password_file) {
+        (Some(user), Some(file)) => {
+            let at = || format!("cannot read {} (--scylla-password-file)", file.display());
+            let password = std::fs::read_to_string(file).map_err(StartError::at(at()))?;
+            Some((user.clone(), password.trim_end_matches(['\r', '\n']).to_owned()))
+        }
+        _ => None,
+    };
+    Ok(Connection {
+        nodes: config.scylla_nodes.clone(),
+        keyspace: config.scylla_keyspace.clone(),
+        replication: config.scylla_replication,
+        credentials,
+        wait: Duration::from_millis(config.limits.store_wait_ms),
+    })
+}

@@ -1,0 +1,184 @@
+//! Which partition a row goes to, and which times a partition holds.
+//!
+//! A channel's day is one partition. Where a node has put much into that, it goes on with one for each hour, then for each
+//! minute, then for each second. From its number follows which times a partition holds, so nothing has to be agreed on between
+//! nodes, and a reader knows where to look.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use parking_lot::Mutex;
+
+use super::{DAY_MS, HOUR_MS};
+use crate::model::ChannelKey;
+use crate::origin::history::RowKind;
+
+const MINUTE_MS: u64 = 60_000;
+/// How long the partitions of each width are, with the number of the first of them in a day.
+const WIDTHS: [(u64, u64); 4] = [(DAY_MS, 0), (HOUR_MS, 1), (MINUTE_MS, 25), (1_000, 1_465)];
+/// Channels whose partitions are known; beyond it those go that were not written to for longest, and are told of once more.
+const KNOWN_MAX: usize = 65_536;
+
+/// One partition of a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Bucket {
+    /// Since 1970.
+    pub(super) day: i32,
+    pub(super) number: i32,
+}
+
+impl Bucket {
+    fn of(timestamp_ms: u64, level: usize) -> Self {
+        let (width_ms, first) = WIDTHS[level];
+        let number = first + timestamp_ms % DAY_MS / width_ms;
+        Self { day: day_of(timestamp_ms), number: i32::try_from(number).unwrap_or(i32::MAX) }
+    }
+
+    /// The times that it holds.
+    pub(super) fn times(self) -> Range<u64> {
+        let day_ms = u64::try_from(self.day).unwrap_or(0).saturating_mul(DAY_MS);
+        let number = u64::try_from(self.number).unwrap_or(0);
+        let (width_ms, first) =
+            WIDTHS.into_iter().rev().find(|(_, first)| number >= *first).unwrap_or(WIDTHS[0]);
+        let start_ms = day_ms.saturating_add((number - first) * width_ms);
+        start_ms..start_ms.saturating_add(width_ms)
+    }
+}
+
+pub(super) fn day_of(timestamp_ms: u64) -> i32 {
+    i32::try_from(timestamp_ms / DAY_MS).unwrap_or(i32::MAX)
+}
+
+/// How much this node puts into one partition. With more nodes it can come to as many times that.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) rows: u64,
+    pub(super) bytes: u64,
+}
+
+pub(super) struct Buckets {
+    bounds: Bounds,
+    known: Mutex<Known>,
+}
+
+/// Two halves, of which the older one is dropped when the other is full.
+#[derive(Default)]
+struct Known {
+    recent: HashMap<(ChannelKey, RowKind), Filling>,
+    older: HashMap<(ChannelKey, RowKind), Filling>,
+}
+
+/// What this node has put into the partition that it writes to.
+#[derive(Clone, Copy)]
+struct Filling {
+    bucket: Bucket,
+    level: usize,
+    rows: u64,
+    bytes: u64,
+    /// The index says until then that the partition is there.
+    told_until_ms: u64,
+}
+
+impl Buckets {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self { bounds, known: Mutex::default() }
+    }
+
+    /// Where a row goes, and whether the index has to be told of it first.
+    pub(super) fn place(
+        &self,
+        key: &ChannelKey,
+        kind: RowKind,
+        timestamp_ms: u64,
+        bytes: u64,
+        kept_until_ms: u64,
+    ) -> (Bucket, bool) {
+        let mut known = self.known.lock();
+        let filling = known.filling(key, kind, timestamp_ms);
+        if day_of(timestamp_ms) != filling.bucket.day {
+            *filling = Filling::begin(timestamp_ms, 0);
+        }
+        let is_full = filling.rows >= self.bounds.rows || filling.bytes >= self.bounds.bytes;
+        let level = (filling.level + usize::from(is_full)).min(WIDTHS.len() - 1);
+        if Bucket::of(timestamp_ms, level) != filling.bucket {
+            *filling = Filling::begin(timestamp_ms, level);
+        }
+        filling.rows += 1;
+        filling.bytes += bytes;
+        (filling.bucket, filling.told_until_ms < kept_until_ms)
+    }
+
+    /// The index has it.
+    pub(super) fn told(&self, key: &ChannelKey, kind: RowKind, bucket: Bucket, until_ms: u64) {
+        let mut known = self.known.lock();
+        let filling = known.filling(key, kind, bucket.times().start);
+        if filling.bucket == bucket {
+            filling.told_until_ms = until_ms.max(filling.told_until_ms);
+        }
+    }
+}
+
+impl Known {
+    fn filling(&mut self, key: &ChannelKey, kind: RowKind, timestamp_ms: u64) -> &mut Filling {
+        let name = (key.clone(), kind);
+        if self.recent.len() >= KNOWN_MAX / 2 && !self.recent.contains_key(&name) {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        let older = self.older.remove(&name);
+        self.recent.entry(name).or_insert_with(|| older.unwrap_or_else(|| Filling::begin(timestamp_ms, 0)))
+    }
+}
+
+impl Filling {
+    fn begin(timestamp_ms: u64, level: usize) -> Self {
+        Self { bucket: Bucket::of(timestamp_ms, level), level, rows: 0, bytes: 0, told_until_ms: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{AccountId, ChannelName};
+
+    #[test]
+    fn the_number_of_a_partition_tells_its_times() {
+        let timestamp_ms = 20_000 * DAY_MS + 23 * HOUR_MS + 59 * MINUTE_MS + 59_999;
+        for (level, (width_ms, _)) in WIDTHS.into_iter().enumerate() {
+            for timestamp_ms in [timestamp_ms, 20_000 * DAY_MS, 20_000 * DAY_MS + 5 * HOUR_MS + 61_000] {
+                let times = Bucket::of(timestamp_ms, level).times();
+                assert!(times.contains(&timestamp_ms), "{level}: {times:?}");
+                assert_eq!(times.end - times.start, width_ms);
+            }
+        }
+        let numbers: Vec<i32> = (0..4).map(|level| Bucket::of(timestamp_ms, level).number).collect();
+        assert_eq!(numbers, [0, 24, 1_464, 87_864]);
+    }
+
+    #[test]
+    fn a_full_partition_is_followed_by_narrower_ones() {
+        let buckets = Buckets::new(Bounds { rows: 2, bytes: 100 });
+        let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"));
+        let place = |timestamp_ms, bytes| {
+            buckets.place(&key, RowKind::Messages, timestamp_ms, bytes, timestamp_ms + 1)
+        };
+        let numbers: Vec<i32> = (0..9).map(|at| place(at, 1).0.number).collect();
+        assert_eq!(numbers, [0, 0, 1, 1, 25, 25, 1_465, 1_465, 1_465], "the narrowest takes what comes");
+        assert_eq!(place(DAY_MS - 1, 1).0.number, 87_864);
+        assert_eq!(place(DAY_MS, 200).0, Bucket { day: 1, number: 0 }, "a new day begins anew");
+        assert_eq!(place(DAY_MS + HOUR_MS, 1).0, Bucket { day: 1, number: 2 }, "bytes count as well");
+    }
+
+    #[test]
+    fn the_index_is_told_once_of_a_partition() {
+        let buckets = Buckets::new(Bounds { rows: 100, bytes: 100 });
+        let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"));
+        let place = |kind, until_ms| buckets.place(&key, kind, 5, 1, until_ms);
+        let (bucket, is_new) = place(RowKind::Messages, 1_000);
+        assert!(is_new);
+        assert!(place(RowKind::Messages, 1_000).1, "it was not told yet");
+        buckets.told(&key, RowKind::Messages, bucket, 1_000);
+        assert!(!place(RowKind::Messages, 1_000).1);
+        assert!(place(RowKind::Messages, 1_001).1, "this row outlives what was told");
+        assert!(place(RowKind::Presence, 1_000).1, "events have partitions of their own");
+    }
+}

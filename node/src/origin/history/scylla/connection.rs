@@ -1,0 +1,220 @@
+//! A session with the database, and all statements prepared.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use scylla::client::PoolSize;
+use scylla::client::execution_profile::ExecutionProfile;
+use scylla::client::session::Session;
+use scylla::client::session_builder::SessionBuilder;
+use scylla::errors::{NewSessionError, PrepareError};
+use scylla::frame::types::{Consistency, SerialConsistency};
+use scylla::serialize::row::SerializeRow;
+use scylla::statement::batch::{Batch, BatchStatement, BatchType};
+use scylla::statement::prepared::PreparedStatement;
+
+use super::failed;
+use super::schema::{self, SchemaError};
+use crate::origin::history::StoreError;
+
+/// Of each node of the database; a node of ScyllaDB has at least one for each of its shards.
+const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(4).expect("it is not 0");
+const CONNECT_WAIT: Duration = Duration::from_secs(2);
+/// A database that stands still takes connections and answers nothing.
+const KEEPALIVE: Duration = Duration::from_secs(1);
+const KEEPALIVE_WAIT: Duration = Duration::from_secs(2);
+
+/// Between two looks whether all nodes of the database know of a change of the schema.
+const AGREEMENT_LOOK: Duration = Duration::from_millis(50);
+
+/// Where the database is, and who asks.
+#[derive(Clone)]
+pub struct Connection {
+    /// Each a host and a port.
+    pub nodes: Vec<String>,
+    pub keyspace: String,
+    /// Copies of each row, where the keyspace is to be made.
+    pub replication: Option<usize>,
+    /// User and password.
+    pub credentials: Option<(String, String)>,
+    /// For one request.
+    pub wait: Duration,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { nodes, keyspace, .. } = self;
+        f.debug_struct("Connection").field("nodes", nodes).field("keyspace", keyspace).finish_non_exhaustive()
+    }
+}
+
+/// Why the database cannot be used.
+#[derive(Debug)]
+pub enum ScyllaError {
+    Unreachable { nodes: String, source: Box<NewSessionError> },
+    Schema(SchemaError),
+    Prepare(Box<PrepareError>),
+    Read(StoreError),
+}
+
+impl fmt::Display for ScyllaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable { nodes, .. } => {
+                write!(f, "no node of the database answers at {nodes} (--scylla-node)")
+            }
+            Self::Schema(error) => error.fmt(f),
+            Self::Prepare(_) => f.write_str("the database does not take a statement"),
+            Self::Read(_) => f.write_str("the database cannot be read"),
+        }
+    }
+}
+
+impl std::error::Error for ScyllaError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Unreachable { source, .. } => Some(&**source),
+            Self::Schema(error) => error.source(),
+            Self::Prepare(error) => Some(&**error),
+            Self::Read(error) => Some(error),
+        }
+    }
+}
+
+impl From<SchemaError> for ScyllaError {
+    fn from(error: SchemaError) -> Self {
+        Self::Schema(error)
+    }
+}
+
+/// Makes keyspace and tables where they are missing. True when something was.
+pub async fn apply_schema(connection: &Connection) -> Result<bool, ScyllaError> {
+    let session = connection.session().await?;
+    Ok(schema::apply(&session, connection).await?)
+}
+
+impl Connection {
+    pub(super) async fn session(&self) -> Result<Session, ScyllaError> {
+        let profile = ExecutionProfile::builder()
+            .consistency(Consistency::LocalQuorum)
+            .serial_consistency(Some(SerialConsistency::LocalSerial))
+            .request_timeout(Some(self.wait))
+            .build();
+        let mut builder = SessionBuilder::new()
+            .known_nodes(&self.nodes)
+            .pool_size(PoolSize::PerHost(CONNECTIONS))
+            .connection_timeout(CONNECT_WAIT)
+            .keepalive_interval(KEEPALIVE)
+            .keepalive_timeout(KEEPALIVE_WAIT)
+            .keyspaces_to_fetch([&self.keyspace])
+            .schema_agreement_interval(AGREEMENT_LOOK)
+            .refresh_metadata_on_auto_schema_agreement(false)
+            .default_execution_profile_handle(profile.into_handle());
+        if let Some((user, password)) = &self.credentials {
+            builder = builder.user(user, password);
+        }
+        let unreachable =
+            |source| ScyllaError::Unreachable { nodes: self.nodes.join(", "), source: Box::new(source) };
+        builder.build().await.map_err(unreachable)
+    }
+}
+
+/// A session that is ready for everything.
+pub(super) struct Database {
+    pub(super) session: Session,
+    pub(super) statements: Statements,
+}
+
+impl Database {
+    /// The schema must be there.
+    pub(super) async fn over(session: Session, keyspace: &str) -> Result<Self, ScyllaError> {
+        let statements = Statements::prepare(&session, keyspace).await?;
+        Ok(Self { session, statements })
+    }
+
+    /// One batch of rows, all of one partition.
+    pub(super) async fn write_all<T: SerializeRow>(
+        &self,
+        statement: &PreparedStatement,
+        rows: &[T],
+    ) -> Result<(), StoreError> {
+        let each = vec![BatchStatement::from(statement.clone()); rows.len()];
+        let mut batch = Batch::new_with_statements(BatchType::Unlogged, each);
+        batch.set_is_idempotent(true);
+        self.session.batch(&batch, rows).await.map(drop).map_err(failed)
+    }
+}
+
+async fn prepare(session: &Session, keyspace: &str, text: &str) -> Result<PreparedStatement, ScyllaError> {
+    let prepared = session.prepare(text.replace("{}", keyspace)).await;
+    let mut prepared = prepared.map_err(|error| ScyllaError::Prepare(Box::new(error)))?;
+    prepared.set_is_idempotent(true);
+    Ok(prepared)
+}
+
+macro_rules! statements {
+    ($($name:ident: $text:expr;)*) => {
+        pub(super) struct Statements {
+            $(pub(super) $name: PreparedStatement,)*
+        }
+
+        impl Statements {
+            async fn prepare(session: &Session, keyspace: &str) -> Result<Self, ScyllaError> {
+                let ($($name,)*) = tokio::try_join!($(prepare(session, keyspace, $text)),*)?;
+                let mut prepared = Self { $($name,)* };
+                // Sent twice, a claim would be refused for itself.
+                prepared.claim_nonce.set_is_idempotent(false);
+                Ok(prepared)
+            }
+        }
+    };
+}
+
+statements! {
+    insert_row: "INSERT INTO {}.history (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation, \
+        node_id, id, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?";
+    delete_row: "DELETE FROM {}.history USING TIMESTAMP ? WHERE account = ? AND channel = ? AND kind = ? AND day = ? \
+        AND bucket = ? AND timestamp_ms = ? AND sequence = ? AND incarnation = ?";
+    find_row: "SELECT id FROM {}.history WHERE account = ? AND channel = ? AND kind = ? AND day = ? \
+        AND bucket = ? AND timestamp_ms = ? AND sequence = ? AND incarnation = ?";
+    backwards: "SELECT timestamp_ms, sequence, incarnation, id, record FROM {}.history WHERE account = ? \
+        AND channel = ? AND kind = ? AND day = ? AND bucket = ? \
+        AND (timestamp_ms, sequence, incarnation) < (?, ?, ?) \
+        AND (timestamp_ms, sequence, incarnation) >= (?, ?, ?) LIMIT ?";
+    forwards: "SELECT timestamp_ms, sequence, incarnation, id, record FROM {}.history WHERE account = ? \
+        AND channel = ? AND kind = ? AND day = ? AND bucket = ? \
+        AND (timestamp_ms, sequence, incarnation) > (?, ?, ?) \
+        AND (timestamp_ms, sequence, incarnation) <= (?, ?, ?) \
+        ORDER BY timestamp_ms ASC, sequence ASC, incarnation ASC LIMIT ?";
+    insert_day: "INSERT INTO {}.days (account, channel, kind, day, bucket) VALUES (?, ?, ?, ?, ?) USING TTL ?";
+    days: "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = ? \
+        AND day >= ? AND day <= ?";
+    claim_id: "INSERT INTO {}.message_ids (account, channel, key_name, client_id, id, owner) \
+        VALUES (?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?";
+    take_id: "UPDATE {}.message_ids USING TTL ? SET owner = ?, incarnation = null, sequence = null, \
+        timestamp_ms = null, bucket = null WHERE account = ? AND channel = ? AND key_name = ? AND client_id = ? \
+        AND id = ? IF owner = ? AND incarnation = ? AND sequence = ?";
+    stamp_id: "UPDATE {}.message_ids USING TTL ? SET owner = ?, incarnation = ?, sequence = ?, timestamp_ms = ?, \
+        bucket = ? WHERE account = ? AND channel = ? AND key_name = ? AND client_id = ? AND id = ? IF owner = ?";
+    insert_id: "INSERT INTO {}.message_ids (account, channel, key_name, client_id, id, owner, incarnation, sequence, \
+        timestamp_ms, bucket) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?";
+    claim_nonce: "INSERT INTO {}.nonces (key_name, timestamp_ms, nonce) VALUES (?, ?, ?) IF NOT EXISTS USING TTL ?";
+    insert_revocation: "INSERT INTO {}.revocations (key_name, client_id, issued_before_ms) VALUES (?, ?, ?) \
+        USING TTL ? AND TIMESTAMP ?";
+    delete_revocation: "DELETE FROM {}.revocations USING TIMESTAMP ? WHERE key_name = ? AND client_id = ?";
+    revocations: "SELECT key_name, client_id, issued_before_ms FROM {}.revocations";
+    insert_member: "INSERT INTO {}.members (node_id, account, channel, connection_id, client_id, epoch, data, \
+        timestamp_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?";
+    delete_member: "DELETE FROM {}.members USING TIMESTAMP ? WHERE node_id = ? AND account = ? AND channel = ? \
+        AND connection_id = ? AND client_id = ?";
+    members: "SELECT account, channel, connection_id, client_id, epoch, data, timestamp_ms FROM {}.members \
+        WHERE node_id = ?";
+    node: "SELECT runs, highest_ms FROM {}.nodes WHERE node_id = ?";
+    set_runs: "INSERT INTO {}.nodes (node_id, runs) VALUES (?, ?)";
+    set_highest: "INSERT INTO {}.nodes (node_id, highest_ms) VALUES (?, ?)";
+    insert_metric: "INSERT INTO {}.metrics (account, day, minute_ms, node_id, incarnation, kind, counted, bytes) \
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?";
+    metrics: "SELECT minute_ms, node_id, incarnation, kind, counted, bytes FROM {}.metrics WHERE account = ? \
+        AND day = ? AND minute_ms >= ?";
+}

@@ -1,0 +1,101 @@
+//! Whether the database answers; and a new session with it where it does again.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::connection::Database;
+use super::{Shared, failed};
+use crate::origin::history::StoreError;
+
+/// Between two questions whether it answers.
+const LOOK: Duration = Duration::from_secs(1);
+/// The same while it does not.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// What a new session may take, with everything that is prepared in it.
+const SESSION_WAIT: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+pub(super) struct Health {
+    /// Why it does not answer.
+    silent: Mutex<Option<StoreError>>,
+    /// Why it did not take the last write.
+    refused: Mutex<Option<StoreError>>,
+}
+
+impl Health {
+    pub(super) fn wrote(&self, result: &Result<(), StoreError>) {
+        *self.refused.lock() = result.as_ref().err().cloned();
+    }
+
+    pub(super) fn state(&self) -> Result<(), StoreError> {
+        for said in [&self.silent, &self.refused] {
+            if let Some(error) = said.lock().clone() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn answers(&self, result: Result<(), StoreError>) {
+        let mut silent = self.silent.lock();
+        match (&*silent, &result) {
+            (None, Err(error)) => tracing::error!(%error, "the database does not answer"),
+            (Some(_), Ok(())) => tracing::info!("the database answers again"),
+            _ => {}
+        }
+        if result.is_ok() {
+            *self.refused.lock() = None;
+        }
+        *silent = result.err();
+    }
+}
+
+/// Never returns before the store is dropped. The driver waits ever longer before it connects again to nodes that are all gone; a
+/// new session does so at once.
+pub(super) async fn watch(shared: Weak<Shared>) {
+    loop {
+        let Some(shared) = shared.upgrade() else { return };
+        let database = shared.database();
+        let mut result = probe(&shared, &database).await;
+        let was_silent = shared.health.silent.lock().is_some();
+        if result.is_err() && was_silent {
+            let renewed = tokio::time::timeout(SESSION_WAIT, renew(&shared)).await;
+            if renewed.is_ok_and(|renewed| renewed) {
+                result = probe(&shared, &shared.database()).await;
+            }
+        }
+        let pause = if result.is_ok() { LOOK } else { LOOK_AGAIN };
+        shared.health.answers(result);
+        drop((shared, database));
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn probe(shared: &Shared, database: &Database) -> Result<(), StoreError> {
+    let asked = database.session.execute_unpaged(&database.statements.node, (&*shared.options.node_id,));
+    match tokio::time::timeout(ANSWER_WAIT, asked).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(failed(error)),
+        Err(_) => Err(failed(format_args!("the database has not answered for {ANSWER_WAIT:?}"))),
+    }
+}
+
+async fn renew(shared: &Shared) -> bool {
+    let made = async {
+        let session = shared.connection.session().await?;
+        Database::over(session, &shared.connection.keyspace).await
+    };
+    match made.await {
+        Ok(database) => {
+            *shared.database.write() = Arc::new(database);
+            true
+        }
+        Err(error) => {
+            tracing::debug!(%error, "no new session with the database");
+            false
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Ids given by clients, claimed in the database, so that a message is stored once whichever node it comes to.
+//!
+//! Before a message is numbered its id is claimed for this run of the node. Before its row is written the claim is given its
+//! stamp, unless another node has taken it over meanwhile. So whoever meets a claim can tell what became of it: with a stamp and a row
+//! it is a repeat; without a row the place of the row is closed, in case that write is still on its way, and the claim taken over.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::buckets::{Bucket, day_of};
+use super::values::{Applied, conditional, kind_value, natural, number, ordered, unordered, written_at};
+use super::{Shared, failed};
+use crate::model::{ChannelKey, ClientId, Stamp, random_bytes};
+use crate::origin::history::{FoundIds, IdScope, Position, RowKind, StoreError};
+
+/// Lookups that wait, over all lanes; beyond it `Busy`.
+const LOOKUPS_MAX: usize = 65_536;
+/// Those of one lane.
+const LANE_MAX: usize = 4_096;
+/// How long another node may take between a claim and its row before the claim is taken over.
+const OTHERS_WAIT: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// A claim outlives the window by this, since clocks differ.
+const SLACK_MS: u64 = 60_000;
+/// In the place of a partition: of a channel without history.
+const NO_ROW: i32 = -1;
+
+/// An id, and what its message was numbered.
+#[derive(Clone)]
+pub(super) struct GivenId {
+    pub(super) scope: IdScope,
+    pub(super) id: Box<str>,
+    pub(super) stamp: Stamp,
+    pub(super) timestamp_ms: u64,
+}
+
+/// Within which lookups are answered in order: wider than a scope, since a connection may change its key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Lane {
+    key: ChannelKey,
+    client_id: Option<ClientId>,
+}
+
+struct Lookup {
+    scope: IdScope,
+    ids: Vec<Box<str>>,
+    found: FoundIds,
+}
+
+pub(super) struct GivenIds {
+    /// What stands in a claim of this run.
+    owner: i64,
+    window_ms: u64,
+    lanes: Mutex<Lanes>,
+    /// Ids whose write has not ended, with who waits for that.
+    pending: Mutex<HashMap<(IdScope, Box<str>), Pending>>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    lanes: HashMap<Lane, VecDeque<Lookup>>,
+    count: usize,
+}
+
+#[derive(Default)]
+struct Pending {
+    writes: usize,
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+impl GivenIds {
+    pub(super) fn new(window_ms: u64) -> Self {
+        let owner = i64::from_be_bytes(random_bytes());
+        Self { owner, window_ms, lanes: Mutex::default(), pending: Mutex::default() }
+    }
+
+    /// They are about to be written.
+    pub(super) fn begin(&self, given: &[GivenId]) {
+        if given.is_empty() {
+            return;
+        }
+        let mut pending = self.pending.lock();
+        for GivenId { scope, id, .. } in given {
+            pending.entry((scope.clone(), id.clone())).or_default().writes += 1;
+        }
+    }
+
+    /// Their write has ended, whatever came of it.
+    pub(super) fn end<'a>(&self, given: impl IntoIterator<Item = &'a GivenId>) {
+        for GivenId { scope, id, .. } in given {
+            let mut pending = self.pending.lock();
+            let name = (scope.clone(), id.clone());
+            let Some(entry) = pending.get_mut(&name) else { continue };
+            entry.writes -= 1;
+            if entry.writes == 0 {
+                // Who waits is told by dropping the other end.
+                pending.remove(&name);
+            }
+        }
+    }
+
+    async fn wait_for(&self, scope: &IdScope, id: &str) {
+        loop {
+            let ended = {
+                let mut pending = self.pending.lock();
+                let Some(entry) = pending.get_mut(&(scope.clone(), Box::from(id))) else { return };
+                let (waiting, ended) = oneshot::channel();
+                entry.waiting.push(waiting);
+                ended
+            };
+            ended.await.ok();
+        }
+    }
+
+    /// Writes the stamp into the claim. `Failed` when the claim is another's by now, and nothing may be stored.
+    pub(super) async fn stamp(
+        &self,
+        shared: &Shared,
+        given: &GivenId,
+        bucket: Option<Bucket>,
+    ) -> Result<(), StoreError> {
+        let GivenId { scope, id, stamp, timestamp_ms } = given;
+        let database = shared.database();
+        let (session, statements) = (&database.session, &database.statements);
+        let names = names(scope, id);
+        let stamped = (ordered(stamp.incarnation), number(stamp.sequence), number(*timestamp_ms));
+        let bucket = bucket.map_or(NO_ROW, |bucket| bucket.number);
+        let values = (
+            self.ttl_s(),
+            self.owner,
+            stamped.0,
+            stamped.1,
+            stamped.2,
+            bucket,
+            names.0,
+            names.1,
+            names.2,
+            names.3,
+            names.4,
+            self.owner,
+        );
+        let answer = conditional(session, &statements.stamp_id, values).await?;
+        if answer.applied {
+            return Ok(());
+        }
+        if answer.number("owner").is_none() {
+            // There is no claim any more, or it was never asked for.
+            let values = (
+                names.0,
+                names.1,
+                names.2,
+                names.3,
+                names.4,
+                self.owner,
+                stamped.0,
+                stamped.1,
+                stamped.2,
+                bucket,
+                self.ttl_s(),
+            );
+            if conditional(session, &statements.insert_id, values).await?.applied {
+                return Ok(());
+            }
+        }
+        Err(failed("the id of a message was taken over by another node"))
+    }
+
+    fn ttl_s(&self) -> i32 {
+        i32::try_from((self.window_ms + SLACK_MS).div_ceil(1_000)).unwrap_or(i32::MAX)
+    }
+
+    /// None: it is claimed for this run.
+    async fn find(&self, shared: &Shared, scope: &IdScope, id: &str) -> Result<Option<Stamp>, StoreError> {
+        self.wait_for(scope, id).await;
+        let patient_until = Instant::now() + OTHERS_WAIT;
+        loop {
+            let database = shared.database();
+            let (session, statements) = (&database.session, &database.statements);
+            let (account, channel, key_name, client_id, id) = names(scope, id);
+            let values = (account, channel, key_name, client_id, id, self.owner, self.ttl_s());
+            let answer = conditional(session, &statements.claim_id, values).await?;
+            if answer.applied {
+                return Ok(None);
+            }
+            let Some(former) = Claim::read(&answer) else { continue };
+            let mut closes = None;
+            if let Some(stamped) = &former.stamped {
+                let oldest_ms = shared.clock.now_ms().saturating_sub(self.window_ms);
+                let is_forgotten = stamped.timestamp_ms < oldest_ms;
+                if !is_forgotten && stamped.is_stored(shared, &scope.key).await? {
+                    return Ok(Some(stamped.stamp));
+                }
+                closes = Some(stamped).filter(|_| !is_forgotten);
+                if !is_forgotten && former.owner != self.owner && Instant::now() < patient_until {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                    continue;
+                }
+            } else if former.owner != self.owner && Instant::now() < patient_until {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                continue;
+            }
+            let of = former.stamped.as_ref().map(|stamped| stamped.stamp);
+            let (incarnation, sequence) =
+                (of.map(|stamp| ordered(stamp.incarnation)), of.map(|stamp| number(stamp.sequence)));
+            let values = (
+                self.ttl_s(),
+                self.owner,
+                account,
+                channel,
+                key_name,
+                client_id,
+                id,
+                former.owner,
+                incarnation,
+                sequence,
+            );
+            if conditional(session, &statements.take_id, values).await?.applied {
+                if let Some(closes) = closes {
+                    closes.close(shared, &scope.key).await?;
+                }
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// What stands in the database of an id.
+struct Claim {
+    owner: i64,
+    stamped: Option<Stamped>,
+}
+
+struct Stamped {
+    stamp: Stamp,
+    timestamp_ms: u64,
+    /// None: the channel keeps no history.
+    bucket: Option<i32>,
+}
+
+impl Claim {
+    /// None: it has gone meanwhile.
+    fn read(answer: &Applied) -> Option<Self> {
+        let owner = answer.number("owner")?;
+        let stamped = || {
+            let bucket = i32::try_from(answer.number("bucket")?).ok()?;
+            Some(Stamped {
+                stamp: Stamp {
+                    incarnation: unordered(answer.number("incarnation")?),
+                    sequence: natural(answer.number("sequence")?),
+                },
+                timestamp_ms: natural(answer.number("timestamp_ms")?),
+                bucket: Some(bucket).filter(|bucket| *bucket != NO_ROW),
+            })
+        };
+        Some(Self { owner, stamped: stamped() })
+    }
+}
+
+impl Stamped {
+    fn position(&self) -> (i64, i64, i64) {
+        let Stamp { incarnation, sequence } = self.stamp;
+        super::values::position_values(Position { timestamp_ms: self.timestamp_ms, sequence, incarnation })
+    }
+
+    async fn is_stored(&self, shared: &Shared, key: &ChannelKey) -> Result<bool, StoreError> {
+        let Some(bucket) = self.bucket else { return Ok(true) };
+        let database = shared.database();
+        let kind = kind_value(RowKind::Messages);
+        let (timestamp_ms, sequence, incarnation) = self.position();
+        let day = day_of(self.timestamp_ms);
+        let (account, channel) = (key.account().as_str(), key.channel());
+        let values = (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation);
+        let found = database.session.execute_unpaged(&database.statements.find_row, values).await;
+        let rows = found.map_err(failed)?.into_rows_result().map_err(failed)?;
+        Ok(rows.rows_num() > 0)
+    }
+
+    /// Nothing that is written to the place of the row by the former owner counts from now on.
+    async fn close(&self, shared: &Shared, key: &ChannelKey) -> Result<(), StoreError> {
+        let Some(bucket) = self.bucket else { return Ok(()) };
+        let database = shared.database();
+        let kind = kind_value(RowKind::Messages);
+        let (timestamp_ms, sequence, incarnation) = self.position();
+        let later = written_at(self.timestamp_ms) + 1;
+        let day = day_of(self.timestamp_ms);
+        let (account, channel) = (key.account().as_str(), key.channel());
+        let values = (later, account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation);
+        let closed = database.session.execute_unpaged(&database.statements.delete_row, values).await;
+        closed.map(drop).map_err(failed)
+    }
+}
+
+fn names<'a>(scope: &'a IdScope, id: &'a str) -> (&'a str, &'a str, &'a str, &'a str, &'a str) {
+    // No client id is empty, so an empty one says that there is none.
+    let client_id = scope.client_id.as_ref().map_or("", ClientId::as_str);
+    (scope.key.account().as_str(), scope.key.channel(), &scope.key_name, client_id, id)
+}
+
+pub(super) fn look_up(shared: &Arc<Shared>, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+    let lane = Lane { key: scope.key.clone(), client_id: scope.client_id.clone() };
+    let lookup = Lookup { scope, ids, found };
+    let mut lanes = shared.ids.lanes.lock();
+    let waiting = lanes.lanes.get(&lane).map_or(0, VecDeque::len);
+    if lanes.count >= LOOKUPS_MAX || waiting >= LANE_MAX {
+        drop(lanes);
+        return (lookup.found)(Err(StoreError::Busy));
+    }
+    lanes.count += 1;
+    if let Some(waiting) = lanes.lanes.get_mut(&lane) {
+        waiting.push_back(lookup);
+        return;
+    }
+    lanes.lanes.insert(lane.clone(), VecDeque::from([lookup]));
+    drop(lanes);
+    shared.spawn("store ids", run(Arc::clone(shared), lane));
+}
+
+/// Until no lookup of the lane waits.
+async fn run(shared: Arc<Shared>, lane: Lane) {
+    loop {
+        let next = {
+            let mut lanes = shared.ids.lanes.lock();
+            let next = lanes.lanes.get_mut(&lane).and_then(VecDeque::pop_front);
+            match &next {
+                Some(_) => lanes.count -= 1,
+                None => drop(lanes.lanes.remove(&lane)),
+            }
+            next
+        };
+        let Some(Lookup { scope, ids, found }) = next else { return };
+        let wait = shared.options.wait;
+        let asked = async {
+            let each = ids.iter().map(|id| shared.ids.find(&shared, &scope, id));
+            futures_util::future::join_all(each).await.into_iter().collect()
+        };
+        let answer = tokio::time::timeout(wait, asked).await;
+        let unknown = |_| Err(failed(format_args!("the database did not answer for {wait:?}")));
+        let answer = answer.unwrap_or_else(unknown);
+        if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
+            tracing::error!("a callback of the store panicked");
+        }
+    }
+}

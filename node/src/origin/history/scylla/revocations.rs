@@ -1,0 +1,64 @@
+//! Revocations of tokens: one row for each key and clientId, and one for all tokens of the key.
+
+use std::collections::HashMap;
+
+use futures_util::TryStreamExt as _;
+
+use super::values::{natural, number, ttl_s, written_at};
+use super::{Shared, failed};
+use crate::model::{ClientId, KeyName, Revocation};
+use crate::origin::history::StoreError;
+
+/// Its moment decides which of two is the later, so that the latest counts and not the last.
+pub(super) async fn write(shared: &Shared, revocation: Revocation) -> Result<(), StoreError> {
+    let Revocation { key_name, client_id, issued_before_ms } = revocation;
+    let until_ms = issued_before_ms.saturating_add(shared.options.revocation_kept_ms);
+    let Some(ttl) = ttl_s(until_ms, shared.clock.now_ms()) else { return Ok(()) };
+    let database = shared.database();
+    let client_id = client_id.as_ref().map_or("", ClientId::as_str);
+    let values = (&*key_name, client_id, number(issued_before_ms), ttl, written_at(issued_before_ms));
+    let written = database.session.execute_unpaged(&database.statements.insert_revocation, values).await;
+    written.map(drop).map_err(failed)
+}
+
+/// Every row but those of clientIds of which the row of their key says as much.
+pub(super) async fn all(shared: &Shared) -> Result<Vec<Revocation>, StoreError> {
+    let mut all = rows(shared).await?;
+    let of_keys: HashMap<KeyName, u64> = all
+        .iter()
+        .filter(|revocation| revocation.client_id.is_none())
+        .map(|revocation| (revocation.key_name.clone(), revocation.issued_before_ms))
+        .collect();
+    all.retain(|revocation| {
+        let of_key = of_keys.get(&revocation.key_name).copied().unwrap_or(0);
+        revocation.client_id.is_none() || revocation.issued_before_ms > of_key
+    });
+    Ok(all)
+}
+
+/// Takes out what no token is left of.
+pub(super) async fn sweep(shared: &Shared, now_ms: u64) -> Result<(), StoreError> {
+    let database = shared.database();
+    for Revocation { key_name, client_id, issued_before_ms } in rows(shared).await? {
+        if issued_before_ms.saturating_add(shared.options.revocation_kept_ms) < now_ms {
+            let client_id = client_id.as_ref().map_or("", ClientId::as_str);
+            let values = (written_at(issued_before_ms), &*key_name, client_id);
+            let removed = database.session.execute_unpaged(&database.statements.delete_revocation, values);
+            removed.await.map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+async fn rows(shared: &Shared) -> Result<Vec<Revocation>, StoreError> {
+    let database = shared.database();
+    let found = database.session.execute_iter(database.statements.revocations.clone(), ()).await;
+    let mut found = found.map_err(failed)?.rows_stream::<(String, String, i64)>().map_err(failed)?;
+    let mut rows = Vec::new();
+    while let Some((key_name, client_id, issued_before_ms)) = found.try_next().await.map_err(failed)? {
+        let client_id = (!client_id.is_empty()).then(|| ClientId::stored(&client_id));
+        let issued_before_ms = natural(issued_before_ms);
+        rows.push(Revocation { key_name: key_name.as_str().into(), client_id, issued_before_ms });
+    }
+    Ok(rows)
+}

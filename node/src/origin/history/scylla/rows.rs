@@ -1,0 +1,275 @@
+//! Messages and presence events as rows, and one write of some of them.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use futures_util::future::{join_all, try_join, try_join_all};
+
+use super::buckets::Bucket;
+use super::connection::Database;
+use super::ids::GivenId;
+use super::members::{self, MemberChange};
+use super::values::{kind_value, number, ordered, ttl_s, written_at};
+use super::{DAY_MS, HOUR_MS, Shared, failed};
+use crate::model::{ChannelKey, PresenceEvent, Published, Stamp};
+use crate::origin::history::{IdScope, Position, RowKind, StoreError, record};
+
+/// Rows in one batch, all of one partition.
+const BATCH_ROWS_MAX: usize = 256;
+const BATCH_BYTES_MAX: usize = 256 * 1024;
+
+/// What is stored of one publish or one event.
+pub(super) struct Content {
+    kind: RowKind,
+    rows: Vec<NewRow>,
+    kept_until_ms: u64,
+    ids: Vec<GivenId>,
+    member: Option<MemberChange>,
+    pub(super) bytes: usize,
+}
+
+struct NewRow {
+    position: Position,
+    /// Of the message, or of the event.
+    id: Box<str>,
+    record: Box<str>,
+}
+
+impl Content {
+    pub(super) fn of_messages(published: &Published, retention_hours: Option<u32>, now_ms: u64) -> Self {
+        let kept_until_ms = kept_until_ms(published.timestamp_ms, retention_hours);
+        let connection_id = published.connection_id.to_string();
+        let stored = published.messages.iter().filter(|_| kept_until_ms > now_ms);
+        let rows = stored.map(|message| NewRow {
+            position: Position {
+                timestamp_ms: published.timestamp_ms,
+                sequence: message.sequence,
+                incarnation: published.incarnation,
+            },
+            id: message.id.clone(),
+            record: text(|out| record::write_message(out, published, message, &connection_id)),
+        });
+        let rows: Vec<_> = rows.collect();
+        let given = published.messages.iter().filter(|message| message.id_given);
+        let ids = given.map(|message| GivenId {
+            scope: IdScope {
+                key: published.key.clone(),
+                key_name: published.key_name.clone(),
+                client_id: published.client_id.clone(),
+            },
+            id: message.id.clone(),
+            stamp: Stamp { incarnation: published.incarnation, sequence: message.sequence },
+            timestamp_ms: published.timestamp_ms,
+        });
+        Self::new(RowKind::Messages, rows, kept_until_ms, ids.collect(), None)
+    }
+
+    pub(super) fn of_presence(
+        event: &PresenceEvent,
+        retention_hours: Option<u32>,
+        now_ms: u64,
+        member: Option<MemberChange>,
+    ) -> Self {
+        let kept_until_ms = kept_until_ms(event.timestamp_ms, retention_hours);
+        let PresenceEvent { timestamp_ms, sequence, incarnation, .. } = *event;
+        let row = (kept_until_ms > now_ms).then(|| NewRow {
+            position: Position { timestamp_ms, sequence, incarnation },
+            id: format!("{incarnation:016x}-{sequence}").into(),
+            record: text(|out| record::write_presence(out, event)),
+        });
+        Self::new(RowKind::Presence, row.into_iter().collect(), kept_until_ms, Vec::new(), member)
+    }
+
+    fn new(
+        kind: RowKind,
+        rows: Vec<NewRow>,
+        kept_until_ms: u64,
+        ids: Vec<GivenId>,
+        member: Option<MemberChange>,
+    ) -> Self {
+        let bytes = rows.iter().map(|row| row.record.len() + row.id.len()).sum::<usize>()
+            + ids.iter().map(|given| given.id.len() + size_of::<GivenId>()).sum::<usize>()
+            + member.as_ref().map_or(0, MemberChange::bytes);
+        Self { kind, rows, kept_until_ms, ids, member, bytes }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.ids.is_empty() && self.member.is_none()
+    }
+
+    pub(super) fn rows_count(&self) -> usize {
+        self.rows.len() + self.ids.len() + usize::from(self.member.is_some())
+    }
+
+    pub(super) fn given(&self) -> &[GivenId] {
+        &self.ids
+    }
+}
+
+/// 0: it is not.
+fn kept_until_ms(timestamp_ms: u64, retention_hours: Option<u32>) -> u64 {
+    retention_hours.map_or(0, |hours| timestamp_ms.saturating_add(u64::from(hours) * HOUR_MS))
+}
+
+fn text(write: impl FnOnce(&mut Vec<u8>)) -> Box<str> {
+    thread_local! {
+        static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.clear();
+        write(scratch);
+        String::from_utf8_lossy(scratch).into()
+    })
+}
+
+/// Rows of one partition that go in one batch.
+struct Part {
+    kind: RowKind,
+    bucket: Bucket,
+    /// The index is to be told that the partition is there until then.
+    tell_until_ms: Option<u64>,
+    values: Vec<RowValues>,
+    bytes: usize,
+}
+
+type RowValues = (Arc<str>, Arc<str>, i8, i32, i32, i64, i64, i64, Arc<str>, Box<str>, Box<str>, i32, i64);
+
+/// Writes the contents in their order, each result in its place. What follows a write that failed is not tried, so that
+/// what can be read stays without a gap for as long as possible.
+pub(super) async fn write(
+    shared: &Arc<Shared>,
+    key: &ChannelKey,
+    contents: &[Content],
+    results: &mut [Result<(), StoreError>],
+) {
+    // Never closed.
+    let _permit = shared.writes.permits.acquire().await;
+    let mut placed: Vec<_> = contents.iter().map(|content| place(shared, key, content)).collect();
+    let stamped = contents.iter().zip(&placed).map(|(content, rows)| stamp(shared, content, rows));
+    let stamped: Vec<_> = stamped.collect();
+    for (result, stamped) in results.iter_mut().zip(join_all(stamped).await) {
+        *result = stamped;
+    }
+    let mut parts: Vec<Part> = Vec::new();
+    // Behind which part each content is all there.
+    let mut ends = Vec::with_capacity(contents.len());
+    for (rows, result) in placed.iter_mut().zip(results.iter()) {
+        if result.is_ok() {
+            rows.drain(..).for_each(|row| add(&mut parts, row));
+        }
+        ends.push(parts.len());
+    }
+    let (mut written, mut failure) = (0, Ok(()));
+    for part in parts {
+        failure = write_part(shared, key, part).await;
+        if failure.is_err() {
+            break;
+        }
+        written += 1;
+    }
+    let changes = contents.iter().filter_map(|content| content.member.as_ref());
+    let changed = if failure.is_ok() { members::write(shared, changes).await } else { failure.clone() };
+    for ((content, result), end) in contents.iter().zip(results).zip(ends) {
+        if result.is_ok() && end > written {
+            result.clone_from(&failure);
+        }
+        if result.is_ok() && content.member.is_some() {
+            result.clone_from(&changed);
+        }
+    }
+}
+
+async fn stamp(shared: &Shared, content: &Content, rows: &[PlacedRow]) -> Result<(), StoreError> {
+    let bucket = rows.first().map(|row| row.bucket);
+    let each: Vec<_> = content.ids.iter().map(|given| shared.ids.stamp(shared, given, bucket)).collect();
+    try_join_all(each).await.map(drop)
+}
+
+struct PlacedRow {
+    kind: RowKind,
+    bucket: Bucket,
+    tell_until_ms: Option<u64>,
+    values: RowValues,
+}
+
+/// The rows, each with its partition.
+fn place(shared: &Shared, key: &ChannelKey, content: &Content) -> Vec<PlacedRow> {
+    let Content { kind, rows, kept_until_ms, .. } = content;
+    let Some(ttl) = ttl_s(*kept_until_ms, shared.clock.now_ms()) else { return Vec::new() };
+    let (account, channel): (Arc<str>, Arc<str>) = (key.account().as_str().into(), key.channel().into());
+    let placed = rows.iter().map(|row| {
+        let Position { timestamp_ms, sequence, incarnation } = row.position;
+        let bytes = (row.record.len() + row.id.len()) as u64;
+        let (bucket, is_new) = shared.buckets.place(key, *kind, timestamp_ms, bytes, *kept_until_ms);
+        // The rows that follow in the same day are kept as long.
+        let tell_until_ms = is_new.then(|| kept_until_ms.saturating_add(DAY_MS));
+        let values = (
+            Arc::clone(&account),
+            Arc::clone(&channel),
+            kind_value(*kind),
+            bucket.day,
+            bucket.number,
+            number(timestamp_ms),
+            number(sequence),
+            ordered(incarnation),
+            Arc::clone(&shared.options.node_id),
+            row.id.clone(),
+            row.record.clone(),
+            ttl,
+            written_at(timestamp_ms),
+        );
+        PlacedRow { kind: *kind, bucket, tell_until_ms, values }
+    });
+    placed.collect()
+}
+
+fn add(parts: &mut Vec<Part>, row: PlacedRow) {
+    let PlacedRow { kind, bucket, tell_until_ms, values } = row;
+    let bytes = values.9.len() + values.10.len();
+    let fits = |part: &Part| {
+        (part.kind, part.bucket) == (kind, bucket)
+            && part.values.len() < BATCH_ROWS_MAX
+            && part.bytes + bytes <= BATCH_BYTES_MAX
+    };
+    match parts.last_mut() {
+        Some(part) if fits(part) => {
+            part.bytes += bytes;
+            part.tell_until_ms = part.tell_until_ms.max(tell_until_ms);
+            part.values.push(values);
+        }
+        _ => parts.push(Part { kind, bucket, tell_until_ms, values: vec![values], bytes }),
+    }
+}
+
+async fn write_part(shared: &Arc<Shared>, key: &ChannelKey, part: Part) -> Result<(), StoreError> {
+    let Part { kind, bucket, tell_until_ms, values, .. } = part;
+    let highest_ms = values.iter().map(|values| values.5.cast_unsigned()).max().unwrap_or(0);
+    let database = shared.database();
+    let rows = async {
+        let statement = &database.statements.insert_row;
+        if let [only] = &values[..] {
+            return database.session.execute_unpaged(statement, only).await.map(drop).map_err(failed);
+        }
+        database.write_all(statement, &values).await
+    };
+    let index = tell(shared, &database, key, (kind, bucket), tell_until_ms);
+    try_join(rows, index).await?;
+    shared.wrote_up_to(highest_ms);
+    Ok(())
+}
+
+async fn tell(
+    shared: &Shared,
+    database: &Database,
+    key: &ChannelKey,
+    (kind, bucket): (RowKind, Bucket),
+    until_ms: Option<u64>,
+) -> Result<(), StoreError> {
+    let Some(until_ms) = until_ms else { return Ok(()) };
+    let Some(ttl) = ttl_s(until_ms, shared.clock.now_ms()) else { return Ok(()) };
+    let (account, channel) = (key.account().as_str(), key.channel());
+    let told = (account, channel, kind_value(kind), bucket.day, bucket.number, ttl);
+    database.session.execute_unpaged(&database.statements.insert_day, told).await.map_err(failed)?;
+    shared.buckets.told(key, kind, bucket, until_ms - DAY_MS);
+    Ok(())
+}

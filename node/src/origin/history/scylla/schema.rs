@@ -1,0 +1,196 @@
+//! The keyspace and its tables: made once, whoever comes first, and told by a version.
+
+use std::fmt;
+use std::time::Duration;
+
+use scylla::client::session::Session;
+use scylla::errors::ExecutionError;
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
+use scylla::statement::Statement;
+
+use super::connection::Connection;
+
+/// What each version adds to the one before; a keyspace has the version of the last one that was applied to it.
+const MIGRATIONS: &[&[&str]] = &[&[
+    "CREATE TABLE IF NOT EXISTS {}.history (account text, channel text, kind tinyint, day int, bucket int, \
+     timestamp_ms bigint, sequence bigint, incarnation bigint, node_id text, id text, record text, \
+     PRIMARY KEY ((account, channel, kind, day, bucket), timestamp_ms, sequence, incarnation)) \
+     WITH CLUSTERING ORDER BY (timestamp_ms DESC, sequence DESC, incarnation DESC) AND compaction = \
+     {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', 'compaction_window_size': '1'}",
+    "CREATE TABLE IF NOT EXISTS {}.days (account text, channel text, kind tinyint, day int, bucket int, \
+     PRIMARY KEY ((account, channel, kind), day, bucket)) WITH CLUSTERING ORDER BY (day DESC, bucket DESC)",
+    "CREATE TABLE IF NOT EXISTS {}.message_ids (account text, channel text, key_name text, client_id text, id text, \
+     owner bigint, incarnation bigint, sequence bigint, timestamp_ms bigint, bucket int, \
+     PRIMARY KEY ((account, channel, key_name, client_id, id)))",
+    "CREATE TABLE IF NOT EXISTS {}.nonces (key_name text, timestamp_ms bigint, nonce text, \
+     PRIMARY KEY ((key_name, timestamp_ms, nonce)))",
+    "CREATE TABLE IF NOT EXISTS {}.revocations (key_name text, client_id text, issued_before_ms bigint, \
+     PRIMARY KEY (key_name, client_id))",
+    "CREATE TABLE IF NOT EXISTS {}.members (node_id text, account text, channel text, connection_id blob, \
+     client_id text, epoch bigint, data text, timestamp_ms bigint, \
+     PRIMARY KEY (node_id, account, channel, connection_id, client_id))",
+    "CREATE TABLE IF NOT EXISTS {}.nodes (node_id text PRIMARY KEY, runs blob, highest_ms bigint)",
+    "CREATE TABLE IF NOT EXISTS {}.metrics (account text, day int, minute_ms bigint, node_id text, \
+     incarnation bigint, kind text, counted bigint, bytes bigint, \
+     PRIMARY KEY ((account, day), minute_ms, node_id, incarnation, kind)) WITH compaction = \
+     {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', 'compaction_window_size': '1'}",
+]];
+const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text PRIMARY KEY, version int)";
+/// A table may take seconds where the database is busy.
+const ALTER_WAIT: Duration = Duration::from_secs(20);
+const ATTEMPTS: usize = 3;
+const COPIES_MAX: usize = 3;
+
+/// Why the keyspace cannot be used; the text names it.
+#[derive(Debug)]
+pub enum SchemaError {
+    /// To be made by `fanfare schema apply`.
+    Missing(String),
+    /// Made by an earlier version of this program.
+    Behind {
+        keyspace: String,
+        found: usize,
+    },
+    /// Made by a later version of this program.
+    Ahead {
+        keyspace: String,
+        found: usize,
+    },
+    Refused {
+        keyspace: String,
+        source: Box<ExecutionError>,
+    },
+}
+
+impl fmt::Display for SchemaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(keyspace) => {
+                write!(f, "the keyspace {keyspace} has no tables of this program: run `fanfare schema apply`")
+            }
+            Self::Behind { keyspace, found } => write!(
+                f,
+                "the keyspace {keyspace} has version {found} of the schema, and {} is needed: run `fanfare schema apply`",
+                MIGRATIONS.len()
+            ),
+            Self::Ahead { keyspace, found } => write!(
+                f,
+                "the keyspace {keyspace} has version {found} of the schema, and this program knows only {}",
+                MIGRATIONS.len()
+            ),
+            Self::Refused { keyspace, .. } => write!(f, "the keyspace {keyspace} cannot be made"),
+        }
+    }
+}
+
+impl std::error::Error for SchemaError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Refused { source, .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+/// Refuses a keyspace that is not of this version.
+pub(super) async fn check(session: &Session, keyspace: &str) -> Result<(), SchemaError> {
+    match version(session, keyspace).await? {
+        None => Err(SchemaError::Missing(keyspace.to_owned())),
+        Some(found) if found < MIGRATIONS.len() => {
+            Err(SchemaError::Behind { keyspace: keyspace.to_owned(), found })
+        }
+        Some(found) if found > MIGRATIONS.len() => {
+            Err(SchemaError::Ahead { keyspace: keyspace.to_owned(), found })
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// Makes what is missing. True when something was.
+pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<bool, SchemaError> {
+    let keyspace = &*connection.keyspace;
+    let found = version(session, keyspace).await?;
+    if found.is_some_and(|found| found >= MIGRATIONS.len()) {
+        return check(session, keyspace).await.map(|()| false);
+    }
+    if found.is_none() {
+        make_keyspace(session, connection).await?;
+        alter(session, keyspace, &VERSIONS.replace("{}", keyspace)).await?;
+    }
+    for (made, migration) in (1..).zip(MIGRATIONS).skip(found.unwrap_or(0)) {
+        for statement in *migration {
+            alter(session, keyspace, &statement.replace("{}", keyspace)).await?;
+        }
+        let noted = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('all', {made})");
+        alter(session, keyspace, &noted).await?;
+    }
+    // The driver sends a row to its replicas once it knows how the keyspace is replicated.
+    session.refresh_metadata().await.ok();
+    Ok(true)
+}
+
+/// None: there is no such keyspace, or nobody has finished making it.
+async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, SchemaError> {
+    let refused = |source| SchemaError::Refused { keyspace: keyspace.to_owned(), source: Box::new(source) };
+    let tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
+    let found = session.query_unpaged(tables, (keyspace, "schema_version")).await.map_err(refused)?;
+    if !found.into_rows_result().is_ok_and(|rows| rows.rows_num() > 0) {
+        return Ok(None);
+    }
+    let asked = format!("SELECT version FROM {keyspace}.schema_version WHERE part = 'all'");
+    let found = session.query_unpaged(asked, ()).await.map_err(refused)?;
+    let rows = found.into_rows_result().ok();
+    let version = rows.and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
+    Ok(version.and_then(|(version,)| usize::try_from(version).ok()))
+}
+
+async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(), SchemaError> {
+    let keyspace = &*connection.keyspace;
+    let state = session.get_cluster_state();
+    let nodes = state.get_nodes_info();
+    let local = nodes.first().and_then(|node| node.datacenter.clone());
+    let of_local = nodes.iter().filter(|node| node.datacenter == local).count();
+    let copies = connection.replication.unwrap_or(of_local.clamp(1, COPIES_MAX));
+    let place = local.unwrap_or_else(|| "replication_factor".to_owned());
+    let made = format!(
+        "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = \
+         {{'class': 'NetworkTopologyStrategy', '{place}': {copies}}}"
+    );
+    // Conditions on rows, by which ids and nonces are claimed, came late to the tablets of ScyllaDB; Cassandra does not know the word.
+    if nodes.iter().any(|node| node.sharder().is_some()) {
+        let without_tablets = format!("{made} AND tablets = {{'enabled': false}}");
+        if alter(session, keyspace, &without_tablets).await.is_ok() {
+            return Ok(());
+        }
+    }
+    alter(session, keyspace, &made).await
+}
+
+/// All that alter at the same time do so through the same node of the database, which takes one after another: through two of
+/// them a table could be made twice, with rows lost to one of both.
+async fn alter(session: &Session, keyspace: &str, text: &str) -> Result<(), SchemaError> {
+    let state = session.get_cluster_state();
+    let reachable = state.get_nodes_info().iter().filter(|node| node.is_connected());
+    let first = reachable.min_by_key(|node| (node.address.ip(), node.address.port()));
+    let mut statement = Statement::new(text);
+    statement.set_is_idempotent(true);
+    statement.set_request_timeout(Some(ALTER_WAIT));
+    if let Some(node) = first {
+        let target = NodeIdentifier::Node(node.clone());
+        statement.set_load_balancing_policy(Some(SingleTargetLoadBalancingPolicy::new(target, None)));
+    }
+    let mut attempt = 1;
+    loop {
+        match session.query_unpaged(statement.clone(), ()).await {
+            Ok(_) => return Ok(()),
+            Err(error) if attempt == ATTEMPTS => {
+                return Err(SchemaError::Refused { keyspace: keyspace.to_owned(), source: Box::new(error) });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the database did not alter its schema, once more");
+                attempt += 1;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}

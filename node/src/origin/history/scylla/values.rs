@@ -1,0 +1,131 @@
+//! Values of the program as the database has them.
+
+use scylla::client::session::Session;
+use scylla::response::query_result::QueryResult;
+use scylla::serialize::row::SerializeRow;
+use scylla::statement::prepared::PreparedStatement;
+use scylla::value::{CqlValue, Row};
+
+use crate::origin::history::{Position, RowKind, StoreError};
+
+use super::failed;
+
+/// Seconds; the database takes no longer life of a row.
+const TTL_S_MAX: u64 = 20 * 365 * 24 * 3_600;
+
+pub(super) fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+pub(super) fn natural(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+/// A number of which every bit counts, so that the order stays what it is.
+pub(super) fn ordered(value: u64) -> i64 {
+    (value ^ (1 << 63)).cast_signed()
+}
+
+pub(super) fn unordered(value: i64) -> u64 {
+    value.cast_unsigned() ^ (1 << 63)
+}
+
+pub(super) fn position(value: (i64, i64, i64)) -> Position {
+    let (timestamp_ms, sequence, incarnation) = value;
+    Position {
+        timestamp_ms: natural(timestamp_ms),
+        sequence: natural(sequence),
+        incarnation: unordered(incarnation),
+    }
+}
+
+pub(super) fn position_values(position: Position) -> (i64, i64, i64) {
+    let Position { timestamp_ms, sequence, incarnation } = position;
+    (number(timestamp_ms), number(sequence), ordered(incarnation))
+}
+
+pub(super) fn kind_value(kind: RowKind) -> i8 {
+    match kind {
+        RowKind::Messages => 0,
+        RowKind::Presence => 1,
+    }
+}
+
+/// How long a row lives that is kept until then; none when that is over.
+pub(super) fn ttl_s(until_ms: u64, now_ms: u64) -> Option<i32> {
+    let left_ms = until_ms.checked_sub(now_ms).filter(|left_ms| *left_ms > 0)?;
+    i32::try_from(left_ms.div_ceil(1_000).min(TTL_S_MAX)).ok()
+}
+
+/// The time of a write by which the database tells which of two is the later.
+pub(super) fn written_at(timestamp_ms: u64) -> i64 {
+    number(timestamp_ms.saturating_mul(1_000))
+}
+
+/// The outcome of a statement with a condition. What else is in the answer differs between databases.
+pub(super) struct Applied {
+    pub(super) applied: bool,
+    columns: Vec<(String, Option<CqlValue>)>,
+}
+
+impl Applied {
+    pub(super) fn number(&self, name: &str) -> Option<i64> {
+        let (_, value) = self.columns.iter().find(|(column, _)| column == name)?;
+        match value {
+            Some(CqlValue::BigInt(number)) => Some(*number),
+            Some(CqlValue::Int(number)) => Some(i64::from(*number)),
+            _ => None,
+        }
+    }
+}
+
+pub(super) async fn conditional(
+    session: &Session,
+    statement: &PreparedStatement,
+    values: impl SerializeRow,
+) -> Result<Applied, StoreError> {
+    let answer = session.execute_unpaged(statement, values).await.map_err(failed)?;
+    read_applied(answer)
+}
+
+fn read_applied(answer: QueryResult) -> Result<Applied, StoreError> {
+    let rows = answer.into_rows_result().map_err(failed)?;
+    let names: Vec<String> = rows.column_specs().iter().map(|column| column.name().to_owned()).collect();
+    let row: Row = rows.first_row().map_err(failed)?;
+    let columns: Vec<_> = names.into_iter().zip(row.columns).collect();
+    let said = columns.iter().find(|(name, _)| name == "[applied]");
+    match said {
+        Some((_, Some(CqlValue::Boolean(applied)))) => Ok(Applied { applied: *applied, columns }),
+        _ => Err(failed("the database did not say whether a condition held")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_keep_their_order() {
+        let mut positions = Vec::new();
+        for timestamp_ms in [0, 1, 1 << 40] {
+            for sequence in [0, 1, 1 << 60] {
+                for incarnation in [0, 1, u64::MAX / 2, u64::MAX / 2 + 1, u64::MAX] {
+                    positions.push(Position { timestamp_ms, sequence, incarnation });
+                }
+            }
+        }
+        assert!(positions.is_sorted());
+        assert!(positions.iter().map(|at| position_values(*at)).is_sorted());
+        for at in positions {
+            assert_eq!(position(position_values(at)), at);
+        }
+    }
+
+    #[test]
+    fn what_is_over_has_no_life_left() {
+        assert_eq!(ttl_s(1_000, 1_000), None);
+        assert_eq!(ttl_s(1_000, 2_000), None);
+        assert_eq!(ttl_s(1_001, 1_000), Some(1));
+        assert_eq!(ttl_s(u64::MAX, 0), Some(630_720_000));
+    }
+}

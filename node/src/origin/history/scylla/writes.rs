@@ -1,0 +1,232 @@
+//! What is to be stored of each channel, in its order: one write at a time, with everything that waits.
+//!
+//! So what can be read of a channel is always a beginning of what was published, however many channels are written at once.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::Instant;
+
+use super::rows::{self, Content};
+use super::{Shared, failed};
+use crate::model::ChannelKey;
+use crate::origin::history::{Done, StoreError};
+
+/// Writes that the database has at a time.
+const UNDER_WAY_MAX: usize = 256;
+/// Publishes of a channel in one write.
+const GROUP_MAX: usize = 256;
+const GROUP_BYTES_MAX: usize = 512 * 1024;
+
+pub(super) struct Writes {
+    lanes: Mutex<HashMap<ChannelKey, VecDeque<Append>>>,
+    rows_max: usize,
+    bytes_max: usize,
+    rows: AtomicUsize,
+    bytes: AtomicUsize,
+    order: Mutex<Order>,
+    pub(super) permits: Semaphore,
+}
+
+struct Append {
+    content: Content,
+    owed: Owed,
+}
+
+/// An answer that is due by then.
+struct Owed {
+    done: Done,
+    number: u64,
+    deadline: Instant,
+    rows: usize,
+    bytes: usize,
+}
+
+/// Which appends are not answered yet, and who waits for those before some number.
+#[derive(Default)]
+struct Order {
+    next: u64,
+    open: BTreeSet<u64>,
+    waiting: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
+}
+
+impl Writes {
+    pub(super) fn new(rows_max: usize, bytes_max: usize) -> Self {
+        Self {
+            lanes: Mutex::default(),
+            rows_max,
+            bytes_max,
+            rows: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            order: Mutex::default(),
+            permits: Semaphore::new(UNDER_WAY_MAX),
+        }
+    }
+
+    /// Less than an eighth of the room is left. What is begun nevertheless is begun at one moment, so it is bounded with that.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.rows.load(Ordering::Relaxed) > self.rows_max / 8 * 7
+            || self.bytes.load(Ordering::Relaxed) > self.bytes_max / 8 * 7
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.rows.load(Ordering::Relaxed) >= self.rows_max
+            || self.bytes.load(Ordering::Relaxed) >= self.bytes_max
+    }
+
+    /// True when the channel had nothing waiting, so that somebody has to [`run`] it.
+    fn push(&self, key: &ChannelKey, content: Content, wait: Duration, done: Done) -> bool {
+        let (rows, bytes) = (content.rows_count(), content.bytes);
+        self.rows.fetch_add(rows, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let mut lanes = self.lanes.lock();
+        let number = self.order.lock().open();
+        let owed = Owed { done, number, deadline: Instant::now() + wait, rows, bytes };
+        let append = Append { content, owed };
+        if let Some(lane) = lanes.get_mut(key) {
+            lane.push_back(append);
+            return false;
+        }
+        lanes.insert(key.clone(), VecDeque::from([append]));
+        true
+    }
+
+    /// What waits, as much as makes one write. None ends the lane.
+    fn next_group(&self, key: &ChannelKey) -> Option<(Vec<Content>, VecDeque<Owed>)> {
+        let mut lanes = self.lanes.lock();
+        let lane = lanes.get_mut(key)?;
+        let (mut contents, mut owed, mut bytes) = (Vec::new(), VecDeque::new(), 0);
+        while let Some(next) = lane.front() {
+            bytes += next.content.bytes;
+            if !contents.is_empty() && (bytes > GROUP_BYTES_MAX || contents.len() == GROUP_MAX) {
+                break;
+            }
+            let Some(next) = lane.pop_front() else { break };
+            contents.push(next.content);
+            owed.push_back(next.owed);
+        }
+        if contents.is_empty() {
+            lanes.remove(key);
+            return None;
+        }
+        Some((contents, owed))
+    }
+
+    /// When the first of those is due that are not begun.
+    fn next_deadline(&self, key: &ChannelKey) -> Option<Instant> {
+        self.lanes.lock().get(key)?.front().map(|append| append.owed.deadline)
+    }
+
+    fn take_expired(&self, key: &ChannelKey, now: Instant) -> VecDeque<Append> {
+        let mut lanes = self.lanes.lock();
+        let Some(lane) = lanes.get_mut(key) else { return VecDeque::new() };
+        let expired = lane.iter().take_while(|append| append.owed.deadline <= now).count();
+        lane.drain(..expired).collect()
+    }
+
+    fn answer(&self, owed: Owed, result: Result<(), StoreError>) {
+        let Owed { done, number, rows, bytes, .. } = owed;
+        self.rows.fetch_sub(rows, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.order.lock().close(number);
+        if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+            tracing::error!("a callback of the store panicked");
+        }
+    }
+
+    /// Resolves when all is answered that was handed over before.
+    pub(super) async fn settled(&self) {
+        let waited = {
+            let mut order = self.order.lock();
+            if order.open.is_empty() {
+                return;
+            }
+            let (settled, waited) = oneshot::channel();
+            let next = order.next;
+            order.waiting.entry(next).or_default().push(settled);
+            waited
+        };
+        // It is dropped with the store at the latest, when nothing is open any more.
+        waited.await.ok();
+    }
+}
+
+impl Order {
+    fn open(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.open.insert(number);
+        number
+    }
+
+    fn close(&mut self, number: u64) {
+        self.open.remove(&number);
+        let first = self.open.first().copied().unwrap_or(self.next);
+        while let Some(waiting) = self.waiting.first_entry()
+            && *waiting.key() <= first
+        {
+            // Who has gone needs no word.
+            for settled in waiting.remove() {
+                let _ = settled.send(());
+            }
+        }
+    }
+}
+
+pub(super) fn begin(shared: &Arc<Shared>, key: &ChannelKey, content: Content, done: Done) {
+    shared.ids.begin(content.given());
+    if shared.writes.push(key, content, shared.options.wait, done) {
+        shared.spawn("store lane", run(Arc::clone(shared), key.clone()));
+    }
+}
+
+/// Until nothing of the channel waits.
+async fn run(shared: Arc<Shared>, key: ChannelKey) {
+    while let Some((contents, mut owed)) = shared.writes.next_group(&key) {
+        let mut results = vec![Ok(()); contents.len()];
+        let mut expired = 0;
+        {
+            let write = rows::write(&shared, &key, &contents, &mut results);
+            tokio::pin!(write);
+            loop {
+                let due = owed.front().map(|owed| owed.deadline);
+                let due = due.or_else(|| shared.writes.next_deadline(&key));
+                // Nobody waits: a look now and then whether somebody does.
+                let due = due.unwrap_or_else(|| Instant::now() + shared.options.wait);
+                tokio::select! {
+                    () = &mut write => break,
+                    () = tokio::time::sleep_until(due) => expired += expire(&shared, &key, &mut owed),
+                }
+            }
+        }
+        shared.ids.end(contents.iter().flat_map(Content::given));
+        let refused = results.iter().find(|result| result.is_err()).cloned();
+        shared.health.wrote(&refused.unwrap_or(Ok(())));
+        for (owed, result) in owed.into_iter().zip(results.into_iter().skip(expired)) {
+            shared.writes.answer(owed, result);
+        }
+    }
+}
+
+/// Answers what is due and not known; how many of the present write that were. The write itself goes on.
+fn expire(shared: &Shared, key: &ChannelKey, owed: &mut VecDeque<Owed>) -> usize {
+    let (now, wait) = (Instant::now(), shared.options.wait);
+    let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
+    let mut expired = 0;
+    while owed.front().is_some_and(|owed| owed.deadline <= now)
+        && let Some(owed) = owed.pop_front()
+    {
+        expired += 1;
+        shared.writes.answer(owed, unknown());
+    }
+    for append in shared.writes.take_expired(key, now) {
+        shared.ids.end(append.content.given());
+        shared.writes.answer(append.owed, unknown());
+    }
+    expired
+}
