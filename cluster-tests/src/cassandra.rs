@@ -9,7 +9,7 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use tempfile::TempDir;
 
-use crate::{SOON, wait_for};
+use crate::{NodeOptions, SOON, wait_for};
 
 /// Where the server is that all tests of a run share; `cassandra/with` sets it.
 const SHARED: &str = "FANFARE_TEST_CQL";
@@ -76,6 +76,14 @@ impl Cassandra {
     pub fn restart(&self) {
         let own = self.own.as_ref().expect("a server of the test's own");
         assert!(own.run(&["start"]).is_some(), "the server starts again");
+    }
+
+    /// For a node that keeps its messages here, under a keyspace of [`Cassandra::keyspace`].
+    pub fn store(&self, options: NodeOptions, keyspace: &str) -> NodeOptions {
+        options
+            .environment("FANFARE_STORE", "scylla")
+            .environment("FANFARE_SCYLLA_NODE", &self.points.join(","))
+            .environment("FANFARE_SCYLLA_KEYSPACE", keyspace)
     }
 
     /// A session that asks the server without a node of ours between.

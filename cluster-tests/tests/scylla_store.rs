@@ -1,0 +1,189 @@
+//! Nodes over one database: each message is stored once, by the node where it entered, and every node reads and claims the same.
+
+use std::collections::HashSet;
+
+use fanfare_client::sign::{self, TokenParams};
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{
+    Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_until,
+};
+use scylla::client::session::Session;
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+
+/// A cluster over a keyspace of its own; none where there is no database to test with.
+async fn cluster(count: usize) -> Option<(Cluster, Cassandra, String)> {
+    let cassandra = Cassandra::shared()?;
+    let keyspace = cassandra.keyspace();
+    let cluster = Cluster::linked_with(count, |options| cassandra.store(options, &keyspace)).await;
+    Some((cluster, cassandra, keyspace))
+}
+
+/// A node that knows of no other.
+fn alone(node_id: &str) -> NodeOptions {
+    let directory = Directory::default().account("acme").key("k1", "secret", ALL);
+    NodeOptions::default().directory(directory, KEY).environment("FANFARE_NODE_ID", node_id)
+}
+
+async fn publish(node: &Node, channel: &str, body: &Value) -> http::Response {
+    let path = format!("/api/channels/{channel}/publish");
+    http::request(node.addr(), "POST", &path, &[("authorization", &http::basic(KEY))], body.to_string()).await
+}
+
+async fn get(node: &Node, path: &str) -> http::Response {
+    http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await
+}
+
+/// The data of all messages of a channel as this node reads them, newest first.
+async fn read(node: &Node, channel: &str) -> Vec<Value> {
+    let records = history::read_all(node.addr(), KEY, channel, "limit=7").await;
+    records.into_iter().map(|mut record| record["data"].take()).collect()
+}
+
+/// All rows of messages in the keyspace, as the database has them: the node that wrote each, and its record.
+async fn rows(session: &Session, keyspace: &str) -> Vec<(String, Value)> {
+    let asked = format!("SELECT node_id, kind, record FROM {keyspace}.history");
+    let found = session.query_unpaged(asked, ()).await.expect("read").into_rows_result().expect("rows");
+    let rows = found.rows::<(String, i8, String)>().expect("the columns are what they are");
+    let rows = rows.map(|row| row.expect("a row")).filter(|(_, kind, _)| *kind == 0);
+    rows.map(|(node, _, record)| (node, serde_json::from_str(&record).expect("a record is JSON"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_message_is_stored_once_by_the_node_where_it_entered() {
+    let Some((mut cluster, cassandra, keyspace)) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    let mut sockets = Vec::new();
+    for node in &*nodes {
+        let mut socket = Socket::open(node, "").await;
+        socket.attach("room").await;
+        sockets.push(socket);
+    }
+    for number in 0..10 {
+        for (from, socket) in sockets.iter_mut().enumerate() {
+            socket.publish("room", json!({"data": [from, number]})).await;
+        }
+    }
+    for socket in &mut sockets {
+        for _ in 0..30 {
+            socket.message("room").await;
+        }
+    }
+    // What a newcomer is given of the past is stored no more than what comes live.
+    let mut late = Socket::open(&nodes[2], "").await;
+    let attached = late.ask(json!({"op": 8, "channel": "room", "rewind": "5"})).await;
+    assert_eq!(attached["op"], 9, "{attached}");
+    for _ in 0..5 {
+        late.message("room").await;
+    }
+    let rows = rows(&cassandra.session().await, &keyspace).await;
+    let mut seen = HashSet::new();
+    for (node, record) in &rows {
+        let from = record["data"][0].as_u64().expect("a number");
+        assert_eq!(*node, format!("n{from}"), "{record}");
+        assert!(seen.insert(record["data"].to_string()), "twice: {record}");
+        assert!(seen.insert(record["id"].to_string()), "twice: {record}");
+    }
+    assert_eq!(rows.len(), 30);
+    let everywhere = read(&nodes[0], "room").await;
+    assert_eq!(everywhere.len(), 30);
+    for node in &nodes[1..] {
+        assert_eq!(read(node, "room").await, everywhere);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_node_has_acknowledged_every_other_reads_at_once() {
+    let Some((mut cluster, _, _)) = cluster(2).await else { return };
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    for number in 0..20 {
+        assert_eq!(publish(n0, "room", &json!({"data": number})).await.status, 200);
+        let newest = get(n1, "/api/channels/room/history?limit=1").await.json();
+        assert_eq!(newest["messages"][0]["data"], number);
+    }
+    n0.kill();
+    assert_eq!(read(n1, "room").await, (0..20).rev().map(|number| json!(number)).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_is_stored_once_whichever_nodes_it_comes_to() {
+    let Some((mut cluster, cassandra, keyspace)) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    for round in 0..5 {
+        let body = json!({"id": format!("own-{round}"), "data": round});
+        let answers =
+            futures_util::future::join_all(nodes.iter().map(|node| publish(node, "room", &body))).await;
+        for answer in answers {
+            assert_eq!(answer.status, 200, "{:?}", answer.body);
+        }
+        for node in &*nodes {
+            assert_eq!(publish(node, "room", &body).await.status, 200);
+        }
+    }
+    assert_eq!(rows(&cassandra.session().await, &keyspace).await.len(), 5);
+    assert_eq!(read(&nodes[1], "room").await, [4, 3, 2, 1, 0].map(|number| json!(number)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nonce_is_taken_once_over_all_nodes() {
+    let Some((mut cluster, _, _)) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    for _ in 0..5 {
+        let request = sign::token_request(&KEY.parse().expect("a key"), TokenParams::default());
+        let body = serde_json::to_string(&request.expect("a request")).expect("it is JSON");
+        let path = "/keys/k1/requestToken";
+        let asked = nodes.iter().map(|node| http::request(node.addr(), "POST", path, &[], body.clone()));
+        let mut statuses: Vec<u16> =
+            futures_util::future::join_all(asked).await.iter().map(|answer| answer.status).collect();
+        statuses.sort_unstable();
+        assert_eq!(statuses, [200, 401, 401]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_of_all_nodes_add_up_and_those_of_a_dead_node_stay() {
+    let Some((mut cluster, _, _)) = cluster(2).await else { return };
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    for (node, count) in [(&*n0, 3), (&*n1, 4)] {
+        for number in 0..count {
+            assert_eq!(publish(node, "room", &json!({"data": number})).await.status, 200);
+        }
+    }
+    let published = async |node: &Node, query: &str| {
+        let series = get(node, &format!("/api/metrics/series?{query}")).await.json();
+        let rows = series["series"].as_array().expect("a list").clone();
+        let of_kind = rows.into_iter().filter(|row| row["kind"] == "publish");
+        let mut counts: Vec<(String, u64)> = of_kind
+            .map(|row| (row["nodeId"].to_string(), row["count"].as_u64().expect("a number")))
+            .collect();
+        counts.sort();
+        counts
+    };
+    let is_there = async |counts: &[(String, u64)], of: &str, sum: u64| {
+        counts.iter().filter(|(node, _)| node.contains(of)).map(|(_, count)| count).sum::<u64>() == sum
+    };
+    wait_until(SOON, "the counts of the other node", async || {
+        is_there(&published(n1, "").await, "n0", 3).await
+    })
+    .await;
+    n0.kill();
+    let counts = published(n1, "").await;
+    assert!(is_there(&counts, "n0", 3).await && is_there(&counts, "n1", 4).await, "{counts:?}");
+    assert!(is_there(&published(n1, "aggregate=sum").await, "*", 7).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_start_at_once_make_one_schema() {
+    let Some(cassandra) = Cassandra::shared() else { return };
+    let keyspace = cassandra.keyspace();
+    let start = |name| Node::start(cassandra.store(alone(name), &keyspace));
+    let nodes = futures_util::future::join_all(["a", "b", "c"].map(start)).await;
+    for (number, node) in nodes.iter().enumerate() {
+        assert_eq!(publish(node, "room", &json!({"data": number})).await.status, 200);
+    }
+    for node in &nodes {
+        assert_eq!(read(node, "room").await, [2, 1, 0].map(|number| json!(number)));
+    }
+}
