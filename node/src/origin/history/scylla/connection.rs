@@ -22,7 +22,7 @@ use crate::origin::history::StoreError;
 const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(4).expect("it is not 0");
 const CONNECT_WAIT: Duration = Duration::from_secs(2);
 /// A database that stands still takes connections and answers nothing.
-const KEEPALIVE: Duration = Duration::from_secs(1);
+const KEEPALIVE: Duration = Duration::from_secs(2);
 const KEEPALIVE_WAIT: Duration = Duration::from_secs(2);
 
 /// Between two looks whether all nodes of the database know of a change of the schema.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use scylla::client::session::Session;
-use scylla::errors::ExecutionError;
+use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::Statement;
 
@@ -138,7 +138,14 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
         return Ok(None);
     }
     let asked = format!("SELECT version FROM {keyspace}.schema_version WHERE part = 'all'");
-    let found = session.query_unpaged(asked, ()).await.map_err(refused)?;
+    let found = match session.query_unpaged(asked, ()).await {
+        Ok(found) => found,
+        // The table is in the list a moment before it can be asked.
+        Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Invalid, _))) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(refused(error)),
+    };
     let rows = found.into_rows_result().ok();
     let version = rows.and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
     Ok(version.and_then(|(version,)| usize::try_from(version).ok()))
