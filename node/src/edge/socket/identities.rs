@@ -200,6 +200,10 @@ impl Identities {
             Entry::Occupied(mut occupied) => {
                 let record = occupied.get_mut();
                 if self.owner(record) >= tenure.owner() {
+                    // Whoever has it now took it from this one, and could not tell where it was before.
+                    if record.place != Some(*former) {
+                        self.end_here(*former);
+                    }
                     return None;
                 }
                 (record.epoch, record.since_ms) = (tenure.epoch, since_ms);

@@ -299,6 +299,19 @@ fn of_two_nodes_that_take_it_up_at_once_the_same_one_has_it_everywhere() {
 }
 
 #[test]
+fn its_socket_here_ends_though_the_second_to_take_it_up_is_heard_first() {
+    let identities = among_others();
+    let here = identities.fresh(1);
+    let first = Tenure { connection_id: here.connection_id, ..of_run(OTHER, 5) };
+    let second = Tenure { connection_id: here.connection_id, ..of_run(ENDED, 6) };
+    identities.taken_elsewhere(&TakenUp { tenure: second, former: first.place });
+    assert!(identities.told_to_end().is_empty(), "nobody has said that it was here");
+    identities.taken_elsewhere(&TakenUp { tenure: first, former: here.place });
+    assert_eq!(identities.told_to_end(), [1]);
+    assert!(!identities.end(&here, false, Vec::new()), "it is another's");
+}
+
+#[test]
 fn what_had_no_socket_here_is_told_to_whoever_takes_it_up() {
     let taken = |of: &Tenure, epoch| {
         let tenure = Tenure { connection_id: of.connection_id, ..of_run(OTHER, epoch) };
