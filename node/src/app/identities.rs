@@ -44,7 +44,7 @@ impl Connections for Identities {
         self.taken_elsewhere(taken)
     }
 
-    fn not_open(&self, not_open: NotOpen) {
-        self.not_open(not_open);
+    fn not_open(&self, not_open: NotOpen) -> Option<(u64, NotOpen)> {
+        self.not_open(not_open)
     }
 }

@@ -24,8 +24,9 @@ pub trait Connections: Send + Sync + 'static {
     /// Another node has taken a connection up. What there is to say to that, if it was here.
     fn taken_elsewhere(&self, taken: &TakenUp) -> Option<NotOpen>;
 
-    /// What was taken up here took nobody's place: it stays if there is a seat for it.
-    fn not_open(&self, not_open: NotOpen);
+    /// What was taken up here took nobody's place: it stays if there is a seat for it. The run that has it now is to be told, if
+    /// it is another one.
+    fn not_open(&self, not_open: NotOpen) -> Option<(u64, NotOpen)>;
 }
 
 /// Which runs are alive, and since when those are not that were.
@@ -77,19 +78,27 @@ impl Routing {
 
     pub(super) fn taken_elsewhere(&self, from: u64, taken: &TakenUp) {
         let not_open = self.connections.get().and_then(|connections| connections.taken_elsewhere(taken));
-        if let Some((links, not_open)) = self.links.get().zip(not_open) {
-            drop(links.send(from, lane_of(not_open.connection_id), &Item::not_open(&not_open)));
+        self.tell_not_open(not_open.map(|not_open| (from, not_open)));
+    }
+
+    fn tell_not_open(&self, told: Option<(u64, NotOpen)>) {
+        if let Some((links, (to, not_open))) = self.links.get().zip(told) {
+            drop(links.send(to, lane_of(not_open.connection_id), &Item::not_open(&not_open)));
         }
     }
 
     pub(super) fn was_not_open(&self, not_open: NotOpen) {
-        let Some(connections) = self.connections.get().map(Arc::clone) else { return };
+        let (Some(connections), Some(routing)) =
+            (self.connections.get().map(Arc::clone), self.this.upgrade())
+        else {
+            return;
+        };
         let Ok(permit) = Arc::clone(&self.seats_waiting).try_acquire_owned() else {
-            return connections.not_open(not_open);
+            return self.tell_not_open(connections.not_open(not_open));
         };
         self.tasks.spawn("seat", OnStop::Cancel, async move {
             tokio::time::sleep(SEATS_SETTLE).await;
-            connections.not_open(not_open);
+            routing.tell_not_open(connections.not_open(not_open));
             drop(permit);
         });
     }

@@ -222,14 +222,19 @@ impl Identities {
         is_not_open.then_some(NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch })
     }
 
-    /// What was taken up here had no socket where it was before.
-    pub fn not_open(&self, not_open: NotOpen) {
-        let NotOpen { connection_id, epoch } = not_open;
-        let here = |record: &Record| record.place.filter(|place| record.epoch == epoch && self.is_own(place));
-        let place = self.records.get(&connection_id).and_then(|record| here(&record));
-        if let Some(Place { shard, slot, generation, .. }) = place {
-            self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
+    /// What was taken up here had no socket where it was before. Whoever has taken it up since has come by its seat in the same
+    /// way: of what is on another node by now, that run is to be told.
+    pub fn not_open(&self, not_open: NotOpen) -> Option<(u64, NotOpen)> {
+        let record =
+            self.records.get(&not_open.connection_id).filter(|record| record.epoch >= not_open.epoch)?;
+        let (place, epoch) = (record.place?, record.epoch);
+        drop(record);
+        let Place { incarnation, shard, slot, generation } = place;
+        if !self.is_own(&place) {
+            return (epoch > not_open.epoch).then_some((incarnation, NotOpen { epoch, ..not_open }));
         }
+        self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
+        None
     }
 
     /// False when it was not open here.

@@ -331,21 +331,36 @@ fn what_had_no_socket_here_is_told_to_whoever_takes_it_up() {
 }
 
 #[test]
-fn only_the_socket_that_took_it_up_is_told_that_there_was_none() {
+fn whoever_has_it_now_is_told_that_there_was_no_socket() {
     let identities = among_others();
     let former = identities.former(&of_run(OTHER, 1));
-    let (tenure, _) = identities.begin(former, place(4));
+    let (first, _) = identities.begin(former, place(4));
     let told = || {
-        let mut inputs = Vec::new();
-        identities.handles[0].inbox.take(&mut inputs);
-        inputs.iter().filter(|input| matches!(input, Input::NotOpen { generation: 4, .. })).count()
+        let mut told = Vec::new();
+        for handle in &identities.handles {
+            let mut inputs = Vec::new();
+            handle.inbox.take(&mut inputs);
+            let generation = |input: Input| match input {
+                Input::NotOpen { generation, .. } => Some(generation),
+                _ => None,
+            };
+            told.extend(inputs.into_iter().filter_map(generation));
+        }
+        told
     };
-    let not_open = NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch };
-    identities.not_open(NotOpen { epoch: tenure.epoch - 1, ..not_open });
-    assert_eq!(told(), 0);
-    identities.not_open(not_open);
-    assert_eq!(told(), 1);
-    identities.end(&tenure, false, Vec::new());
-    identities.not_open(not_open);
-    assert_eq!(told(), 0);
+    let of_first = NotOpen { connection_id: first.connection_id, epoch: first.epoch };
+    assert_eq!((identities.not_open(of_first), told()), (None, vec![4]));
+    let (second, _) = identities.begin(identities.former(&first), place(5));
+    let of_second = NotOpen { epoch: second.epoch, ..of_first };
+    assert_eq!((identities.not_open(of_first), told()), (None, vec![5]));
+    assert_eq!(identities.not_open(NotOpen { epoch: second.epoch + 1, ..of_first }), None, "it is not known");
+    let third = Tenure { connection_id: first.connection_id, ..of_run(OTHER, second.epoch + 7) };
+    identities.taken_elsewhere(&TakenUp { tenure: third, former: second.place });
+    let of_third = NotOpen { epoch: third.epoch, ..of_first };
+    assert_eq!(identities.not_open(of_second), Some((OTHER, of_third)));
+    assert_eq!(identities.not_open(of_third), None, "that one knows");
+    let (fourth, _) = identities.begin(identities.former(&third), place(6));
+    identities.end(&fourth, false, Vec::new());
+    told();
+    assert_eq!((identities.not_open(of_third), told()), (None, vec![]), "it is lost");
 }
