@@ -78,6 +78,14 @@ impl Cluster {
         }
     }
 
+    /// Starts a node again, which others do not find where it was; it finds them by one that runs.
+    pub async fn restart(&mut self, index: usize) {
+        let other = (index + 1) % self.nodes.len();
+        let seed = self.nodes[other].gossip().expect("a node of a cluster");
+        self.nodes[index].set_environment("FANFARE_SEED", &seed.to_string());
+        self.nodes[index].restart().await;
+    }
+
     pub fn nodes(&mut self) -> &mut [Node] {
         &mut self.nodes
     }

@@ -17,6 +17,7 @@ pub mod network;
 pub mod node;
 pub mod proxy;
 pub mod raw;
+pub mod roaming;
 pub mod socket;
 mod system;
 pub mod tls;

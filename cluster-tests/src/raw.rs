@@ -124,6 +124,11 @@ impl Raw {
 
     /// Asks for an upgrade of `path` and returns the status and the head of the answer.
     pub async fn upgrade(&mut self, path: &str, headers: &[(&str, &str)]) -> (u16, String) {
+        self.try_upgrade(path, headers).await.expect("an answer to the upgrade")
+    }
+
+    /// The same of a node that may have gone.
+    pub async fn try_upgrade(&mut self, path: &str, headers: &[(&str, &str)]) -> Result<(u16, String), End> {
         let mut request = format!(
             "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
              sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
@@ -133,7 +138,7 @@ impl Raw {
         }
         request.push_str("\r\n");
         self.write(request.as_bytes()).await;
-        self.head(crate::SOON).await.expect("an answer to the upgrade")
+        self.head(crate::SOON).await
     }
 
     /// Status and head of an HTTP answer; what follows stays to be read.

@@ -1,10 +1,12 @@
 //! A realtime session frame by frame, so that a test sees exactly what a node says.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanfare_proto::msgpack;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::raw::{self, End, Raw};
@@ -42,6 +44,18 @@ impl Socket {
         Self::upgraded(raw, query.contains("format=msgpack")).await
     }
 
+    /// The same at an address where there may be no node, or one that does not go on. None then.
+    pub async fn try_open(addr: SocketAddr, query: &str, key: &str) -> Option<Self> {
+        let stream = TcpStream::connect(addr).await.ok()?;
+        stream.set_nodelay(true).ok()?;
+        let mut raw = Raw::over(stream);
+        let path = format!("/realtime{query}");
+        let (status, _) = raw.try_upgrade(&path, &[("authorization", &http::basic(key))]).await.ok()?;
+        let mut socket = Self::refused(raw, query.contains("format=msgpack"));
+        socket.connected = socket.next_within(SOON).await.ok()?;
+        (status == 101 && socket.connected["op"] == 3).then_some(socket)
+    }
+
     /// Takes a connection whose upgrade was accepted, and reads `connected`.
     pub async fn upgraded(raw: Raw, binary: bool) -> Self {
         let mut socket = Self::refused(raw, binary);
@@ -61,12 +75,17 @@ impl Socket {
 
     /// Sends a frame as it is.
     pub async fn send(&mut self, frame: &Value) {
+        assert!(self.try_send(frame).await, "the node takes {frame}");
+    }
+
+    /// The same to a node that may have gone. Whether it took the frame shows in what it answers.
+    pub async fn try_send(&mut self, frame: &Value) -> bool {
         let (head, bytes) = if self.binary {
             (raw::BINARY, msgpack::from_json(&frame.to_string()))
         } else {
             (raw::TEXT, frame.to_string().into_bytes())
         };
-        assert!(self.raw.send(raw::FIN | head, &bytes).await, "the node takes {frame}");
+        self.raw.send(raw::FIN | head, &bytes).await
     }
 
     /// Sends a request with a fresh id, which it returns.

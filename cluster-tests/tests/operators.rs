@@ -43,6 +43,31 @@ async fn a_node_says_whom_it_knows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_says_goodbye_to_the_others() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let left = async |node: &Node| {
+        let said = node.operate("GET", "/debug/members").await.json();
+        let members = said["members"].as_array().expect("a list").clone();
+        let other = members.into_iter().find(|member| member["nodeId"] == "n0").expect("it is known");
+        (other["state"] == "left", other["linkUp"] == true)
+    };
+    assert_eq!(left(&nodes[1]).await, (false, true));
+    assert_eq!(nodes[0].stop().await.code(), Some(0));
+    for node in &nodes[1..] {
+        assert_eq!(left(node).await, (true, false), "it knows at once");
+        assert_eq!(node.metric("fanfare_peers_known").await, 1.0);
+    }
+    cluster.restart(0).await;
+    let nodes = cluster.nodes();
+    for node in &*nodes {
+        let known = async || node.metric("fanfare_peers_known").await == 2.0;
+        wait_until(SOON, "the node to be back", known).await;
+    }
+    assert_eq!(left(&nodes[1]).await, (false, true));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_balancer_sends_nobody_to_a_node_that_stops() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();

@@ -1,6 +1,7 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
 mod cluster;
+mod drain;
 mod files;
 mod identities;
 mod members;
@@ -235,7 +236,7 @@ impl App {
         self.operators.drain_asked().await;
     }
 
-    /// Not ready, no new connections, clients told to come back, requests under way finished, leaves and counts stored,
+    /// Not ready, no new connections, clients sent to other nodes or told to come back, requests under way finished, leaves and counts stored,
     /// the store flushed. Members whose connections are lost by this stay in the store, for the next run.
     pub async fn stop(self) {
         self.operators.set_draining();
@@ -243,10 +244,15 @@ impl App {
             membership.update(|facts| (facts.ready, facts.draining) = (false, true));
         }
         self.acceptor.stop();
+        let begun = Instant::now();
+        if let Some(routing) = self.publisher.routing() {
+            drain::move_clients(routing, &self.shards, self.drain_timeout).await;
+        }
+        let left = self.drain_timeout.saturating_sub(begun.elapsed());
         // They close who stays when their time is over, and have ended by the end of it all.
-        self.shards.stop(self.drain_timeout - self.drain_timeout / 10);
-        let until = Instant::now() + self.drain_timeout;
-        self.tasks.stop(self.drain_timeout).await;
+        self.shards.stop(left - left / 10);
+        let until = Instant::now() + left;
+        self.tasks.stop(left).await;
         if tokio::time::timeout(LEAVES_STOP_MAX, self.publisher.finish_departures()).await.is_err() {
             tracing::warn!("not all who had ended their connection have left");
         }
@@ -257,6 +263,9 @@ impl App {
         let shutdown = tokio::task::spawn_blocking(move || store.shutdown());
         if !matches!(tokio::time::timeout(left, shutdown).await, Ok(Ok(()))) {
             tracing::error!("the store did not shut down");
+        }
+        if let Some(routing) = self.publisher.routing() {
+            routing.say_goodbye().await;
         }
         self.last_tasks.stop(Duration::ZERO).await;
         std::fs::remove_file(&self.node_file).ok();

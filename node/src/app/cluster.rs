@@ -172,6 +172,8 @@ async fn follow(routing: Arc<Routing>, mut members: watch::Receiver<Arc<Members>
         }
         known.retain(|incarnation, _| now.0.iter().any(|member| member.incarnation == *incarnation));
         let alive = now.0.iter().filter(|member| member.state == State::Alive);
+        let survivors = alive.clone().filter(|member| !member.facts.draining);
+        routing.set_survivors(survivors.map(|member| member.incarnation).collect());
         routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
         let not_dead = now.0.iter().filter(|member| member.state != State::Dead);
         routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());

@@ -8,9 +8,10 @@ use fanfare_proto::peer::v1;
 use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
+use crate::hub::HandedOver;
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, NotOpen, Place,
-    TakenUp, Tenure, check_name,
+    Stamp, TakenUp, Tenure, check_name,
 };
 
 /// Far above what any node may allow its clients.
@@ -77,12 +78,17 @@ pub enum Interest {
     },
     /// All that is wanted here is to be told the peer anew.
     Asked,
-    /// The peer forwards the channel from here on, and had numbered so much of it before.
+    /// The peer forwards the channel from here on, and had numbered so much of it before; what it has of runs that are gone.
     Joined {
         key: ChannelKey,
         number: u64,
         sequence: u64,
         round: u64,
+        gone: Vec<Stamp>,
+    },
+    /// One of so many lanes has told all that there was for this node, and the peer ends.
+    Left {
+        lanes: u32,
     },
 }
 
@@ -102,6 +108,10 @@ pub enum Request {
     Refill { key: ChannelKey, after: Serial, back_ms: u64 },
     /// Every connection of the account under this client id is to be closed.
     CloseClient { account: AccountId, client_id: ClientId },
+    /// The channel is to be kept for the clients of the peer, which leaves.
+    TakeOver { key: ChannelKey },
+    /// All recent messages of a channel.
+    HandOver { key: ChannelKey },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +120,10 @@ pub enum Answer {
     Refilled(Option<Vec<Forwarded>>),
     /// So many connections.
     Closed(u64),
+    /// Whether it is kept.
+    TakenOver(bool),
+    /// None where something is missing.
+    HandedOver(Option<Box<HandedOver<Forwarded>>>),
     /// The request is not known there.
     Unknown,
 }
@@ -145,9 +159,11 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             Interest::Said { epoch, lanes }
         }
         Some(v1::item::Kind::InterestAsked(_)) => Interest::Asked,
-        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round })) => {
-            Interest::Joined { key: key(channel)?, number, sequence, round }
+        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })) => {
+            let gone = gone.into_iter().map(stamp).collect();
+            Interest::Joined { key: key(channel)?, number, sequence, round, gone }
         }
+        Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes })) => Interest::Left { lanes },
         Some(v1::item::Kind::TakenUp(taken)) => {
             inbound.taken_up(from, taken_up(taken, from)?);
             return Ok(());
@@ -193,6 +209,12 @@ fn request(kind: v1::request::Kind) -> Result<Option<Request>, Malformed> {
             let (account, client_id) = (account_id(&account)?, self::client_id(&client_id)?);
             Ok(Some(Request::CloseClient { account, client_id }))
         }
+        v1::request::Kind::TakeOver(v1::TakeOver { channel }) => {
+            Ok(Some(Request::TakeOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? }))
+        }
+        v1::request::Kind::HandOver(v1::HandOver { channel }) => {
+            Ok(Some(Request::HandOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? }))
+        }
         _ => Ok(None),
     }
 }
@@ -204,6 +226,8 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
             Ok(Answer::Refilled(complete.then_some(forwarded)))
         }
         v1::answer::Kind::Closed(v1::Closed { connections }) => Ok(Answer::Closed(connections)),
+        v1::answer::Kind::TakenOver(v1::TakenOver { done }) => Ok(Answer::TakenOver(done)),
+        v1::answer::Kind::HandedOver(handed) => handed_over(handed).map(Answer::HandedOver),
         _ => Ok(Answer::Unknown),
     }
 }
@@ -236,6 +260,25 @@ fn tenant_connections(connections: v1::TenantConnections) -> Result<Tenants, Mal
     };
     let counts = counts.into_iter().map(count).collect::<Option<_>>();
     Ok(Tenants::Connections { counts: counts.ok_or(Malformed("a bad tenant"))?, begins, ends })
+}
+
+fn handed_over(handed: v1::HandedOver) -> Result<Option<Box<HandedOver<Forwarded>>>, Malformed> {
+    let v1::HandedOver { begin, end, forwards, ages_ms, complete } = handed;
+    if forwards.len() != ages_ms.len() {
+        return Err(Malformed("not an age for each message"));
+    }
+    let forwards = forwards.into_iter().map(forwarded).collect::<Result<Vec<_>, _>>()?;
+    let [begin, end] = [begin, end].map(|stamps| {
+        let mut serial = Serial::default();
+        stamps.iter().for_each(|stamp| serial.advance(stamp.incarnation, stamp.sequence));
+        serial
+    });
+    let messages = forwards.into_iter().zip(ages_ms).collect();
+    Ok(complete.then(|| Box::new(HandedOver { begin, end, messages })))
+}
+
+fn stamp(stamp: v1::Stamp) -> Stamp {
+    Stamp { incarnation: stamp.incarnation, sequence: stamp.sequence }
 }
 
 fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {

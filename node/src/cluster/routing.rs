@@ -2,6 +2,8 @@
 
 mod ask;
 mod deaths;
+mod hand_over;
+mod leaving;
 mod refill;
 mod runs;
 mod tenants;
@@ -22,6 +24,7 @@ pub use tenants::Seats;
 
 use ask::{Asked, LOCAL_MAX};
 use deaths::Deaths;
+use leaving::Leaving;
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
 use tenants::Counting;
@@ -29,7 +32,7 @@ use tokio::sync::Semaphore;
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
-use crate::hub::{self, Hub};
+use crate::hub::{self, Hub, Mark};
 use crate::model::{ChannelKey, Forwarded, NotOpen, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 
@@ -69,6 +72,7 @@ pub struct Routing {
     /// Further requests of peers that may be answered at a time.
     local_waiting: Arc<Semaphore>,
     counting: Counting,
+    leaving: Leaving,
     /// Peers that can be sent to, and of which it is known what they want.
     known: metrics::Gauge,
     sent: metrics::Counter,
@@ -137,6 +141,7 @@ impl Routing {
             local: OnceLock::new(),
             local_waiting: Arc::new(Semaphore::new(LOCAL_MAX)),
             counting: Counting::default(),
+            leaving: Leaving::default(),
             known: metrics::gauge!("fanfare_peers_known"),
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),
@@ -166,7 +171,7 @@ impl Routing {
 
     pub fn known_of(&self, peer: u64) -> Known {
         let is_interest_known = self.peers.read().get(&peer).is_some_and(|wants| wants.is_known);
-        Known { is_up: self.is_up(peer), is_interest_known, has_left: false }
+        Known { is_up: self.is_up(peer), is_interest_known, has_left: self.leaving.has_left(peer) }
     }
 
     /// How many members are to be reached.
@@ -177,6 +182,7 @@ impl Routing {
     /// The members as they are now, without this node; `expected` are the incarnations of those that are alive.
     pub fn set_peers(&self, members: Vec<PeerAddr>, expected: Vec<u64>) {
         let Some(links) = self.links.get() else { return };
+        let (members, expected) = self.leaving.without_left(members, expected);
         self.runs.lock().are_alive(&expected, tokio::time::Instant::now());
         *self.expected.lock() = expected;
         let mut peers = self.peers.write();
@@ -264,7 +270,7 @@ impl Routing {
 
     /// The peer wants the channel: nothing is numbered in it while that is noted.
     fn want(&self, from: u64, key: ChannelKey, number: u64, round: u64) {
-        self.hub.standing(&key, |own| {
+        self.hub.standing(&key, |mark| {
             if !self.peers.read().contains_key(&from) {
                 return;
             }
@@ -273,12 +279,35 @@ impl Routing {
                 wanting.push(from);
             }
             drop(wanting);
-            let (hash, sequence) = (hash_of(&key), own.sequence);
-            self.send(from, hash, &Interest::Joined { key: key.clone(), number, sequence, round });
+            let (hash, sequence, gone) = (hash_of(&key), mark.own.sequence, self.gone(mark));
+            self.send(from, hash, &Interest::Joined { key: key.clone(), number, sequence, round, gone });
         });
     }
 
-    fn joined(&self, from: u64, key: &ChannelKey, number: u64, sequence: u64, round: u64) {
+    /// What a channel has of runs of other nodes that are not there any more.
+    fn gone(&self, mark: &Mark) -> Vec<Stamp> {
+        let Some(others) = &mark.others else { return Vec::new() };
+        let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
+        let mut gone: Vec<Stamp> = others.entries().iter().map(stamp).collect();
+        self.keep_gone(&mut gone);
+        gone
+    }
+
+    fn keep_gone(&self, stamps: &mut Vec<Stamp>) {
+        if !stamps.is_empty() {
+            let (own, expected) = (self.hub.incarnation(), self.expected.lock());
+            stamps.retain(|stamp| stamp.incarnation != own && !expected.contains(&stamp.incarnation));
+        }
+    }
+
+    fn joined(
+        &self,
+        from: u64,
+        key: &ChannelKey,
+        number: u64,
+        (sequence, round): (u64, u64),
+        mut gone: Vec<Stamp>,
+    ) {
         let mut own = self.own.lock();
         let Some(channel) = own.get_mut(&number).filter(|channel| channel.key == *key) else { return };
         let is_first = !channel.confirmed.contains(&from);
@@ -294,9 +323,12 @@ impl Routing {
         }
         drop(own);
         let stamp = Stamp { incarnation: from, sequence };
-        match is_first {
-            true => self.hub.heard(key, number, stamp),
-            false => self.hub.caught_up(key, number, stamp),
+        if is_first {
+            self.keep_gone(&mut gone);
+            self.hub.heard_of(key, number, &gone);
+            self.hub.heard(key, number, stamp);
+        } else {
+            self.hub.caught_up(key, number, stamp);
         }
         if waited > 0 {
             self.wait_no_more(number, from);
@@ -381,9 +413,10 @@ impl Inbound for Routing {
                 self.count_known();
             }
             Interest::Asked => self.say_all(from.incarnation),
-            Interest::Joined { key, number, sequence, round } => {
-                self.joined(from.incarnation, &key, number, sequence, round);
+            Interest::Joined { key, number, sequence, round, gone } => {
+                self.joined(from.incarnation, &key, number, (sequence, round), gone);
             }
+            Interest::Left { lanes } => self.lane_left(from.incarnation, lanes),
         }
     }
 

@@ -58,7 +58,7 @@ pub(super) struct State {
 
 impl State {
     /// Somebody is attached, or was lately.
-    fn is_heard(&self) -> bool {
+    pub(super) fn is_heard(&self) -> bool {
         self.targets != 0 || self.ring.is_some()
     }
 
@@ -92,6 +92,9 @@ pub struct Numbering {
     pub first_sequence: u64,
     pub timestamp_ms: u64,
 }
+
+/// Where the places of a channel begin above its sequences in a cluster: what another node hands over finds places before.
+pub(super) const PLACES_BEFORE: u64 = 1 << 32;
 
 /// Every channel of this node, for all accounts.
 ///
@@ -275,6 +278,13 @@ impl Hub {
         self.channels.get(key).map(|channel| Arc::clone(&channel))
     }
 
+    /// Of a channel that begins.
+    fn fresh(&self) -> Mark {
+        let mark = self.unheard();
+        let before = if self.is_clustered() { PLACES_BEFORE } else { 0 };
+        Mark { place: mark.place + before, ..mark }
+    }
+
     fn lookup(&self, key: &ChannelKey) -> Arc<Channel> {
         if let Some(channel) = self.channels.get(key) {
             return Arc::clone(&channel);
@@ -284,7 +294,7 @@ impl Hub {
                 number: self.next_number.fetch_add(1, Ordering::Relaxed),
                 key: key.clone(),
                 state: Mutex::new(State {
-                    mark: self.unheard(),
+                    mark: self.fresh(),
                     targets: 0,
                     attached: 0,
                     ring: None,

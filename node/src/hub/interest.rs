@@ -8,6 +8,7 @@ use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
+use super::mark::Mark;
 use super::resume::Start;
 use crate::model::{ChannelKey, Stamp};
 
@@ -54,21 +55,30 @@ impl Hub {
     ) -> Option<Arc<Channel>> {
         self.with_channel(key, |channel, state| {
             self.register(state, target);
-            match (&mut state.joining, self.interest.get()) {
-                (Joining::Done, _) | (_, None) => return Some(Arc::clone(channel)),
-                (Joining::Begun(waiters), _) => {
-                    waiters.push(waiter());
-                    return None;
-                }
-                (Joining::Not, Some(interest)) if interest.join(key, channel.number) => {}
-                (Joining::Not, Some(_)) => {
-                    state.joining = Joining::Begun(vec![waiter()]);
-                    return None;
-                }
-            }
-            state.joining = Joining::Done;
-            Some(Arc::clone(channel))
+            self.join_others(channel, state, waiter)
         })
+    }
+
+    pub(super) fn join_others(
+        &self,
+        channel: &Arc<Channel>,
+        state: &mut State,
+        waiter: impl FnOnce() -> Waiter,
+    ) -> Option<Arc<Channel>> {
+        match (&mut state.joining, self.interest.get()) {
+            (Joining::Done, _) | (_, None) => return Some(Arc::clone(channel)),
+            (Joining::Begun(waiters), _) => {
+                waiters.push(waiter());
+                return None;
+            }
+            (Joining::Not, Some(interest)) if interest.join(channel.key(), channel.number) => {}
+            (Joining::Not, Some(_)) => {
+                state.joining = Joining::Begun(vec![waiter()]);
+                return None;
+            }
+        }
+        state.joining = Joining::Done;
+        Some(Arc::clone(channel))
     }
 
     /// Every node that was to be waited for forwards the channel by now, or is out of reach.
@@ -93,6 +103,18 @@ impl Hub {
         if !state.mark.covers(stamp) {
             state.mark.hear(stamp, 0);
         }
+        self.break_off(&channel, &mut state);
+    }
+
+    /// The same of runs that are gone, so that whoever has something of them in its position is known here.
+    pub fn heard_of(&self, key: &ChannelKey, number: u64, gone: &[Stamp]) {
+        let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
+        let mut state = channel.state.lock();
+        let news: Vec<Stamp> = gone.iter().filter(|stamp| !state.mark.covers(**stamp)).copied().collect();
+        if news.is_empty() {
+            return;
+        }
+        news.into_iter().for_each(|stamp| state.mark.hear(stamp, 0));
         self.break_off(&channel, &mut state);
     }
 
@@ -161,8 +183,8 @@ impl Hub {
     }
 
     /// Runs `act` with where the channel stands, while nothing is numbered in it.
-    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(Stamp) -> R) -> R {
-        self.with_channel(key, |_, state| act(state.mark.own))
+    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(&Mark) -> R) -> R {
+        self.with_channel(key, |_, state| act(&state.mark))
     }
 
     /// All deliveries of the channel that whoever has this position has not, none older than `back_ms`. None where that cannot

@@ -13,7 +13,7 @@ pub struct Mark {
     pub place: u64,
     /// The last message that entered here.
     pub own: Stamp,
-    /// The last ones of other runs. As long as there is none, places are the sequences of this run.
+    /// The last ones of other runs. As long as there is none, places and the sequences of this run rise together.
     pub others: Option<Arc<Serial>>,
 }
 
@@ -36,6 +36,16 @@ impl Mark {
                 serial
             }
         }
+    }
+
+    /// The place of a message of this run, as long as there are none of others.
+    pub(super) fn place_of(&self, sequence: u64) -> u64 {
+        (self.place - self.own.sequence).saturating_add(sequence)
+    }
+
+    /// The other way round.
+    pub(super) fn sequence_at(&self, place: u64) -> u64 {
+        place.saturating_sub(self.place - self.own.sequence)
     }
 
     /// Counts messages that entered at another node.

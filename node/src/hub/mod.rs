@@ -3,6 +3,7 @@
 mod budget;
 mod channels;
 mod delivery;
+mod hand_over;
 mod inbox;
 mod interest;
 mod mark;
@@ -22,6 +23,7 @@ pub mod wire;
 
 pub use channels::{Channel, DeliveryTarget, Hub, Numbering};
 pub use delivery::{Content, Delivery};
+pub use hand_over::HandedOver;
 pub use inbox::Inbox;
 pub use interest::{Interest, Waiter};
 pub use mark::Mark;

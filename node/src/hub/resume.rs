@@ -128,7 +128,8 @@ impl Hub {
         }
         // Of other runs nothing was heard.
         let own = position.entries().iter().all(|(run, sequence)| *run == self.incarnation || *sequence == 0);
-        match position.sequence_of(self.incarnation).filter(|_| own) {
+        let sequence = position.sequence_of(self.incarnation).filter(|_| own);
+        match sequence.map(|sequence| state.mark.place_of(sequence)) {
             Some(after) if after == place => Start::Live,
             Some(after) if after < place && reaches(state, after) => Start::Replay { after, is_exact: true },
             _ => Start::Unknown,
@@ -157,6 +158,11 @@ impl Channel {
         place == state.mark.place || reaches(&state, place)
     }
 
+    /// The place of a message of this run, as long as there are none of others.
+    pub fn place_of(&self, sequence: u64) -> u64 {
+        self.state.lock().mark.place_of(sequence)
+    }
+
     /// Where it stands.
     pub fn mark(&self) -> Mark {
         self.state.lock().mark.clone()
@@ -171,7 +177,7 @@ impl Channel {
             return mark.serial();
         }
         if mark.others.is_none() {
-            return Serial::single(mark.own.incarnation, place);
+            return Serial::single(mark.own.incarnation, mark.sequence_at(place));
         }
         let known = ring.as_ref().and_then(|ring| ring.mark_at(place));
         known.map(Mark::serial).unwrap_or_default()

@@ -67,6 +67,10 @@ impl Ring {
         self.entries.push_back(Entry { at_ms: now_ms, bytes, delivery });
         self.bytes += bytes;
         self.budget.take(bytes);
+        self.drop_beyond(now_ms);
+    }
+
+    fn drop_beyond(&mut self, now_ms: u64) {
         self.drop_old(now_ms);
         while self.bytes > self.budget.ring_bytes {
             if !self.drop_first() {
@@ -129,6 +133,36 @@ impl Ring {
         if self.listed != 0 {
             self.budget.list(attached, channel);
         }
+    }
+
+    /// Where the channel stood before the first message that is here.
+    pub(super) fn begins(&self) -> &Mark {
+        &self.begin
+    }
+
+    /// Its last messages, about `bytes_max` of them, each with its age, and where the channel stood before.
+    pub(super) fn latest(&self, bytes_max: usize, now_ms: u64) -> (Serial, Vec<(Arc<Delivery>, u64)>) {
+        let mut bytes = 0;
+        let fits = |entry: &&Entry| {
+            bytes += entry.bytes / 3;
+            bytes <= bytes_max
+        };
+        let first = self.entries.len() - self.entries.iter().rev().take_while(fits).count();
+        let before = first.checked_sub(1).map_or(&self.begin, |before| self.entries[before].delivery.mark());
+        let aged = |entry: &Entry| (Arc::clone(&entry.delivery), now_ms.saturating_sub(entry.at_ms));
+        (before.serial(), self.entries.range(first..).map(aged).collect())
+    }
+
+    /// Puts earlier messages before the first one, each with when it came; of all together the oldest go as they always do.
+    pub(super) fn prepend(&mut self, begin: Mark, earlier: Vec<(Arc<Delivery>, u64)>, now_ms: u64) {
+        for (delivery, at_ms) in earlier.into_iter().rev() {
+            let bytes = delivery.bytes();
+            self.entries.push_front(Entry { at_ms, bytes, delivery });
+            self.bytes += bytes;
+            self.budget.take(bytes);
+        }
+        self.begin = begin;
+        self.drop_beyond(now_ms);
     }
 
     /// Whether everything after the place is here.

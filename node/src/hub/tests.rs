@@ -3,6 +3,7 @@
 mod deaths;
 mod forwarded;
 mod frames;
+mod hand_over;
 mod numbering;
 mod presence;
 mod race;

@@ -138,6 +138,11 @@ impl Session {
         self.in_flight >= IN_FLIGHT_MAX || self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
     }
 
+    /// A request of the client is not answered yet.
+    pub fn is_owed(&self) -> bool {
+        self.in_flight > 0
+    }
+
     /// Reading goes on once half of the answers are given, not after each.
     pub fn has_room(&self) -> bool {
         self.in_flight <= IN_FLIGHT_MAX / 2 && self.in_flight_bytes < IN_FLIGHT_BYTES_MAX

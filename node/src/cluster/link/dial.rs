@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::certificates::SERVER_NAME;
 use super::grpc::{self, Connections};
@@ -50,7 +50,11 @@ impl Link {
     fn closed(&self, common: &Common, reason: &Status) {
         let _reporting = self.reporting.lock();
         if self.open.fetch_sub(1, Ordering::Relaxed) == self.lanes.len() {
-            tracing::warn!(peer = &*self.peer.node_id, reason = reason.message(), "link to a peer is down");
+            let peer = &*self.peer.node_id;
+            match reason.code() {
+                Code::Cancelled => tracing::info!(peer, "link to a peer is left"),
+                _ => tracing::warn!(peer, reason = reason.message(), "link to a peer is down"),
+            }
             common.inbound.link(&self.peer, false);
         }
     }

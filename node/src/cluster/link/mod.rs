@@ -21,6 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fanfare_proto::frame;
 use fanfare_proto::peer::{LANES_MAX, encode_item, v1};
+use fanfare_proto::serial::Serial;
 use parking_lot::{Mutex, RwLock};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -29,8 +30,8 @@ pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
 pub use queue::{Lost, QueueBounds, Receipt};
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
-use crate::hub::{Content, Delivery};
-use crate::model::{ChannelKey, ClientId, NotOpen, Place, Published, TakenUp};
+use crate::hub::{Content, Delivery, HandedOver};
+use crate::model::{ChannelKey, ClientId, NotOpen, Place, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 use queue::Queue;
@@ -89,36 +90,49 @@ impl Item {
                 let [account, client_id] = [account.as_str(), client_id.as_str()].map(str::to_owned);
                 v1::request::Kind::CloseClient(v1::CloseClient { account, client_id })
             }
+            Request::TakeOver { key } => {
+                v1::request::Kind::TakeOver(v1::TakeOver { channel: Some(named(key)) })
+            }
+            Request::HandOver { key } => {
+                v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)) })
+            }
         });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }
 
     /// None where not all of it is there.
     pub fn refilled(number: u64, deliveries: Option<&[Arc<Delivery>]>) -> Self {
-        let forwards = deliveries.unwrap_or_default().iter().map(|delivery| match delivery.content() {
-            Content::Own(published) => forward_of(published),
-            Content::Forwarded(forwarded) => v1::Forward {
-                channel: Some(named(&forwarded.key)),
-                incarnation: forwarded.incarnation,
-                first: forwarded.first,
-                last: forwarded.last,
-                timestamp_ms: forwarded.timestamp_ms,
-                connection_id: Bytes::copy_from_slice(forwarded.connection_id.as_bytes()),
-                client_id: forwarded.client_id.as_ref().map(|id| id.as_str().to_owned()),
-                messages: forwarded.messages.clone(),
-                bytes: forwarded.bytes,
-            },
-        });
+        let forwards = deliveries.unwrap_or_default().iter().map(|delivery| forward_again(delivery));
         let refilled = v1::Refilled { forwards: forwards.collect(), complete: deliveries.is_some() };
         let kind = Some(v1::answer::Kind::Refilled(refilled));
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
     }
 
-    /// Of any request but one for what was missed, for which there is [`Item::refilled`].
+    /// None where something is missing.
+    pub fn handed_over(number: u64, handed: Option<&HandedOver<Arc<Delivery>>>) -> Self {
+        let stamps = |serial: &Serial| {
+            let stamp = |&(incarnation, sequence): &(u64, u64)| v1::Stamp { incarnation, sequence };
+            serial.entries().iter().map(stamp).collect()
+        };
+        let handed = handed.map(|handed| v1::HandedOver {
+            begin: stamps(&handed.begin),
+            end: stamps(&handed.end),
+            forwards: handed.messages.iter().map(|(delivery, _)| forward_again(delivery)).collect(),
+            ages_ms: handed.messages.iter().map(|(_, age_ms)| *age_ms).collect(),
+            complete: true,
+        });
+        let kind = Some(v1::answer::Kind::HandedOver(handed.unwrap_or_default()));
+        Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
+    }
+
+    /// Of any request but those for messages, for which there are [`Item::refilled`] and [`Item::handed_over`].
     pub fn answer(number: u64, answer: &Answer) -> Self {
         let kind = match answer {
             Answer::Closed(connections) => v1::answer::Kind::Closed(v1::Closed { connections: *connections }),
-            Answer::Refilled(_) | Answer::Unknown => v1::answer::Kind::Unknown(v1::Unknown {}),
+            Answer::TakenOver(done) => v1::answer::Kind::TakenOver(v1::TakenOver { done: *done }),
+            Answer::Refilled(_) | Answer::HandedOver(_) | Answer::Unknown => {
+                v1::answer::Kind::Unknown(v1::Unknown {})
+            }
         };
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind: Some(kind) }))
     }
@@ -173,15 +187,36 @@ impl Item {
                 v1::item::Kind::InterestSaid(v1::InterestSaid { epoch: *epoch, lanes: *lanes })
             }
             Interest::Asked => v1::item::Kind::InterestAsked(v1::InterestAsked {}),
-            Interest::Joined { key, number, sequence, round } => {
+            Interest::Joined { key, number, sequence, round, gone } => {
                 let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
-                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round })
+                let stamp = |&Stamp { incarnation, sequence }: &Stamp| v1::Stamp { incarnation, sequence };
+                let gone = gone.iter().map(stamp).collect();
+                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
             }
+            Interest::Left { lanes } => v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes }),
         })
     }
 
     fn of(kind: v1::item::Kind) -> Self {
         Self(encode_item(&v1::Item { kind: Some(kind) }))
+    }
+}
+
+/// What was handed on here, for another node to do the same.
+fn forward_again(delivery: &Delivery) -> v1::Forward {
+    match delivery.content() {
+        Content::Own(published) => forward_of(published),
+        Content::Forwarded(forwarded) => v1::Forward {
+            channel: Some(named(&forwarded.key)),
+            incarnation: forwarded.incarnation,
+            first: forwarded.first,
+            last: forwarded.last,
+            timestamp_ms: forwarded.timestamp_ms,
+            connection_id: Bytes::copy_from_slice(forwarded.connection_id.as_bytes()),
+            client_id: forwarded.client_id.as_ref().map(|id| id.as_str().to_owned()),
+            messages: forwarded.messages.clone(),
+            bytes: forwarded.bytes,
+        },
     }
 }
 

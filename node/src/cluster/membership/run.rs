@@ -213,6 +213,7 @@ fn log_changes(before: &Members, now: &[Member]) {
             match state {
                 State::Alive => tracing::info!(%node, %gossip, "a node is alive"),
                 State::Suspect => tracing::debug!(%node, %gossip, "a node is not heard"),
+                State::Dead if member.facts.draining => tracing::info!(%node, %gossip, "a node has left"),
                 State::Dead => tracing::warn!(%node, %gossip, "a node is dead"),
             }
         }

@@ -130,6 +130,8 @@ impl Routing {
             (Some(Request::Refill { key, after, back_ms }), _) => {
                 return self.asked_to_refill(to, number, key, after, back_ms);
             }
+            (Some(Request::TakeOver { key }), _) => return self.asked_to_take_over(to, number, key),
+            (Some(Request::HandOver { key }), _) => return self.asked_to_hand_over(to, number, key),
             (Some(Request::CloseClient { account, client_id }), Some(local)) => {
                 let closed = local.close_client(account, client_id);
                 async move { closed.await.map(Answer::Closed) }
@@ -149,7 +151,7 @@ impl Routing {
         });
     }
 
-    fn answer(&self, to: u64, number: u64, answer: &Answer) {
+    pub(super) fn answer(&self, to: u64, number: u64, answer: &Answer) {
         if let Some(links) = self.links.get() {
             drop(links.send(to, 0, &Item::answer(number, answer)));
         }

@@ -33,6 +33,8 @@ struct Run {
     is_member: bool,
     is_dead: bool,
     is_draining: bool,
+    /// It has said goodbye: all that it had for this node is here.
+    has_left: bool,
     /// It has had a lane to this node.
     is_met: bool,
     /// Its lanes that are open.
@@ -62,7 +64,7 @@ enum Fate {
 
 impl Run {
     fn is_doubtful(&self) -> bool {
-        self.is_met && !self.is_whole
+        self.is_met && !self.is_whole && !self.has_left
     }
 }
 
@@ -74,6 +76,12 @@ impl Deaths {
         let run = self.0.entry(incarnation).or_default();
         run.lanes.insert(lane);
         (run.is_met, run.ended, run.is_whole) = (true, None, true);
+    }
+
+    fn left(&mut self, incarnation: u64) {
+        if let Some(run) = self.0.get_mut(&incarnation) {
+            run.has_left = true;
+        }
     }
 
     /// Whether the run is dead, and may have acknowledged what is not here.
@@ -99,7 +107,7 @@ impl Deaths {
                 // While its lanes carry something it lives, whatever gossip says.
                 (false, true) => {
                     let is_doubtful = run.lanes.is_empty() && run.is_doubtful();
-                    if is_doubtful || !run.is_draining {
+                    if is_doubtful || !run.is_draining && !run.has_left {
                         fates.push((*incarnation, Fate::Died { is_doubtful, is_met: run.is_met }));
                     }
                 }
@@ -111,8 +119,8 @@ impl Deaths {
         self.0.retain(|incarnation, run| {
             let is_member = members.iter().any(|member| member.incarnation == *incarnation);
             if run.is_member && !is_member {
-                let is_doubtful = run.is_doubtful() || !run.lanes.is_empty();
-                let is_told = run.is_dead || run.is_draining || !run.is_met;
+                let is_doubtful = run.is_doubtful() || !run.lanes.is_empty() && !run.has_left;
+                let is_told = run.is_dead || run.is_draining || run.has_left || !run.is_met;
                 fates.push((*incarnation, Fate::Gone { is_told, is_doubtful, is_met: run.is_met }));
             }
             run.is_member = is_member;
@@ -150,6 +158,10 @@ impl Routing {
                 }
             }
         }
+    }
+
+    pub(super) fn has_left(&self, incarnation: u64) {
+        self.deaths.lock().left(incarnation);
     }
 
     pub(super) fn lane_opened_by(&self, incarnation: u64, lane: u32) {
@@ -192,6 +204,16 @@ mod tests {
         deaths.opened(RUN, 1);
         assert_eq!(deaths.look(&standing(false)), []);
         (deaths, Instant::now())
+    }
+
+    #[test]
+    fn who_has_said_goodbye_owes_nothing() {
+        let (mut deaths, now) = met();
+        deaths.left(RUN);
+        assert!(!deaths.ended(RUN, 0, false, now) && !deaths.ended(RUN, 1, false, now + 9 * AT_ONCE));
+        assert_eq!(deaths.look(&standing(true)), []);
+        let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: true };
+        assert_eq!(deaths.look(&[]), [(RUN, gone)]);
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Routing {
 
     /// Resolves when all that the living peers have forwarded of the channel so far is here. False when one of them is out of
     /// reach, or the channel is not wanted here.
-    async fn settled(&self, key: &ChannelKey) -> bool {
+    pub(super) async fn settled(&self, key: &ChannelKey) -> bool {
         let Some(channel) = self.hub.live(key) else { return false };
         let number = self.next_number();
         let (done, is_done) = oneshot::channel();

@@ -92,6 +92,11 @@ pub enum Input {
     },
     /// Answered once every connection of the shard was seen, a few in each turn.
     Survey(Box<Survey>),
+    /// Ask so many connections to come back elsewhere, evenly over a time.
+    AskToLeave {
+        count: usize,
+        within: Duration,
+    },
     /// Say goodbye to all and end the thread.
     /// How long clients get at most to go.
     Stop {
@@ -132,6 +137,8 @@ impl Services {
 /// The way to a shard from other threads.
 pub struct ShardHandle {
     inbox: Inbox<Input>,
+    /// Those that are open.
+    connections: AtomicUsize,
 }
 
 impl ShardHandle {
@@ -179,7 +186,10 @@ impl Shards {
         for _ in 0..count {
             let poll = mio::Poll::new()?;
             let waker = Arc::new(mio::Waker::new(poll.registry(), shard::WAKE)?);
-            handles.push(Arc::new(ShardHandle { inbox: Inbox::new(waker, INBOX_BYTES_MAX) }));
+            handles.push(Arc::new(ShardHandle {
+                inbox: Inbox::new(waker, INBOX_BYTES_MAX),
+                connections: AtomicUsize::new(0),
+            }));
             polls.push(poll);
         }
         Ok((Self { handles, next: AtomicUsize::new(0) }, polls))
@@ -245,6 +255,25 @@ impl Shards {
             answer
         };
         self.handles.iter().map(ask_one).collect()
+    }
+
+    /// How many connections are open.
+    pub fn connection_count(&self) -> usize {
+        self.handles.iter().map(|handle| handle.connections.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Asks so many connections, or all, to come back elsewhere, over at most `within`. A further call takes the place of this one.
+    pub fn ask_to_leave(&self, count: usize, within: Duration) {
+        let mut left = count;
+        let mut open = self.connection_count();
+        for handle in &self.handles {
+            let own = handle.connections.load(Ordering::Relaxed);
+            // Of each shard the same part; what is left over is of the last ones.
+            let count = if left >= open { left } else { (left * own).div_ceil(open.max(1)).min(left) };
+            handle.push(Input::AskToLeave { count, within });
+            left = left.saturating_sub(count.min(own));
+            open = open.saturating_sub(own);
+        }
     }
 
     /// Tells clients to leave, and ends the shards when they have, or at the latest after `within`.

@@ -2,6 +2,7 @@
 
 mod attach;
 mod lifecycle;
+mod moving;
 mod pace;
 mod presence;
 mod reading;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fanfare_proto::frame::{self, Format, ServerFrame};
 use mio::{Events, Poll, Token};
+use moving::Moving;
 use pace::Pace;
 use rounds::Round;
 
@@ -67,6 +69,7 @@ pub struct Shard {
     now_ms: u64,
     epoch_ms: u64,
     stop_ms: Option<u64>,
+    moving: Moving,
     /// Of the directory that every credential here was last held against, or is just being held against.
     generation: u64,
     directory_look_ms: u64,
@@ -119,6 +122,7 @@ impl Shard {
             now_ms: 0,
             epoch_ms: services.clock.now_ms(),
             stop_ms: None,
+            moving: Moving::default(),
             generation: services.auth.generation(),
             directory_look_ms: DIRECTORY_LOOK_MS,
             heartbeat_json: heartbeat(Format::Json),
@@ -163,6 +167,7 @@ impl Shard {
             self.flush_turn();
             self.timer_turn();
             self.rounds_turn();
+            self.moving_turn();
             if self.now_ms >= self.directory_look_ms {
                 self.directory_look_ms = self.now_ms + DIRECTORY_LOOK_MS;
                 self.look_at_directory();
@@ -199,7 +204,9 @@ impl Shard {
         }
         let unanswered = self.unanswered.front().map(|unanswered| unanswered.deadline_ms);
         let look = Some(self.directory_look_ms).filter(|_| self.slots.len() > self.free.len());
-        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms, look].into_iter().flatten().min()?;
+        let moving = self.moving.next_ms(self.now_ms);
+        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms, look, moving];
+        let due_ms = due_ms.into_iter().flatten().min()?;
         let now = self.started.elapsed();
         Some((Duration::from_millis(due_ms) + Duration::from_micros(500)).saturating_sub(now))
     }
@@ -256,6 +263,7 @@ impl Shard {
                 self.adopt_refused(link, permit, format, refused);
             }
             Input::Survey(survey) => self.begin_survey(*survey),
+            Input::AskToLeave { count, within } => self.begin_moving(count, within),
             Input::Stop { within } => self.stop(within),
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
+use crate::hub::channels::PLACES_BEFORE;
 use crate::model::{Forwarded, ForwardedParts};
 
 pub(super) const THERE: u64 = 77;
@@ -142,7 +143,10 @@ fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
     assert_eq!(hub.look_after(&key("a"), &position(&hub, 1, 0)), Start::Unknown);
     assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Live);
     publish(&hub, &key("a"), 1);
-    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Replay { after: 2, is_exact: true });
+    assert_eq!(
+        hub.look_after(&key("a"), &position(&hub, 2, 9)),
+        Start::Replay { after: PLACES_BEFORE + 2, is_exact: true }
+    );
 }
 
 #[test]
@@ -167,7 +171,8 @@ fn after_a_loss_nobody_is_resumed_until_it_is_known_how_much_is_lost() {
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
     assert_eq!((start(5), start(6)), (Start::Unknown, Start::Live));
     hub.forwarded(from(THERE, 7, 1));
-    assert_eq!((start(5), start(6)), (Start::Unknown, Start::Replay { after: 1, is_exact: true }));
+    let replay = Start::Replay { after: PLACES_BEFORE + 1, is_exact: true };
+    assert_eq!((start(5), start(6)), (Start::Unknown, replay));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Connections coming and going, what they listen to, and what time does to them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
@@ -97,6 +98,7 @@ impl Shard {
 
     pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, mut opening: Opening) {
         self.metrics.connections.increment(1.0);
+        self.handle.connections.fetch_add(1, Ordering::Relaxed);
         let (tenure, resumed) = self.begin_tenure(connection, slot, opening.former.take());
         let mut open = Open::new(opening, tenure, self.epoch_ms);
         open.session.principal().account.usage.count(UsageKind::Connect, 1, 0);
@@ -176,6 +178,7 @@ impl Shard {
         self.lose_presence(connection);
         let Some(open) = connection.open_mut() else { return };
         self.metrics.connections.decrement(1.0);
+        self.handle.connections.fetch_sub(1, Ordering::Relaxed);
         let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
         let subscriptions = std::mem::take(&mut open.subscriptions);
         for subscription in &subscriptions {

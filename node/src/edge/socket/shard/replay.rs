@@ -76,7 +76,9 @@ impl Replay {
     fn place(&self, incarnation: u64) -> Option<u64> {
         match &self.after {
             After::Place { place, .. } => Some(*place),
-            After::Stored(stamp) => (stamp.incarnation == incarnation).then_some(stamp.sequence),
+            After::Stored(stamp) => {
+                (stamp.incarnation == incarnation).then(|| self.channel.place_of(stamp.sequence))
+            }
         }
     }
 

@@ -1,0 +1,222 @@
+//! Clients that come back wherever they are sent, and keep count of what is published and heard.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::socket::Ended;
+use crate::{SOON, Socket};
+
+const CHANNEL: &str = "room";
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Where clients are sent, as a balancer would do it.
+#[derive(Clone)]
+pub struct Door {
+    key: Arc<str>,
+    addresses: Arc<Mutex<(Vec<SocketAddr>, usize)>>,
+    /// What was published by a socket that ended before it was acknowledged, and once more: it may be heard twice.
+    unsure: Arc<Mutex<HashSet<(u64, u64)>>>,
+}
+
+impl Door {
+    /// To each of these in turn.
+    pub fn to(addresses: &[SocketAddr], key: &str) -> Self {
+        let addresses = Arc::new(Mutex::new((addresses.to_vec(), 0)));
+        Self { key: key.into(), addresses, unsure: Arc::default() }
+    }
+
+    /// Sends clients only there from now on.
+    pub fn turn_to(&self, addresses: &[SocketAddr]) {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner).0 = addresses.to_vec();
+    }
+
+    fn next(&self) -> SocketAddr {
+        let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        addresses.1 += 1;
+        addresses.0[addresses.1 % addresses.0.len()]
+    }
+
+    async fn open(&self) -> Socket {
+        let end = Instant::now() + SOON;
+        loop {
+            if let Some(socket) = Socket::try_open(self.next(), "", &self.key).await {
+                return socket;
+            }
+            assert!(Instant::now() < end, "waited in vain for a node to connect to");
+            sleep(AGAIN).await;
+        }
+    }
+
+    fn unsure(&self, message: (u64, u64)) -> bool {
+        self.unsure.lock().unwrap_or_else(PoisonError::into_inner).contains(&message)
+    }
+}
+
+/// Publishes `[from, number]`, one after the other.
+pub struct Publisher {
+    door: Door,
+    socket: Socket,
+    from: u64,
+    next: u64,
+}
+
+impl Publisher {
+    pub async fn new(door: &Door, from: u64) -> Self {
+        Self { door: door.clone(), socket: door.open().await, from, next: 0 }
+    }
+
+    /// Who it is, and the number that it publishes next.
+    pub fn published(&self) -> (u64, u64) {
+        (self.from, self.next)
+    }
+
+    /// Publishes so many; all are acknowledged when this returns.
+    pub async fn publish(&mut self, count: u64) {
+        for _ in 0..count {
+            while !self.publish_next().await {
+                self.socket = self.door.open().await;
+            }
+            self.next += 1;
+        }
+    }
+
+    /// False when it is to come back elsewhere.
+    async fn publish_next(&mut self) -> bool {
+        let id = self.next.to_string();
+        let data = json!([self.from, self.next]);
+        self.socket.try_send(&json!({"op": 13, "id": id, "channel": CHANNEL, "data": data})).await;
+        loop {
+            match self.socket.next_within(SOON).await {
+                Ok(answer) if answer["id"] == *id && answer["op"] == 1 => return true,
+                // What it had not answered by then it has not taken.
+                Ok(goodbye) if goodbye["op"] == 4 => return false,
+                Ok(other) if other["id"] == *id => {
+                    unreachable!("{} is not published: {other}", self.next)
+                }
+                Ok(_) => {}
+                Err(Ended::Silence) => unreachable!("{} is not answered", self.next),
+                Err(Ended::Gone | Ended::Closed(_)) => {
+                    let mut unsure = self.door.unsure.lock().unwrap_or_else(PoisonError::into_inner);
+                    unsure.insert((self.from, self.next));
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+/// Hears everything that is published, wherever it is; fails the test where something is missing or comes again.
+pub struct Subscriber {
+    door: Door,
+    socket: Option<Socket>,
+    serial: Value,
+    /// Of each publisher, the number that comes next.
+    next: HashMap<u64, u64>,
+    /// Publishers of which some may be missing, as it was told.
+    told: HashSet<u64>,
+    /// How often it came back, and how often it was told that something may be missing.
+    pub moves: u64,
+    pub losses: u64,
+}
+
+impl Subscriber {
+    pub async fn new(door: &Door) -> Self {
+        let mut socket = door.open().await;
+        let serial = socket.attach(CHANNEL).await["serial"].clone();
+        let (next, told) = (HashMap::new(), HashSet::new());
+        Self { door: door.clone(), socket: Some(socket), serial, next, told, moves: 0, losses: 0 }
+    }
+
+    /// Is gone until it reads again.
+    pub fn leave(&mut self) {
+        self.socket = None;
+    }
+
+    pub fn node(&self) -> &Value {
+        self.socket.as_ref().map_or(&Value::Null, |socket| &socket.connected["nodeId"])
+    }
+
+    /// Reads until it has everything up to these numbers of publishers.
+    pub async fn read_to(&mut self, published: &[(u64, u64)]) {
+        let end = Instant::now() + 3 * SOON;
+        let lacks = |next: &HashMap<u64, u64>| {
+            published.iter().any(|(from, count)| next.get(from).copied().unwrap_or(0) < *count)
+        };
+        while lacks(&self.next) {
+            assert!(Instant::now() < end, "waited in vain: {:?} of {published:?}", self.next);
+            self.read(SOON).await;
+        }
+    }
+
+    /// Reads one frame, or comes back. False when nothing came in this time.
+    pub async fn read(&mut self, within: Duration) -> bool {
+        let Some(socket) = &mut self.socket else {
+            self.come_back().await;
+            return true;
+        };
+        match socket.next_within(within).await {
+            Ok(frame) if frame["op"] == 13 => self.take(&frame),
+            Ok(frame) if frame["op"] == 9 => self.stand(&frame),
+            Ok(frame) if frame["op"] == 4 => self.leave(),
+            Ok(_) => {}
+            Err(Ended::Silence) => return false,
+            Err(Ended::Gone | Ended::Closed(_)) => self.leave(),
+        }
+        true
+    }
+
+    async fn come_back(&mut self) {
+        let mut socket = self.door.open().await;
+        let attach = json!({"op": 8, "id": "back", "channel": CHANNEL, "serial": self.serial});
+        self.moves += 1;
+        if !socket.try_send(&attach).await {
+            return;
+        }
+        loop {
+            match socket.next_within(SOON).await {
+                Ok(attached) if attached["id"] == "back" => {
+                    assert_eq!(attached["op"], 9, "{attached}");
+                    self.stand(&attached);
+                    self.socket = Some(socket);
+                    return;
+                }
+                Ok(goodbye) if goodbye["op"] == 4 => return,
+                Ok(_) => {}
+                Err(Ended::Silence) => unreachable!("an attach is not answered"),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn stand(&mut self, attached: &Value) {
+        if attached["resumed"] == false {
+            self.losses += 1;
+            self.told.extend(0..64);
+        }
+        self.serial = attached["serial"].clone();
+    }
+
+    fn take(&mut self, frame: &Value) {
+        for message in frame["messages"].as_array().expect("a message frame") {
+            let part = |at: usize| message["data"][at].as_u64().expect("a number");
+            let (from, number) = (part(0), part(1));
+            let next = self.next.entry(from).or_default();
+            if number < *next && self.door.unsure((from, number)) {
+                continue;
+            }
+            let may_miss = self.told.remove(&from) && number > *next;
+            assert!(
+                number == *next || may_miss,
+                "{number} of publisher {from} comes where {next} should, at {}",
+                self.serial
+            );
+            *next = number + 1;
+        }
+        self.serial = frame["serial"].clone();
+    }
+}

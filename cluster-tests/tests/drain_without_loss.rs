@@ -1,0 +1,57 @@
+//! A node that is asked to stop sends its clients to others, and none of them misses anything or gets it twice.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::Node;
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::roaming::{Door, Publisher, Subscriber};
+use tokio::time::Instant;
+
+/// Far above what it takes on a busy machine, and below the time for a drain.
+const STOP_MAX: Duration = Duration::from_secs(20);
+
+fn door(nodes: &[Node]) -> Door {
+    Door::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &nodes[0].key())
+}
+
+async fn publish(publishers: &mut [Publisher], count: u64) -> Vec<(u64, u64)> {
+    for _ in 0..count {
+        for publisher in &mut *publishers {
+            publisher.publish(1).await;
+        }
+    }
+    publishers.iter().map(Publisher::published).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_had_the_last_subscribers_of_a_channel_leaves_others_what_they_missed() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let (first, others) = (door(&nodes[..1]), door(&nodes[1..]));
+    let mut publishers = [Publisher::new(&first, 0).await, Publisher::new(&others, 1).await];
+    let mut subscribers = Vec::new();
+    for _ in 0..3 {
+        subscribers.push(Subscriber::new(&first).await);
+    }
+    let published = publish(&mut publishers, 5).await;
+    for subscriber in &mut subscribers {
+        subscriber.read_to(&published).await;
+    }
+    // One has gone before, one goes in the midst, one hears all.
+    subscribers[0].leave();
+    let published = publish(&mut publishers, 50).await;
+    subscribers[2].read_to(&published).await;
+    let begun = Instant::now();
+    nodes[0].terminate();
+    first.turn_to(&[nodes[1].addr(), nodes[2].addr()]);
+    publish(&mut publishers[1..], 20).await;
+    while subscribers[1].read(Duration::from_millis(100)).await && subscribers[1].moves == 0 {}
+    assert_eq!(nodes[0].ended().await.code(), Some(0));
+    assert!(begun.elapsed() < STOP_MAX, "{:?}", begun.elapsed());
+    let published = publish(&mut publishers, 20).await;
+    for (index, subscriber) in subscribers.iter_mut().enumerate() {
+        subscriber.read_to(&published).await;
+        assert_eq!(subscriber.losses, 0, "subscriber {index}");
+        assert_ne!(subscriber.node(), "n0");
+    }
+}

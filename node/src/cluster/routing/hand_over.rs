@@ -1,0 +1,133 @@
+//! The channels of a node that leaves: another one keeps what their clients may have missed, for whichever node they come to.
+
+use std::hash::{Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::super::inbound::{Answer, Request};
+use super::super::link::Item;
+use super::{JOIN_WAIT, Routing, hash_of};
+use crate::hub::{Channel, Waiter};
+use crate::model::ChannelKey;
+use crate::tasks::OnStop;
+
+/// Channels that a node hands over at a time.
+const HAND_OVERS_MAX: usize = 64;
+/// Channels that a node takes over at a time; a further one is refused.
+const TAKE_OVERS_MAX: usize = 512;
+/// What is handed over of one channel, in bytes of text, roughly: the oldest messages are left.
+const HANDED_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// What is on its way of all channels, so that it leaves room in the lanes, in units of 1 KiB.
+const HANDED_KIB_MAX: usize = 12 * 1024;
+/// A channel that has not been handed over by then is given up.
+const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
+
+/// Of what this node gives, and of what it takes.
+pub(super) fn bounds() -> (Semaphore, Semaphore) {
+    (Semaphore::new(HANDED_KIB_MAX), Semaphore::new(TAKE_OVERS_MAX))
+}
+
+impl Routing {
+    /// Has others take over every channel that somebody here may come back to, but for those that were taken over already.
+    pub async fn hand_over(&self) {
+        let channels = self.hub.channels_heard();
+        stream::iter(channels)
+            .for_each_concurrent(HAND_OVERS_MAX, |channel| self.hand_over_one(channel))
+            .await;
+    }
+
+    async fn hand_over_one(&self, channel: Arc<Channel>) {
+        let by = self.leaving.handed.lock().get(&channel.number()).copied();
+        if by.is_some_and(|by| self.is_up(by)) {
+            return;
+        }
+        let hash = |peer: &u64| {
+            let mut hasher = std::hash::DefaultHasher::new();
+            (peer, channel.key()).hash(&mut hasher);
+            hasher.finish()
+        };
+        let mut survivors = self.leaving.survivors.lock().clone();
+        survivors.retain(|peer| self.is_up(*peer));
+        survivors.sort_unstable_by_key(hash);
+        for peer in survivors {
+            let request = Request::TakeOver { key: channel.key().clone() };
+            let mut answers = self.ask(vec![peer], hash_of(channel.key()), &request);
+            let answer = tokio::time::timeout(HAND_OVER_WAIT, answers.next()).await;
+            if matches!(answer, Ok(Some(Answer::TakenOver(true)))) {
+                self.leaving.handed.lock().insert(channel.number(), peer);
+                return;
+            }
+        }
+    }
+
+    /// A node that leaves asks this one to keep a channel.
+    pub(super) fn asked_to_take_over(&self, from: u64, number: u64, key: ChannelKey) {
+        let Some(routing) = self.this.upgrade() else { return };
+        self.tasks.spawn("take over", OnStop::Cancel, async move {
+            let is_leaving = routing.leaving.has_begun.load(Ordering::Relaxed);
+            let done = match routing.leaving.taking.try_acquire().ok().filter(|_| !is_leaving) {
+                Some(_turn) => {
+                    tokio::time::timeout(HAND_OVER_WAIT, routing.take_over(from, &key)).await.unwrap_or(false)
+                }
+                None => false,
+            };
+            routing.answer(from, number, &Answer::TakenOver(done));
+        });
+    }
+
+    async fn take_over(&self, from: u64, key: &ChannelKey) -> bool {
+        let Some(channel) = self.held(key).await else { return false };
+        let mut answers = self.ask(vec![from], hash_of(key), &Request::HandOver { key: key.clone() });
+        let Some(Answer::HandedOver(Some(handed))) = answers.next().await else { return false };
+        let own = self.hub.incarnation();
+        let expected = self.expected.lock().clone();
+        self.hub.take_over(&channel, *handed, |run| run != own && !expected.contains(&run))
+    }
+
+    /// The channel, once all others forward it.
+    async fn held(&self, key: &ChannelKey) -> Option<Arc<Channel>> {
+        let (done, is_done) = oneshot::channel();
+        let waiter = || {
+            Box::new(move || {
+                done.send(()).ok();
+            }) as Waiter
+        };
+        if let Some(channel) = self.hub.hold(key, waiter) {
+            return Some(channel);
+        }
+        // Its other end is dropped where there is no room.
+        tokio::time::timeout(2 * JOIN_WAIT, is_done).await.ok()?.ok()?;
+        self.hub.live(key)
+    }
+
+    /// Who takes a channel over asks for what there is.
+    pub(super) fn asked_to_hand_over(&self, to: u64, number: u64, key: ChannelKey) {
+        let Some(routing) = self.this.upgrade() else { return };
+        self.tasks.spawn("hand over", OnStop::Cancel, async move {
+            // By then nobody waits for it any more.
+            tokio::time::timeout(HAND_OVER_WAIT, routing.give(to, number, &key)).await.ok();
+        });
+    }
+
+    async fn give(&self, to: u64, number: u64, key: &ChannelKey) {
+        let Some(links) = self.links.get() else { return };
+        // Then all is here that was numbered before the others began to forward to who asks.
+        let handed = match self.settled(key).await {
+            true => self.hub.hand_over(key, HANDED_BYTES_MAX),
+            false => None,
+        };
+        let messages = handed.iter().flat_map(|handed| &handed.messages);
+        let bytes: usize = messages.map(|(delivery, _)| delivery.bytes() / 3).sum();
+        let room = u32::try_from(1 + bytes / 1024).unwrap_or(u32::MAX);
+        let Ok(_turn) = self.leaving.handing.acquire_many(room.min(HANDED_KIB_MAX as u32)).await else {
+            return;
+        };
+        // Until it is there, it takes room in the lane.
+        links.send(to, hash_of(key), &Item::handed_over(number, handed.as_ref())).await.ok();
+    }
+}

@@ -1,0 +1,144 @@
+//! Nodes that end in good order: this one says goodbye when all that it had for others is there, and others do.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use super::super::inbound::Interest;
+use super::super::link::{Item, PeerAddr, Receipt};
+use super::Routing;
+
+/// What others get to take the last that there is for them.
+const GOODBYE_WAIT: Duration = Duration::from_secs(2);
+
+/// Who leaves, and who stays.
+pub(super) struct Leaving {
+    /// This node does.
+    pub(super) has_begun: AtomicBool,
+    /// Those that are alive and do not leave.
+    pub(super) survivors: Mutex<Vec<u64>>,
+    /// Of this node's channels, by their numbers, who has taken them over.
+    pub(super) handed: Mutex<HashMap<u64, u64>>,
+    pub(super) handing: Semaphore,
+    pub(super) taking: Semaphore,
+    peers: Mutex<Peers>,
+}
+
+#[derive(Default)]
+struct Peers {
+    /// As they were told last, with those that have left.
+    members: Vec<PeerAddr>,
+    expected: Vec<u64>,
+    /// Of each run that leaves, on how many lanes it has said so.
+    lanes: HashMap<u64, u32>,
+    left: HashSet<u64>,
+}
+
+impl Default for Leaving {
+    fn default() -> Self {
+        let (handing, taking) = super::hand_over::bounds();
+        Self {
+            has_begun: AtomicBool::new(false),
+            survivors: Mutex::default(),
+            handed: Mutex::default(),
+            handing,
+            taking,
+            peers: Mutex::default(),
+        }
+    }
+}
+
+impl Leaving {
+    pub(super) fn has_left(&self, peer: u64) -> bool {
+        self.peers.lock().left.contains(&peer)
+    }
+
+    /// A member that has said goodbye is none any more, although gossip knows it for a while.
+    pub(super) fn without_left(
+        &self,
+        members: Vec<PeerAddr>,
+        expected: Vec<u64>,
+    ) -> (Vec<PeerAddr>, Vec<u64>) {
+        let mut peers = self.peers.lock();
+        (peers.members, peers.expected) = (members, expected);
+        let Peers { members, expected, lanes, left } = &mut *peers;
+        let is_member = |run: &u64| members.iter().any(|member| member.peer.incarnation == *run);
+        left.retain(is_member);
+        lanes.retain(|run, _| is_member(run));
+        let members = members.iter().filter(|member| !left.contains(&member.peer.incarnation)).cloned();
+        let expected = expected.iter().filter(|run| !left.contains(run)).copied();
+        (members.collect(), expected.collect())
+    }
+
+    /// True with the last of its lanes.
+    fn lane_left(&self, peer: u64, lanes: u32) -> bool {
+        let mut peers = self.peers.lock();
+        let is_member = peers.members.iter().any(|member| member.peer.incarnation == peer);
+        if !is_member || peers.left.contains(&peer) {
+            return false;
+        }
+        let said = peers.lanes.entry(peer).or_default();
+        *said += 1;
+        let is_last = *said >= lanes;
+        if is_last {
+            peers.left.insert(peer);
+        }
+        is_last
+    }
+}
+
+impl Routing {
+    /// The members that are alive and do not leave.
+    pub fn set_survivors(&self, survivors: Vec<u64>) {
+        *self.leaving.survivors.lock() = survivors;
+    }
+
+    /// This node leaves; it takes nothing over from now on. False where there is nobody to whom its clients could go.
+    pub fn begin_to_leave(&self) -> bool {
+        self.leaving.has_begun.store(true, Ordering::Relaxed);
+        self.leaving.survivors.lock().iter().any(|peer| self.is_up(*peer))
+    }
+
+    /// Waits until others have all that there was for them, for a while, and tells them that nothing follows.
+    pub async fn say_goodbye(&self) {
+        let Some(links) = self.links.get() else { return };
+        let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
+        let goodbye = Item::interest(&Interest::Left { lanes });
+        let peers = self.expected.lock().clone();
+        let mut receipts: Vec<Receipt> = Vec::new();
+        for peer in peers.into_iter().filter(|peer| links.is_up(*peer)) {
+            receipts.extend((0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye)));
+        }
+        let all = async {
+            for receipt in receipts {
+                receipt.await.ok();
+            }
+        };
+        if tokio::time::timeout(GOODBYE_WAIT, all).await.is_err() {
+            tracing::warn!("not all other nodes have what there was for them");
+        }
+    }
+
+    /// A peer has said goodbye on one of its lanes.
+    pub(super) fn lane_left(&self, peer: u64, lanes: u32) {
+        if !self.leaving.lane_left(peer, lanes) {
+            return;
+        }
+        self.has_left(peer);
+        // All that it forwarded is here.
+        for own in self.own.lock().values_mut() {
+            own.rounds.iter_mut().for_each(|round| round.waits.retain(|waited| *waited != peer));
+            for round in own.rounds.extract_if(.., |round| round.waits.is_empty()) {
+                round.done.send(()).ok();
+            }
+        }
+        let (members, expected) = {
+            let peers = self.leaving.peers.lock();
+            (peers.members.clone(), peers.expected.clone())
+        };
+        self.set_peers(members, expected);
+    }
+}

@@ -1,0 +1,126 @@
+//! What a node that leaves has of a channel, and another one takes over for those who come back.
+
+use std::sync::Arc;
+
+use fanfare_proto::serial::Serial;
+
+use super::channels::{Channel, Hub, State};
+use super::delivery::Delivery;
+use super::interest::Waiter;
+use super::mark::Mark;
+use super::ring::Ring;
+use crate::model::{ChannelKey, Forwarded, Stamp};
+
+/// The recent messages of a channel, in the order in which a node has handed them on, without a gap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandedOver<M> {
+    /// Where the channel stood before them.
+    pub begin: Serial,
+    /// Where it stands.
+    pub end: Serial,
+    /// Each with how long ago it was handed on, in milliseconds.
+    pub messages: Vec<(M, u64)>,
+}
+
+impl Hub {
+    /// The channels that somebody is attached to, or was lately.
+    pub fn channels_heard(&self) -> Vec<Arc<Channel>> {
+        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        channels.into_iter().filter(|channel| channel.state.lock().is_heard()).collect()
+    }
+
+    /// The latest messages of a channel, about `bytes_max` of them. None where something is missing.
+    pub fn hand_over(&self, key: &ChannelKey, bytes_max: usize) -> Option<HandedOver<Arc<Delivery>>> {
+        let channel = self.live(key)?;
+        let state = channel.state.lock();
+        if !state.unsure.is_empty() || !state.is_heard() {
+            return None;
+        }
+        let end = state.mark.serial();
+        let latest = state.ring.as_ref().map(|ring| ring.latest(bytes_max, self.now_ms()));
+        let (begin, messages) = latest.unwrap_or_else(|| (end.clone(), Vec::new()));
+        Some(HandedOver { begin, end, messages })
+    }
+
+    /// Keeps a channel as if somebody had been attached to it until now. It is given back if all other nodes forward it by now;
+    /// otherwise what `waiter` makes runs when they do, unless there is no room for it.
+    pub fn hold(&self, key: &ChannelKey, waiter: impl FnOnce() -> Waiter) -> Option<Arc<Channel>> {
+        self.with_channel(key, |channel, state| {
+            let now_ms = self.now_ms();
+            if state.ring.is_none() {
+                state.ring = Ring::begin(state.mark.clone(), &self.rings);
+                state.attached = self.next_attach();
+            }
+            let is_attached = state.targets != 0;
+            state.ring.as_mut()?.idle_ms = (!is_attached).then_some(now_ms);
+            self.join_others(channel, state, waiter)
+        })
+    }
+
+    /// Puts what another node has handed over before what the channel has by itself: from where that begins the channel has
+    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet.
+    pub fn take_over(
+        &self,
+        channel: &Arc<Channel>,
+        handed: HandedOver<Forwarded>,
+        has_left: impl Fn(u64) -> bool,
+    ) -> bool {
+        let now_ms = self.now_ms();
+        let mut state = channel.state.lock();
+        if !state.unsure.is_empty() {
+            return false;
+        }
+        let State { mark, ring, attached, .. } = &mut *state;
+        let Some(ring) = ring else { return false };
+        // Who comes from there has it in its position.
+        for (incarnation, sequence) in handed.end.entries() {
+            let stamp = Stamp { incarnation: *incarnation, sequence: *sequence };
+            if has_left(*incarnation) && !mark.covers(stamp) {
+                mark.hear(stamp, 0);
+            }
+        }
+        let from = ring.begins().clone();
+        let reached = from.serial();
+        if handed.begin.covers(&reached) {
+            return true;
+        }
+        let mut earlier = handed.messages;
+        earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
+        let count: u64 = earlier.iter().map(|(one, _)| one.messages.len() as u64).sum();
+        let Some(place) = from.place.checked_sub(count).filter(|_| reached.covers(&handed.begin)) else {
+            return false;
+        };
+        let mut before = Place { own: from.own.incarnation, place, has: handed.begin };
+        let begin = before.mark();
+        let mut deliveries = Vec::with_capacity(earlier.len());
+        for (one, age_ms) in earlier {
+            before.has.advance(one.incarnation, one.last);
+            before.place += one.messages.len() as u64;
+            let mark = if before.place == from.place { from.clone() } else { before.mark() };
+            let delivery = Delivery::forwarded(channel.number(), mark, one);
+            deliveries.push((Arc::new(delivery), now_ms.saturating_sub(age_ms)));
+        }
+        ring.prepend(begin, deliveries, now_ms);
+        if ring.is_listed(0) {
+            ring.list(channel, *attached);
+        }
+        drop(state);
+        self.give_way();
+        true
+    }
+}
+
+/// On the way through what was handed over.
+struct Place {
+    own: u64,
+    place: u64,
+    has: Serial,
+}
+
+impl Place {
+    fn mark(&self) -> Mark {
+        let sequence = self.has.sequence_of(self.own).unwrap_or(0);
+        let own = Stamp { incarnation: self.own, sequence };
+        Mark { place: self.place, own, others: Some(Arc::new(self.has.clone())) }
+    }
+}

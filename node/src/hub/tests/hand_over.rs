@@ -1,0 +1,146 @@
+//! A channel that a node which leaves hands over to another one.
+
+use std::sync::Arc;
+
+use fanfare_proto::serial::Serial;
+
+use super::forwarded::{Others, from};
+use super::*;
+use crate::hub::hand_over::HandedOver;
+use crate::model::Forwarded;
+
+const THERE: u64 = 77;
+/// A run that has ended before.
+const GONE: u64 = 5;
+
+/// What it has is what comes over the wire.
+fn handed(hub: &Hub) -> HandedOver<Forwarded> {
+    let HandedOver { begin, end, messages } = hub.hand_over(&key("a"), usize::MAX).expect("it is whole");
+    let again = |delivery: Arc<Delivery>| {
+        let Stamp { incarnation, sequence } = delivery.last();
+        from(incarnation, sequence + 1 - delivery.count(), delivery.count())
+    };
+    HandedOver { begin, end, messages: messages.into_iter().map(|(one, age)| (again(one), age)).collect() }
+}
+
+/// Has numbered 1 and 2 at once and 3, with one message of another run in between, and is attached to.
+fn leaving() -> Hub {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+    publish(&hub, &key("a"), 2);
+    hub.forwarded(from(THERE, 1, 1));
+    publish(&hub, &key("a"), 1);
+    hub
+}
+
+/// Holds the channel, and was told what had been numbered before.
+fn keeps(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.hold(&key("a"), || unreachable!("there is nobody to wait for"));
+    let channel = channel.expect("there is room");
+    numbered.iter().for_each(|stamp| hub.heard(&key("a"), channel.number(), *stamp));
+    (hub, channel)
+}
+
+fn position(entries: &[(u64, u64)]) -> Serial {
+    let mut serial = Serial::default();
+    entries.iter().for_each(|(run, sequence)| serial.advance(*run, *sequence));
+    serial
+}
+
+fn missed(hub: &Hub, entries: &[(u64, u64)]) -> Option<Vec<(u64, u64)>> {
+    let missed = hub.missed(&key("a"), &position(entries), u64::MAX)?;
+    let last = |delivery: Arc<Delivery>| (delivery.last().incarnation, delivery.last().sequence);
+    Some(missed.into_iter().map(last).collect())
+}
+
+#[test]
+fn who_was_there_begins_here_at_the_first_that_it_has_not() {
+    let leaving = leaving();
+    let run = leaving.incarnation();
+    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    assert_eq!(missed(&hub, &[(run, 2)]), None);
+    hub.forwarded(from(run, 4, 1));
+    publish(&hub, &key("a"), 1);
+    assert!(hub.take_over(&channel, handed(&leaving), |_| false));
+    let own = (hub.incarnation(), 1);
+    assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3), (run, 4), own]));
+    assert_eq!(missed(&hub, &[(run, 0)]), Some(vec![(run, 2), (THERE, 1), (run, 3), (run, 4), own]));
+    assert_eq!(missed(&hub, &[(run, 3)]), Some(vec![(THERE, 1), (run, 4), own]));
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(run, 4), own]));
+    assert_eq!(missed(&hub, &[(run, 4), (THERE, 1)]), Some(vec![own]));
+    assert_eq!(missed(&hub, &[(run, 4), (THERE, 1), own]), Some(vec![]));
+    assert_eq!(missed(&hub, &[(run, 5), (THERE, 1)]), None, "ahead of all that is known");
+}
+
+#[test]
+fn what_both_have_is_there_once() {
+    let leaving = leaving();
+    let run = leaving.incarnation();
+    let (hub, channel) = keeps(&[stamp(run, 2)]);
+    hub.forwarded(from(THERE, 1, 1));
+    hub.forwarded(from(run, 3, 1));
+    assert!(hub.take_over(&channel, handed(&leaving), |_| false));
+    assert_eq!(missed(&hub, &[(run, 0)]), Some(vec![(run, 2), (THERE, 1), (run, 3)]));
+    assert!(hub.take_over(&channel, handed(&leaving), |_| false), "again it changes nothing");
+    assert_eq!(missed(&hub, &[(run, 0)]), Some(vec![(run, 2), (THERE, 1), (run, 3)]));
+}
+
+#[test]
+fn what_does_not_meet_is_not_taken() {
+    let leaving = leaving();
+    let run = leaving.incarnation();
+    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    let later = HandedOver { begin: position(&[(run, 4)]), ..handed(&leaving) };
+    assert!(!hub.take_over(&channel, later, |_| false));
+    assert_eq!(missed(&hub, &[(run, 2)]), None);
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![]));
+}
+
+#[test]
+fn a_run_that_is_gone_is_known_here_as_it_was_there() {
+    let leaving = leaving();
+    let run = leaving.incarnation();
+    leaving.forwarded(from(GONE, 9, 1));
+    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 9)]);
+    assert!(hub.take_over(&channel, handed(&leaving), |run| run == GONE));
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(GONE, 9)]));
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
+    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), None);
+    hub.take_over(&channel, handed(&leaving), |run| run == GONE);
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
+}
+
+#[test]
+fn who_is_attached_is_told_of_a_run_that_it_has_not_heard_to_its_end() {
+    let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for")).expect("as said");
+    hub.forwarded(from(GONE, 8, 1));
+    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 8)]);
+    assert!(targets[0].lost.lock().is_empty());
+    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 9)]);
+    assert_eq!(*targets[0].lost.lock(), [channel.number()]);
+}
+
+#[test]
+fn a_channel_without_messages_is_handed_over_too() {
+    let (leaving, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    leaving.set_interest(Arc::new(Others::default()));
+    leaving.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+    let at = leaving.position(&key("a")).serial();
+    assert_eq!(leaving.channels_heard().len(), 1);
+    let (hub, channel) = keeps(&[stamp(THERE, 7)]);
+    assert!(hub.take_over(&channel, handed(&leaving), |_| false));
+    assert_eq!(missed(&hub, at.entries()), Some(vec![]));
+    hub.forwarded(from(THERE, 8, 1));
+    assert_eq!(missed(&hub, at.entries()), Some(vec![(THERE, 8)]));
+}
+
+fn stamp(incarnation: u64, sequence: u64) -> Stamp {
+    Stamp { incarnation, sequence }
+}
