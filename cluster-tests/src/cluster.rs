@@ -16,7 +16,7 @@ const KEY: &str = "secret.k1";
 /// Nodes that know of each other; `n0` is the seed of the others.
 pub struct Cluster {
     nodes: Vec<Node>,
-    _key: TempDir,
+    key: TempDir,
 }
 
 impl Cluster {
@@ -53,7 +53,7 @@ impl Cluster {
             }
             nodes.push(Node::start(options).await);
         }
-        Self { nodes, _key: folder }
+        Self { nodes, key: folder }
     }
 
     /// The same, and waits until each knows what each other one wants.
@@ -76,6 +76,14 @@ impl Cluster {
             })
             .await;
         }
+    }
+
+    /// Starts one more node, and waits until all know it.
+    pub async fn grow(&mut self) {
+        let seed = self.nodes[0].gossip().expect("a node of a cluster");
+        let options = options(self.nodes.len(), &self.key.path().join("cluster.key"));
+        self.nodes.push(Node::start(options.environment("FANFARE_SEED", &seed.to_string())).await);
+        self.until_linked().await;
     }
 
     /// Starts a node again, which others do not find where it was; it finds them by one that runs.

@@ -6,6 +6,7 @@ mod files;
 mod identities;
 mod members;
 mod operators;
+mod rebalance;
 mod runs;
 mod store;
 mod tokens;
@@ -178,7 +179,8 @@ impl App {
         };
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
-        let operators = Operators::new(&config, &store, routing.as_ref());
+        rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
+        let operators = Operators::new(&config, &store, routing.as_ref(), &shards);
         let state = operators.admin_state(admin_token, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());

@@ -32,6 +32,25 @@ pub fn encode_item(item: &v1::Item) -> Bytes {
     out.into()
 }
 
+/// The same as a node of the next minor may send it: with a field that is not known yet, and behind an item of an unknown kind.
+pub fn encode_item_of_next_minor(item: &v1::Item) -> Bytes {
+    const UNKNOWN_TAG: u32 = 1_000;
+    let mut body = item.encode_to_vec();
+    encode_key(UNKNOWN_TAG, WireType::Varint, &mut body);
+    encode_varint(7, &mut body);
+    let mut unknown = Vec::new();
+    encode_key(UNKNOWN_TAG + 1, WireType::LengthDelimited, &mut unknown);
+    encode_varint(3, &mut unknown);
+    unknown.extend(b"new");
+    let mut out = Vec::with_capacity(body.len() + unknown.len() + 12);
+    for item in [unknown, body] {
+        encode_key(ITEM_TAG, WireType::LengthDelimited, &mut out);
+        encode_varint(item.len() as u64, &mut out);
+        out.extend(item);
+    }
+    out.into()
+}
+
 /// The items of a batch in order, each decoded when it is asked for. It ends after the first error.
 #[derive(Debug)]
 pub struct Items(Bytes);

@@ -13,7 +13,7 @@ use crate::accounts::TenantConnections;
 use crate::auth::ConnectionKeys;
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
-use crate::cluster::link::{LinkSettings, Links, PeerAddr, PeerTls};
+use crate::cluster::link::{self, LinkSettings, Links, PeerAddr, PeerTls};
 use crate::cluster::membership::{Facts, Member, Members, Membership, Options, State};
 use crate::cluster::routing::{Later, Local, Routing, Seats, Standing};
 use crate::config::Config;
@@ -22,8 +22,6 @@ use crate::hub::Hub;
 use crate::model::{AccountId, ClientId, Clock};
 use crate::tasks::{OnStop, Tasks};
 
-/// Of the protocol between nodes.
-pub(super) const PROTOCOL_MINOR: u32 = 0;
 /// How soon a name of a peer is looked up again.
 const LOOKUP_RETRY: Duration = Duration::from_secs(1);
 /// A node whose seeds do not answer for so long serves alone.
@@ -107,6 +105,10 @@ impl Local for OfNode {
     fn close_client(&self, account: AccountId, client_id: ClientId) -> Later<Option<u64>> {
         let shards = Arc::clone(&self.shards);
         Box::pin(async move { shards.close_client(&account, &client_id).await })
+    }
+
+    fn connections(&self) -> u64 {
+        self.shards.connection_count() as u64
     }
 }
 
@@ -218,7 +220,7 @@ pub(super) fn join(
             peer: Some(under(config, peer_address)),
             listen: under(config, listen),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            protocol_minor: PROTOCOL_MINOR,
+            protocol_minor: link::minor(),
             ready: true,
             draining: false,
         },

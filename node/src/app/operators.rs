@@ -7,12 +7,16 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Addresses;
 use super::cluster;
+use super::{Addresses, rebalance};
+use crate::cluster::link;
 use crate::cluster::membership::{Facts, Member, Members, Membership, State};
 use crate::cluster::routing::Routing;
 use crate::config::Config;
-use crate::edge::admin::{AdminState, AdminToken, MemberState, MemberView, MembersView, NodeView, Readiness};
+use crate::edge::admin::{
+    AdminState, AdminToken, MemberState, MemberView, MembersView, NodeView, Readiness, Rebalanced,
+};
+use crate::edge::socket::Shards;
 use crate::origin::history::HistoryStore;
 
 /// What they are told, and what they have asked for.
@@ -20,6 +24,7 @@ pub(super) struct Operators {
     store: Arc<dyn HistoryStore>,
     has_met: Box<dyn Fn() -> bool + Send + Sync>,
     routing: Option<Arc<Routing>>,
+    shards: Arc<Shards>,
     draining: AtomicBool,
     drain_asked: CancellationToken,
     /// Once the node is up.
@@ -37,11 +42,13 @@ impl Operators {
         config: &Config,
         store: &Arc<dyn HistoryStore>,
         routing: Option<&Arc<Routing>>,
+        shards: &Arc<Shards>,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: Arc::clone(store),
             has_met: Box::new(cluster::has_met(config, routing)),
             routing: routing.map(Arc::clone),
+            shards: Arc::clone(shards),
             draining: AtomicBool::new(false),
             drain_asked: CancellationToken::new(),
             known: OnceLock::new(),
@@ -49,13 +56,17 @@ impl Operators {
     }
 
     pub(super) fn admin_state(self: &Arc<Self>, token: AdminToken, metrics: PrometheusHandle) -> AdminState {
-        let [ready, drain, members] = [(); 3].map(|()| Arc::clone(self));
+        let [ready, drain, members, rebalance] = [(); 4].map(|()| Arc::clone(self));
         AdminState {
             metrics,
             token: Arc::new(token),
             readiness: Arc::new(move || ready.readiness()),
             drain: Arc::new(move || drain.ask_drain()),
             members: Arc::new(move || members.members()),
+            rebalance: Arc::new(move || {
+                let operators = Arc::clone(&rebalance);
+                Box::pin(async move { operators.rebalance().await })
+            }),
         }
     }
 
@@ -73,12 +84,17 @@ impl Operators {
             peer: peer.map(reached),
             listen: reached(listen),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            protocol_minor: cluster::PROTOCOL_MINOR,
+            protocol_minor: link::minor(),
             ready: false,
             draining: false,
         };
         let node = view(node_id, incarnation, gossip.map(reached), &facts);
         self.known.set(Known { node, members: membership.map(Membership::members) }).ok();
+    }
+
+    /// Asks connections to go to nodes that have fewer.
+    async fn rebalance(&self) -> Rebalanced {
+        rebalance::rebalance(self.routing.as_deref(), &self.shards).await
     }
 
     pub(super) fn set_draining(&self) {

@@ -112,6 +112,8 @@ pub enum Request {
     TakeOver { key: ChannelKey },
     /// All recent messages of a channel.
     HandOver { key: ChannelKey },
+    /// How many connections there are.
+    Load,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,6 +126,8 @@ pub enum Answer {
     TakenOver(bool),
     /// None where something is missing.
     HandedOver(Option<Box<HandedOver<Forwarded>>>),
+    /// So many connections.
+    Loaded(u64),
     /// The request is not known there.
     Unknown,
 }
@@ -212,6 +216,7 @@ fn request(kind: v1::request::Kind) -> Result<Option<Request>, Malformed> {
         v1::request::Kind::TakeOver(v1::TakeOver { channel }) => {
             Ok(Some(Request::TakeOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? }))
         }
+        v1::request::Kind::Load(_) => Ok(Some(Request::Load)),
         v1::request::Kind::HandOver(v1::HandOver { channel }) => {
             Ok(Some(Request::HandOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? }))
         }
@@ -226,6 +231,10 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
             Ok(Answer::Refilled(complete.then_some(forwarded)))
         }
         v1::answer::Kind::Closed(v1::Closed { connections }) => Ok(Answer::Closed(connections)),
+        // Far above what any node can have, and far below where a sum of all nodes ends.
+        v1::answer::Kind::Loaded(v1::Loaded { connections }) => {
+            Ok(Answer::Loaded(connections.min(u64::from(u32::MAX))))
+        }
         v1::answer::Kind::TakenOver(v1::TakenOver { done }) => Ok(Answer::TakenOver(done)),
         v1::answer::Kind::HandedOver(handed) => handed_over(handed).map(Answer::HandedOver),
         _ => Ok(Answer::Unknown),

@@ -89,6 +89,7 @@ limits! {
     sse_streams 0..=4_294_967_295: "Event streams that the node keeps open; 0: none";
     sse_channels 1..=1_000: "Channels of one event stream";
     connections 0..=4_294_967_295: "Connections of this node; 0: as many as the open-file limit allows";
+    rebalance_ms 0..=86_400_000: "How often a node with far more connections than others asks some to go there; 0: only when it is asked to";
 }
 
 /// The unit stands last in the name.

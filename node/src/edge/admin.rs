@@ -4,6 +4,7 @@ mod members;
 mod serve;
 mod token;
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use axum::Router;
@@ -19,6 +20,8 @@ pub use members::{MemberState, MemberView, MembersView, NodeView};
 pub use serve::serve;
 pub use token::{AdminToken, AdminTokenError};
 
+pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 #[derive(Clone)]
 pub struct AdminState {
     pub metrics: PrometheusHandle,
@@ -29,6 +32,19 @@ pub struct AdminState {
     pub drain: Arc<dyn Fn() + Send + Sync>,
     /// None while the node starts.
     pub members: Arc<dyn Fn() -> Option<MembersView> + Send + Sync>,
+    /// Asks connections to go to nodes that have fewer.
+    pub rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync>,
+}
+
+/// What a node has, and what it has done about it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rebalanced {
+    /// Of this node.
+    pub connections: u64,
+    /// Of all nodes that clients could go to, this one included.
+    pub mean: u64,
+    /// How many are asked to go.
+    pub asked: u64,
 }
 
 /// Whether a load balancer should send clients here.
@@ -47,6 +63,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/live", get(|| async { "ok" }))
         .route("/ready", get(ready))
         .route("/drain", post(drain))
+        .route("/rebalance", post(rebalance))
         .route("/debug/members", get(members::members))
         .method_not_allowed_fallback(|| async {
             refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
@@ -87,6 +104,11 @@ async fn ready(State(state): State<AdminState>) -> Response {
 async fn drain(State(state): State<AdminState>) -> Response {
     (state.drain)();
     json(StatusCode::ACCEPTED, r#"{"status":"draining"}"#.to_owned())
+}
+
+async fn rebalance(State(state): State<AdminState>) -> Response {
+    let Rebalanced { connections, mean, asked } = (state.rebalance)().await;
+    json(StatusCode::OK, format!(r#"{{"connections":{connections},"mean":{mean},"asked":{asked}}}"#))
 }
 
 /// A browser says where its page comes from; only a page of this listener may ask.

@@ -107,6 +107,8 @@ pub struct Limits {
     pub sse_streams: usize,
     /// Channels of one event stream.
     pub sse_channels: usize,
+    /// How often a node that has far more connections than others asks some to go there by itself; 0: never.
+    pub rebalance_ms: u64,
 }
 
 impl Default for Limits {
@@ -174,6 +176,7 @@ impl Default for Limits {
             connections: 0,
             sse_streams: 10_000,
             sse_channels: 20,
+            rebalance_ms: 0,
         }
     }
 }

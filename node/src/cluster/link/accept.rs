@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanfare_proto::peer::v1::frame::Kind;
-use fanfare_proto::peer::{Items, LANES_MAX, MAJOR, MINOR, v1};
+use fanfare_proto::peer::{Items, LANES_MAX, MAJOR, v1};
 use futures_util::{Stream, stream};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
@@ -150,7 +150,7 @@ impl Lanes {
         taken.begun = true;
         let answer = v1::Hello {
             major: MAJOR,
-            minor: MINOR,
+            minor: super::minor(),
             node_id: own.node_id.to_string(),
             incarnation: own.incarnation,
             lane: hello.lane,

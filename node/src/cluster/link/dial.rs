@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fanfare_proto::peer::v1::frame::Kind;
-use fanfare_proto::peer::{MAJOR, MINOR, v1};
+use fanfare_proto::peer::{MAJOR, v1};
 use futures_util::stream;
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
@@ -118,7 +118,7 @@ async fn open(
     let (start, started) = oneshot::channel();
     let hello = v1::Hello {
         major: MAJOR,
-        minor: MINOR,
+        minor: super::minor(),
         node_id: common.own.node_id.to_string(),
         incarnation: common.own.incarnation,
         lane: lane as u32,

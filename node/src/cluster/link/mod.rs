@@ -14,13 +14,13 @@ mod tests;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use fanfare_proto::frame;
-use fanfare_proto::peer::{LANES_MAX, encode_item, v1};
+use fanfare_proto::peer::{LANES_MAX, MINOR, encode_item, encode_item_of_next_minor, v1};
 use fanfare_proto::serial::Serial;
 use parking_lot::{Mutex, RwLock};
 use tokio::net::TcpListener;
@@ -38,6 +38,8 @@ use queue::Queue;
 
 pub const LANES_DEFAULT: usize = 2;
 
+/// The variable that tells a build for tests to speak the next minor.
+const NEXT_MINOR: &str = "PEER_PROTOCOL_NEXT_MINOR";
 /// What the text of a message takes beside its data, mostly.
 const TEXT_BYTES: usize = 256;
 /// For connection, handshake and hello together.
@@ -93,6 +95,7 @@ impl Item {
             Request::TakeOver { key } => {
                 v1::request::Kind::TakeOver(v1::TakeOver { channel: Some(named(key)) })
             }
+            Request::Load => v1::request::Kind::Load(v1::Load {}),
             Request::HandOver { key } => {
                 v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)) })
             }
@@ -129,6 +132,7 @@ impl Item {
     pub fn answer(number: u64, answer: &Answer) -> Self {
         let kind = match answer {
             Answer::Closed(connections) => v1::answer::Kind::Closed(v1::Closed { connections: *connections }),
+            Answer::Loaded(connections) => v1::answer::Kind::Loaded(v1::Loaded { connections: *connections }),
             Answer::TakenOver(done) => v1::answer::Kind::TakenOver(v1::TakenOver { done: *done }),
             Answer::Refilled(_) | Answer::HandedOver(_) | Answer::Unknown => {
                 v1::answer::Kind::Unknown(v1::Unknown {})
@@ -198,8 +202,17 @@ impl Item {
     }
 
     fn of(kind: v1::item::Kind) -> Self {
-        Self(encode_item(&v1::Item { kind: Some(kind) }))
+        let item = v1::Item { kind: Some(kind) };
+        Self(if minor() > MINOR { encode_item_of_next_minor(&item) } else { encode_item(&item) })
     }
+}
+
+/// Of the protocol between nodes, as this node speaks it. A build for tests can be told to speak the one that comes after its own,
+/// so that nodes of two versions meet before there are two.
+pub fn minor() -> u32 {
+    static NEXT: OnceLock<bool> = OnceLock::new();
+    let told = || cfg!(debug_assertions) && std::env::var_os(NEXT_MINOR).is_some();
+    MINOR + u32::from(*NEXT.get_or_init(told))
 }
 
 /// What was handed on here, for another node to do the same.

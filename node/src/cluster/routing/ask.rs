@@ -22,6 +22,9 @@ const LOCAL_WAIT: Duration = Duration::from_secs(5);
 pub trait Local: Send + Sync + 'static {
     /// Ends every connection of the account under this client id here; how many. None when the node is stopping.
     fn close_client(&self, account: AccountId, client_id: ClientId) -> Later<Option<u64>>;
+
+    /// How many there are.
+    fn connections(&self) -> u64;
 }
 
 pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -131,6 +134,9 @@ impl Routing {
                 return self.asked_to_refill(to, number, key, after, back_ms);
             }
             (Some(Request::TakeOver { key }), _) => return self.asked_to_take_over(to, number, key),
+            (Some(Request::Load), Some(local)) => {
+                return self.answer(to, number, &Answer::Loaded(local.connections()));
+            }
             (Some(Request::HandOver { key }), _) => return self.asked_to_hand_over(to, number, key),
             (Some(Request::CloseClient { account, client_id }), Some(local)) => {
                 let closed = local.close_client(account, client_id);

@@ -7,12 +7,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::super::inbound::Interest;
+use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::{Item, PeerAddr, Receipt};
 use super::Routing;
 
 /// What others get to take the last that there is for them.
 const GOODBYE_WAIT: Duration = Duration::from_secs(2);
+
+/// A node that does not say within this how many connections it has is left out.
+const LOADS_WAIT: Duration = Duration::from_secs(1);
 
 /// Who leaves, and who stays.
 pub(super) struct Leaving {
@@ -94,6 +97,20 @@ impl Routing {
     /// The members that are alive and do not leave.
     pub fn set_survivors(&self, survivors: Vec<u64>) {
         *self.leaving.survivors.lock() = survivors;
+    }
+
+    /// How many connections each of those has that answers in time.
+    pub async fn loads(&self) -> Vec<u64> {
+        let survivors = self.leaving.survivors.lock().clone();
+        let mut loads = Vec::with_capacity(survivors.len());
+        let mut answers = self.ask(survivors, 0, &Request::Load);
+        let until = tokio::time::Instant::now() + LOADS_WAIT;
+        while let Ok(Some(answer)) = tokio::time::timeout_at(until, answers.next()).await {
+            if let Answer::Loaded(connections) = answer {
+                loads.push(connections);
+            }
+        }
+        loads
     }
 
     /// This node leaves; it takes nothing over from now on. False where there is nobody to whom its clients could go.

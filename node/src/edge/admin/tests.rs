@@ -13,7 +13,11 @@ fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (Adm
     let token = AdminToken::open(Some(&folder.path().join("t")), folder.path()).unwrap();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     let (readiness, members) = (Arc::new(move || readiness), Arc::new(|| Some(view())));
-    (AdminState { metrics, token: Arc::new(token), readiness, drain: Arc::new(drain), members }, folder)
+    let done = Rebalanced { connections: 9, mean: 6, asked: 2 };
+    let (token, drain) = (Arc::new(token), Arc::new(drain));
+    let rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync> =
+        Arc::new(move || Box::pin(async move { done }));
+    (AdminState { metrics, token, readiness, drain, members, rebalance }, folder)
 }
 
 fn view() -> MembersView {
@@ -99,6 +103,8 @@ async fn a_drain_is_asked_for_and_answered_as_often_as_one_likes() {
         assert_eq!(asked.load(Ordering::Relaxed), times);
     }
     assert_eq!(call(state.clone(), "GET", "/drain", &token).await.0, 405);
+    let answer = call(state.clone(), "POST", "/rebalance", &token).await;
+    assert_eq!(answer, (200, r#"{"connections":9,"mean":6,"asked":2}"#.to_owned()));
     assert_eq!(call(state.clone(), "POST", "/drain", &[]).await.0, 401);
     assert_eq!(asked.load(Ordering::Relaxed), 2);
 }

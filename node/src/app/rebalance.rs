@@ -1,0 +1,74 @@
+//! A node that has far more connections than others, after some were added, asks a part of them to go there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cluster::routing::Routing;
+use crate::edge::admin::Rebalanced;
+use crate::edge::socket::Shards;
+use crate::tasks::{OnStop, Tasks};
+
+/// Of the connections, at most one in so many is asked at a time.
+const SHARE: u64 = 4;
+/// Within one in so many above the mean a node has no more than others.
+const FAR: u64 = 10;
+/// Those that are asked come back within this.
+const SPREAD: Duration = Duration::from_secs(10);
+
+pub(super) async fn rebalance(routing: Option<&Routing>, shards: &Shards) -> Rebalanced {
+    let others = match routing {
+        Some(routing) => routing.loads().await,
+        None => Vec::new(),
+    };
+    let rebalanced = part(shards.connection_count() as u64, &others);
+    if rebalanced.asked > 0 {
+        tracing::info!(
+            connections = rebalanced.connections,
+            asked = rebalanced.asked,
+            "asked some to go elsewhere"
+        );
+        shards.ask_to_leave(usize::try_from(rebalanced.asked).unwrap_or(usize::MAX), SPREAD);
+    }
+    rebalanced
+}
+
+/// Does so by itself from time to time, if that is wanted.
+pub(super) fn begin(every_ms: u64, routing: Option<&Arc<Routing>>, shards: &Arc<Shards>, tasks: &Tasks) {
+    let (Some(routing), 1..) = (routing.map(Arc::clone), every_ms) else { return };
+    let shards = Arc::clone(shards);
+    tasks.spawn("rebalance", OnStop::Cancel, async move {
+        loop {
+            tokio::time::sleep(Duration::from_millis(every_ms)).await;
+            rebalance(Some(&routing), &shards).await;
+        }
+    });
+}
+
+fn part(connections: u64, others: &[u64]) -> Rebalanced {
+    let mean = (connections + others.iter().sum::<u64>()).div_ceil(others.len() as u64 + 1);
+    let above = connections.saturating_sub(mean);
+    let asked = if above > mean / FAR { above.min(connections.div_ceil(SHARE)) } else { 0 };
+    Rebalanced { connections, mean, asked }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_what_is_above_the_mean_is_asked() {
+        for (connections, others, mean, asked) in [
+            (200, &[0, 0][..], 67, 50),
+            (200, &[190, 0], 130, 50),
+            (100, &[80], 90, 10),
+            (99, &[82], 91, 0),
+            (80, &[100], 90, 0),
+            (200, &[], 200, 0),
+            (0, &[0, 0], 0, 0),
+            (1, &[0], 1, 0),
+            (2, &[0], 1, 1),
+        ] {
+            assert_eq!(part(connections, others), Rebalanced { connections, mean, asked }, "{others:?}");
+        }
+    }
+}
