@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::forwarded::{THERE, from, joined, position};
 use super::*;
+use crate::hub::channels::PLACES_BEFORE;
 
 fn nowhere() -> HashSet<u64> {
     HashSet::new()
@@ -23,7 +24,10 @@ fn who_is_attached_is_told_where_the_dead_one_stands() {
     assert_eq!(*targets[0].lost.lock(), [channel.number(); 2]);
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     hub.forwarded(from(THERE, 7, 1));
-    assert_eq!((start(6), start(7)), (Start::Replay { after: 2, is_exact: true }, Start::Live));
+    assert_eq!(
+        (start(6), start(7)),
+        (Start::Replay { after: PLACES_BEFORE + 2, is_exact: true }, Start::Live)
+    );
 }
 
 #[test]
@@ -52,7 +56,7 @@ fn a_doubtful_one_that_is_gone_ends_every_position() {
     assert_eq!((start(0, 6), start(1, 5), start(1, 6)), (Start::Unknown, Start::Unknown, Start::Unknown));
     assert_eq!(start(2, 6), Start::Live, "what is told from now on");
     publish(&hub, &key("a"), 1);
-    assert_eq!(start(2, 6), Start::Replay { after: 4, is_exact: true });
+    assert_eq!(start(2, 6), Start::Replay { after: PLACES_BEFORE + 4, is_exact: true });
     assert_eq!(channel.mark().serial(), position(&hub, 3, 6));
 }
 
@@ -63,8 +67,11 @@ fn what_another_node_numbered_without_a_message_is_known_when_it_says_so() {
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     assert_eq!(start(6), Start::Unknown, "it may be on its way");
     hub.caught_up(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
-    assert_eq!((start(6), start(5)), (Start::Live, Start::Replay { after: 1, is_exact: true }));
-    let pulled = channel.pull(1, usize::MAX).expect("it is there");
+    assert_eq!(
+        (start(6), start(5)),
+        (Start::Live, Start::Replay { after: PLACES_BEFORE + 1, is_exact: true })
+    );
+    let pulled = channel.pull(PLACES_BEFORE + 1, usize::MAX).expect("it is there");
     assert!(pulled.is_end && pulled.deliveries.is_empty());
     assert!(targets[0].lost.lock().is_empty());
 }
