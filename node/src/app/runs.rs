@@ -90,6 +90,7 @@ async fn note_changes(
     let mut policies = accounts.current().history_policies();
     // Whoever waits is told, by dropping its end, when it is written down.
     let mut waits = None;
+    let mut is_failing = false;
     loop {
         let change = tokio::select! {
             Some(change) = asked.recv() => Some(change),
@@ -109,9 +110,11 @@ async fn note_changes(
         let kept = Kept { policies, is_all: publisher.stores_all(), outlasts };
         if noted != Some(kept) {
             match store.begin(incarnation, kept).await {
-                Ok(_) => noted = Some(kept),
+                Ok(_) => (noted, is_failing) = (Some(kept), false),
                 Err(error) => {
-                    tracing::error!(%error, "what is kept of this run is not written down");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::error!(%error, "what is kept of this run is not written down");
+                    }
                     continue;
                 }
             }

@@ -1,11 +1,15 @@
 //! The contract of a history store, over a real database.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::origin::history::contract::{Place, WINDOW_MS, contract_tests};
+use crate::model::{ChannelKey, Stamp};
+use crate::origin::history::contract::{
+    PATIENCE, Place, WINDOW_MS, channel, contract_tests, messages, query, scope, sequences, wait, with_ids,
+};
+use crate::origin::history::{Direction, Position};
 
 /// All stores of the tests work on it.
 fn runtime() -> &'static Runtime {
@@ -70,3 +74,141 @@ contract_tests!(match Keyspace::new() {
     Some(place) => place,
     None => return,
 });
+
+/// Messages with one sequence and timestamp after the other.
+fn append(store: &Scylla, key: &ChannelKey, timestamp_ms: u64, sequence: u64) {
+    let (send, receive) = mpsc::channel();
+    let done = Box::new(move |result| send.send(result).expect("test waits"));
+    store.append(messages(key, timestamp_ms, sequence..=sequence), Some(240), done);
+    receive.recv_timeout(PATIENCE).expect("answered").expect("stored");
+}
+
+fn find(store: &Scylla, key: &ChannelKey, id: &str) -> Option<Stamp> {
+    let (send, receive) = mpsc::channel();
+    let found = Box::new(move |found| send.send(found).expect("test waits"));
+    store.find_ids(scope(key), vec![id.into()], found);
+    receive.recv_timeout(PATIENCE).expect("answered").expect("looked up")[0]
+}
+
+fn publish_own(store: &Scylla, key: &ChannelKey, sequence: u64) -> Result<(), StoreError> {
+    let (send, receive) = mpsc::channel();
+    let done = Box::new(move |result| send.send(result).expect("test waits"));
+    let published = with_ids(key, store.shared.clock.now_ms(), &[(sequence, "own")]);
+    store.append(published, Some(72), done);
+    receive.recv_timeout(PATIENCE).expect("answered")
+}
+
+#[test]
+fn a_page_is_the_same_over_partitions_of_every_width() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let options = ScyllaOptions { partition_rows: 4, ..Keyspace::options() };
+    let store = place.open_with(options, &clock);
+    let key = channel("acme", "a");
+    let midnight_ms = clock.now_ms() / DAY_MS * DAY_MS;
+    // Over a midnight, dense and sparse, so that partitions of all widths are written to.
+    let steps = [1, 1, 1, 1, 1, 400, 1, 1_000, 30_000, 1, 1, 3_600_000, 1, 1, 1, 1, 61_000, 5, 5, 5];
+    let mut timestamp_ms = midnight_ms - 6 * HOUR_MS;
+    let mut sequence = 0;
+    for _ in 0..3 {
+        for step_ms in steps {
+            (timestamp_ms, sequence) = (timestamp_ms + step_ms, sequence + 1);
+            append(&store, &key, timestamp_ms, sequence);
+        }
+    }
+    timestamp_ms = timestamp_ms.max(midnight_ms);
+    for _ in 0..20 {
+        (timestamp_ms, sequence) = (timestamp_ms + 1, sequence + 1);
+        append(&store, &key, timestamp_ms, sequence);
+    }
+    // Another node that has put less into them writes to wider ones at the same time.
+    let other = place.open_with(Keyspace::options(), &clock);
+    append(&other, &key, timestamp_ms, sequence + 1);
+    append(&store, &key, timestamp_ms + 1, sequence + 2);
+    let all: Vec<u64> = (1..=sequence + 2).collect();
+    for direction in [Direction::Forwards, Direction::Backwards] {
+        for limit in [1, 7, 1_000] {
+            let (mut seen, mut cursor) = (Vec::new(), None);
+            loop {
+                let asked = HistoryQuery { limit, cursor, direction, ..query(&key) };
+                let page = wait(store.read(asked)).expect("read");
+                seen.extend(sequences(&page));
+                cursor = page.next;
+                if cursor.is_none() {
+                    break;
+                }
+            }
+            if direction == Direction::Backwards {
+                seen.reverse();
+            }
+            assert_eq!(seen, all, "{direction:?}, {limit} at a time");
+        }
+    }
+}
+
+#[test]
+fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &clock));
+    let key = channel("acme", "a");
+    assert_eq!(find(&one, &key, "own"), None);
+    assert_eq!(find(&other, &key, "own"), None, "the first has claimed it, and nothing came of it");
+    assert!(publish_own(&one, &key, 1).is_err(), "it is not its own any more");
+    publish_own(&other, &key, 2).expect("stored");
+    let stored = Some(Stamp { incarnation: 0xfa_fa, sequence: 2 });
+    assert_eq!((find(&one, &key, "own"), find(&other, &key, "own")), (stored, stored));
+    assert_eq!(sequences(&wait(one.read(query(&key))).expect("read")), [2]);
+
+    // A claim with a stamp, whose row is still on its way when the id is asked for elsewhere.
+    let late = channel("acme", "late");
+    assert_eq!(find(&one, &late, "own"), None);
+    publish_own(&one, &late, 7).expect("stored");
+    let keyspace = &place.connection.keyspace;
+    let position = wait(one.read(query(&late))).expect("read").rows[0].position;
+    let Position { timestamp_ms, .. } = position;
+    let names =
+        format!("account = 'acme' AND channel = 'late' AND kind = 0 AND day = {}", timestamp_ms / DAY_MS);
+    let database = one.shared.database();
+    runtime().block_on(async {
+        // As if it had not come yet: nothing of it is there, and no later time than its own was used.
+        let removed = format!(
+            "DELETE FROM {keyspace}.history USING TIMESTAMP {} WHERE {names} AND bucket = 0",
+            timestamp_ms * 1_000
+        );
+        database.session.query_unpaged(removed, ()).await.expect("removed");
+    });
+    assert_eq!(find(&other, &late, "own"), None, "there is no row");
+    runtime().block_on(async {
+        let (t, s, i) = values::position_values(position);
+        let come = format!(
+            "INSERT INTO {keyspace}.history (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation, \
+             record) VALUES ('acme', 'late', 0, {}, 0, {t}, {s}, {i}, 'late') USING TIMESTAMP {}",
+            timestamp_ms / DAY_MS,
+            timestamp_ms * 1_000 + 1
+        );
+        database.session.query_unpaged(come, ()).await.expect("written");
+    });
+    assert_eq!(sequences(&wait(one.read(query(&late))).expect("read")), [], "it has come too late");
+    publish_own(&other, &late, 8).expect("stored");
+    assert_eq!(sequences(&wait(one.read(query(&late))).expect("read")), [8]);
+}
+
+#[test]
+fn who_reads_sees_what_was_acknowledged_before_however_many_read_the_same() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let store = place.open_with(Keyspace::options(), &clock);
+    let key = channel("acme", "a");
+    let mut reads = Vec::new();
+    for sequence in 1..=50 {
+        append(&store, &key, clock.now_ms(), sequence);
+        reads.extend((0..5).map(|_| (sequence, store.read(query(&key)))));
+    }
+    for (at_least, read) in reads {
+        let seen = sequences(&wait(read).expect("read"));
+        let newest = seen[0];
+        assert!(newest >= at_least, "{newest} of at least {at_least}");
+        assert_eq!(seen, (1..=newest).rev().collect::<Vec<_>>(), "a beginning");
+    }
+}

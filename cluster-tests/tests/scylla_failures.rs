@@ -1,0 +1,189 @@
+//! A database that is killed, stands still or loses a node: what was acknowledged stays, what cannot be stored is refused in time, and the
+//! node is well again without a restart.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fanfare_client::sign::{self, TokenParams};
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{
+    Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_until,
+};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+const KEY: &str = "secret.k1";
+/// How long a publisher waits for the store at most, and what a busy machine adds to that.
+const REFUSED_WITHIN: Duration = Duration::from_millis(2_000 + 1_500);
+/// From when the database answers.
+const WELL_WITHIN: Duration = Duration::from_secs(5);
+const PUBLISHERS: usize = 8;
+
+async fn node(cassandra: &Cassandra) -> Node {
+    let directory = Directory::default().account("acme").key("k1", "secret", ALL);
+    let options = NodeOptions::default().directory(directory, KEY).environment("FANFARE_NODE_ID", "n1");
+    Node::start(cassandra.store(options, &cassandra.keyspace())).await
+}
+
+async fn publish(node: &Node, channel: &str, body: Value) -> http::Response {
+    let path = format!("/api/channels/{channel}/publish");
+    http::request(node.addr(), "POST", &path, &[("authorization", &http::basic(KEY))], body.to_string()).await
+}
+
+async fn status(node: &Node, path: &str) -> u16 {
+    http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await.status
+}
+
+/// Waits until a publish is acknowledged; how long that took.
+async fn until_well(node: &Node) -> Duration {
+    let begun = Instant::now();
+    wait_until(SOON, "an acknowledged publish", async || {
+        publish(node, "probe", json!({"data": 1})).await.status == 200
+    })
+    .await;
+    begun.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_gone_is_told_in_time_and_live_messages_go_on() {
+    let Some(cassandra) = Cassandra::start(1) else { return };
+    let node = node(&cassandra).await;
+    let mut subscriber = Socket::open(&node, "").await;
+    subscriber.attach("room").await;
+    assert_eq!(publish(&node, "room", json!({"data": "before"})).await.status, 200);
+    assert_eq!(subscriber.message("room").await["messages"][0]["data"], "before");
+
+    for (signal, again) in [("KILL", None), ("STOP", Some("CONT"))] {
+        cassandra.signal(signal, None);
+        for body in [json!({"data": signal}), json!({"data": signal, "id": format!("own-{signal}")})] {
+            let begun = Instant::now();
+            let answer = publish(&node, "room", body).await;
+            assert_eq!(answer.status, 503, "{:?}", answer.body);
+            assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
+        }
+        // Not stored, but delivered.
+        subscriber.find("the live message", |frame| frame["messages"][0]["data"] == signal).await;
+        let begun = Instant::now();
+        let nack = subscriber.ask(json!({"op": 13, "channel": "room", "data": "socket"})).await;
+        assert_eq!((&nack["op"], &nack["code"]), (&json!(2), &json!(50003)), "{nack}");
+        assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
+        assert_eq!(status(&node, "/api/channels/room/history").await, 503, "never an empty list");
+        assert_eq!(status(&node, "/api/channels/room/presence/history").await, 503);
+        assert_eq!(status(&node, "/api/metrics/series").await, 503);
+        let request = sign::token_request(&KEY.parse().expect("a key"), TokenParams::default());
+        let body = serde_json::to_string(&request.expect("a request")).expect("it is JSON");
+        let token = http::request(node.addr(), "POST", "/keys/k1/requestToken", &[], body.clone()).await;
+        assert_eq!(token.status, 503, "a nonce of which nothing is known gives no token");
+        let ready = http::request(node.admin(), "GET", "/ready", &[], "").await;
+        assert_eq!((ready.status, ready.json()["status"].clone()), (200, json!("degraded")));
+
+        match again {
+            Some(again) => cassandra.signal(again, None),
+            None => cassandra.restart(),
+        }
+        let waited = until_well(&node).await;
+        assert!(waited < WELL_WITHIN, "{waited:?} after {signal}");
+        let answer = publish(&node, "room", json!({"data": signal, "id": format!("own-{signal}")})).await;
+        assert_eq!(answer.status, 200, "what is unknown can be tried again: {:?}", answer.body);
+        wait_until(SOON, "the node to say that it is ready", async || {
+            http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "ready"
+        })
+        .await;
+    }
+    let records = history::read_all(node.addr(), KEY, "room", "limit=100").await;
+    for signal in ["KILL", "STOP"] {
+        let id = json!(format!("own-{signal}"));
+        let stored = records.iter().filter(|record| record["id"] == id).count();
+        assert_eq!(stored, 1, "once, whatever became of the first attempt: {records:?}");
+    }
+    assert!(records.iter().any(|record| record["data"] == "before"));
+    node.assert_no_panic();
+}
+
+/// Publishes until it is told to stop, each message with an id under which a refused one is tried again; the data of all that
+/// was acknowledged.
+async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec<String> {
+    let mut acked = Vec::new();
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let data = format!("{from}-{number}");
+        let channel = format!("load{}", from % 3);
+        let mut body = json!({"data": data});
+        if number % 4 == 0 {
+            body["id"] = json!(data);
+        }
+        let answer = publish(&node, &channel, body).await;
+        match answer.status {
+            200 => acked.push(data),
+            503 => tokio::time::sleep(Duration::from_millis(20)).await,
+            _ => unreachable!("{:?}", answer.body),
+        }
+    }
+    acked
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_when_the_database_is_killed_or_stands_still_under_load() {
+    let Some(cassandra) = Cassandra::start(1) else { return };
+    let node = Arc::new(node(&cassandra).await);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut publishers = JoinSet::new();
+    for from in 0..PUBLISHERS {
+        publishers.spawn(publish_all(Arc::clone(&node), from, Arc::clone(&stop)));
+    }
+    let published = async || node.metric("fanfare_published_messages_total").await;
+    let more = async |what: &str| {
+        let enough = published().await + 100.0;
+        wait_until(3 * SOON, what, async || published().await >= enough).await;
+    };
+    more("load").await;
+    cassandra.signal("KILL", None);
+    cassandra.restart();
+    more("load after the kill").await;
+    cassandra.signal("STOP", None);
+    // Longer than anybody waits, so that publishes are refused that the database may do yet.
+    wait_until(SOON, "the node to know", async || {
+        http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "degraded"
+    })
+    .await;
+    cassandra.signal("CONT", None);
+    more("load after the pause").await;
+    stop.store(true, Ordering::Relaxed);
+    let acked: Vec<String> = publishers.join_all().await.into_iter().flatten().collect();
+    let mut stored = HashSet::new();
+    for channel in ["load0", "load1", "load2"] {
+        for record in history::read_all(node.addr(), KEY, channel, "limit=1000").await {
+            let data = record["data"].as_str().expect("a text").to_owned();
+            assert!(stored.insert(data.clone()), "{data} is there twice");
+        }
+    }
+    let lost: Vec<_> = acked.iter().filter(|data| !stored.contains(*data)).collect();
+    assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), acked.len());
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_three_nodes_of_the_database_may_be_gone() {
+    let Some(cassandra) = Cassandra::start(3) else { return };
+    let node = node(&cassandra).await;
+    for number in 0..10 {
+        assert_eq!(publish(&node, "room", json!({"data": number})).await.status, 200);
+    }
+    cassandra.signal("KILL", Some(2));
+    until_well(&node).await;
+    for number in 10..20 {
+        let body = json!({"data": number, "id": format!("own-{number}")});
+        wait_until(SOON, "an acknowledged publish", async || {
+            publish(&node, "room", body.clone()).await.status == 200
+        })
+        .await;
+    }
+    let records = history::read_all(node.addr(), KEY, "room", "limit=100").await;
+    let data: Vec<_> = records.iter().map(|record| record["data"].clone()).collect();
+    assert_eq!(data, (0..20).rev().map(|number| json!(number)).collect::<Vec<_>>());
+}
