@@ -13,9 +13,9 @@ use fanfare_proto::serial::Serial;
 use super::{Direction, HistoryPage, HistoryQuery, HistoryStore, IdScope, Position, StoreError};
 use crate::model::{ClientId, Clock, ConnectionId, KeyName, Message, Published, Stamp};
 
-use bench::{Bench, sequences, stamp};
+use bench::{Bench, stamp};
 pub(super) use bench::{
-    PATIENCE, channel, message, messages, nonce, published, query, raw, scope, wait, with_ids,
+    PATIENCE, channel, message, messages, nonce, published, query, raw, scope, sequences, wait, with_ids,
 };
 pub(super) use metrics::{
     metric_rows_after_shutdown, metric_rows_are_kept_for_their_time, metric_rows_begin_at_their_minute,

@@ -189,7 +189,7 @@ fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
         );
         database.session.query_unpaged(come, ()).await.expect("written");
     });
-    assert_eq!(sequences(&wait(one.read(query(&late))).expect("read")), [], "it has come too late");
+    assert!(wait(one.read(query(&late))).expect("read").rows.is_empty(), "it has come too late");
     publish_own(&other, &late, 8).expect("stored");
     assert_eq!(sequences(&wait(one.read(query(&late))).expect("read")), [8]);
 }
