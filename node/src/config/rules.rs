@@ -114,16 +114,17 @@ fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
 /// What the shared store needs, and what only it has.
 fn scylla(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
     if config.store != StoreKind::Scylla {
-        for name in [
-            "scylla_node",
-            "scylla_keyspace",
-            "scylla_schema",
-            "scylla_replication",
-            "scylla_user",
-            "scylla_password_file",
+        let defaults = Config::default();
+        for (given, name) in [
+            (!config.scylla_nodes.is_empty(), "scylla_node"),
+            (config.scylla_keyspace != defaults.scylla_keyspace, "scylla_keyspace"),
+            (config.scylla_schema != defaults.scylla_schema, "scylla_schema"),
+            (config.scylla_replication.is_some(), "scylla_replication"),
+            (config.scylla_user.is_some(), "scylla_user"),
+            (config.scylla_password_file.is_some(), "scylla_password_file"),
         ] {
-            if let Some(place) = places.given(None, name) {
-                mistakes.push(Mistake::new(place, "is for --store scylla".to_owned()));
+            if given {
+                mistakes.push(Mistake::new(places.of(name), "is for --store scylla".to_owned()));
             }
         }
         return;
