@@ -69,6 +69,12 @@ impl Serial {
         other.0.iter().all(|(incarnation, sequence)| self.covers_one(*incarnation, *sequence))
     }
 
+    /// Whether it is as far as the other one in every run that both have.
+    pub fn keeps_up_with(&self, other: &Self) -> bool {
+        let is_behind = |(run, sequence): &(u64, u64)| other.sequence_of(*run) > Some(*sequence);
+        !self.entries().iter().any(is_behind)
+    }
+
     /// Whether the message with this stamp is up to here. Sequences begin at 1: 0 is covered by every position.
     pub fn covers_one(&self, incarnation: u64, sequence: u64) -> bool {
         sequence == 0 || self.sequence_of(incarnation).is_some_and(|reached| reached >= sequence)

@@ -5,5 +5,7 @@ mod key;
 pub mod link;
 pub mod membership;
 pub mod routing;
+#[cfg(test)]
+mod simulation;
 
 pub use key::{ClusterKey, ClusterKeyError};

@@ -50,6 +50,8 @@ pub(super) struct State {
     pub(super) members: Option<Box<Members>>,
     /// Runs of which something is lost, and that have not told how far they are.
     pub(super) unsure: Vec<u64>,
+    /// Runs of which all is heard since they told where they stand.
+    pub(super) whole: Vec<u64>,
     /// What other nodes know of the interest in it.
     pub(super) joining: Joining,
     /// Taken out of the map; whoever still holds it looks the key up again.
@@ -141,6 +143,11 @@ impl Hub {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn of_run(self, incarnation: u64) -> Self {
+        Self { incarnation, ..self }
+    }
+
     /// Channels that are live: subscribed to now or lately, with members, or in the middle of a publish.
     pub fn channel_count(&self) -> usize {
         self.channels.len()
@@ -182,7 +189,9 @@ impl Hub {
         // Nobody listens here; what the other node had numbered by then it tells when somebody does.
         let Some(channel) = self.live(&forwarded.key) else { return };
         let mut state = channel.state.lock();
-        if state.removed || state.mark.covers(forwarded.last()) {
+        // What a run had before it has told where it stands counts as missed, so that there is no gap in what is heard of it.
+        let is_whole = matches!(state.joining, Joining::Not) || state.whole.contains(&forwarded.incarnation);
+        if state.removed || !is_whole || state.mark.covers(forwarded.last()) {
             return;
         }
         self.begin_ring(&mut state);
@@ -300,6 +309,7 @@ impl Hub {
                     ring: None,
                     members: None,
                     unsure: Vec::new(),
+                    whole: Vec::new(),
                     joining: Joining::default(),
                     removed: false,
                 }),

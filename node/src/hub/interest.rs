@@ -96,10 +96,12 @@ impl Hub {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
         state.unsure.retain(|incarnation| *incarnation != stamp.incarnation);
+        if !state.whole.contains(&stamp.incarnation) {
+            state.whole.push(stamp.incarnation);
+        }
         if stamp.sequence == 0 {
             return;
         }
-        // It may have forwarded something since.
         if !state.mark.covers(stamp) {
             state.mark.hear(stamp, 0);
         }
@@ -127,6 +129,7 @@ impl Hub {
             if matches!(state.joining, Joining::Not) {
                 continue;
             }
+            state.whole.retain(|whole| *whole != incarnation);
             if !state.unsure.contains(&incarnation) {
                 state.unsure.push(incarnation);
             }

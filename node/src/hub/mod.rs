@@ -30,6 +30,6 @@ pub use mark::Mark;
 pub use members::{Member, Page};
 pub use outbox::{Flush, Outbox};
 pub use presence::{Change, PresenceDelivery, PresenceRefused};
-pub use resume::{Joined, Pulled, Recent, Start};
+pub use resume::{Joined, Pulled, Recent, Refill, Start};
 pub use subscribers::{PresenceMode, Subscriber, Subscribers};
 pub use sync::{Sync, Verdict};

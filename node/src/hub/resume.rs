@@ -8,7 +8,7 @@ use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
 use super::mark::Mark;
 use super::ring::Begin;
-use crate::model::ChannelKey;
+use crate::model::{ChannelKey, Forwarded};
 
 /// An attach that has taken effect.
 #[derive(Debug)]
@@ -49,6 +49,15 @@ pub struct Pulled {
     pub deliveries: Vec<Arc<Delivery>>,
     /// Nothing is left: whoever has these has all that the channel's deliveries do not bring.
     pub is_end: bool,
+}
+
+/// What another node had for somebody who came from there, and what this one has for it after that.
+#[derive(Debug)]
+pub struct Refill {
+    /// Each with the position of who has it and all before it.
+    pub deliveries: Vec<(Delivery, Serial)>,
+    /// What a replay from the place is to leave out.
+    pub has: Serial,
 }
 
 impl Hub {
@@ -150,6 +159,19 @@ impl Channel {
         let deliveries = state.ring.as_ref()?.after(after, bytes_max);
         let is_end = deliveries.last().is_some_and(|last| last.place() == state.mark.place);
         Some(Pulled { deliveries, is_end })
+    }
+
+    /// Brings whoever has `position` to a place by what it missed. None where something has come here by that place that the
+    /// other node had not, of a run that it cannot hear any more.
+    pub fn refill(&self, position: &Serial, place: u64, missed: Vec<Forwarded>) -> Option<Refill> {
+        let mut has = position.clone();
+        let mut deliveries = Vec::with_capacity(missed.len());
+        for delivery in missed.into_iter().map(Delivery::refilled) {
+            has = has.join(&delivery.mark().serial());
+            deliveries.push((delivery, has.clone()));
+        }
+        let here = self.position_at(place);
+        has.keeps_up_with(&here).then(|| Refill { deliveries, has: has.join(&here) })
     }
 
     /// Whether [`Channel::pull`] can go on after this place.

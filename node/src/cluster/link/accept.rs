@@ -99,7 +99,6 @@ struct Taken {
     /// The stream that speaks for the lane; an older one may still hold frames.
     stream: u64,
     sequence: u64,
-    begun: bool,
 }
 
 impl Lanes {
@@ -143,11 +142,10 @@ impl Lanes {
         let mut taken = lane.taken.lock();
         taken.stream += 1;
         let before = hello.next.saturating_sub(1);
-        if taken.begun && before > taken.sequence {
+        if before > taken.sequence {
             lost(&peer, inbound);
         }
         taken.sequence = taken.sequence.max(before);
-        taken.begun = true;
         let answer = v1::Hello {
             major: MAJOR,
             minor: super::minor(),
@@ -242,7 +240,7 @@ impl Drop for Taking {
 
 impl OpenLane {
     /// No other stream speaks for the lane.
-    fn is_current(&self) -> bool {
+    pub(in crate::cluster) fn is_current(&self) -> bool {
         self.lane.taken.lock().stream == self.stream
     }
 

@@ -26,7 +26,12 @@ use parking_lot::{Mutex, RwLock};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(test)]
+pub(super) use accept::{Lanes, OpenLane};
 pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
+#[cfg(test)]
+pub(super) use queue::Pull;
+pub(super) use queue::Queue;
 pub use queue::{Lost, QueueBounds, Receipt};
 
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
@@ -34,7 +39,6 @@ use crate::hub::{Content, Delivery, HandedOver};
 use crate::model::{ChannelKey, ClientId, NotOpen, Place, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
-use queue::Queue;
 
 pub const LANES_DEFAULT: usize = 2;
 
@@ -199,6 +203,11 @@ impl Item {
             }
             Interest::Left { lanes } => v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes }),
         })
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> Bytes {
+        self.0.clone()
     }
 
     fn of(kind: v1::item::Kind) -> Self {

@@ -43,7 +43,7 @@ pub struct Receipt(Option<oneshot::Receiver<()>>);
 pub struct Lost;
 
 impl Receipt {
-    pub(super) fn lost() -> Self {
+    pub(in crate::cluster) fn lost() -> Self {
         Self(None)
     }
 }
@@ -187,7 +187,7 @@ impl Queue {
     }
 
     #[cfg(test)]
-    pub(super) fn held_bytes(&self) -> usize {
+    pub(in crate::cluster) fn held_bytes(&self) -> usize {
         self.state.lock().bytes
     }
 }

@@ -39,7 +39,7 @@ struct Watched {
 
 /// What is to be done now.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Due {
+pub(in crate::cluster) struct Due {
     /// Incarnations to probe.
     pub(super) ask: Vec<u64>,
     /// For how long this node itself did not run, if others may have noticed.
@@ -48,7 +48,7 @@ pub(super) struct Due {
 
 /// Everybody who is watched, by incarnation.
 #[derive(Debug)]
-pub(super) struct Liveness {
+pub(in crate::cluster) struct Liveness {
     every: Duration,
     ticked: Instant,
     watched: HashMap<u64, Watched>,
@@ -56,12 +56,16 @@ pub(super) struct Liveness {
 
 impl Liveness {
     /// [`Liveness::tick`] is going to be called once in `every`.
-    pub(super) fn new(every: Duration, now: Instant) -> Self {
+    pub(in crate::cluster) fn new(every: Duration, now: Instant) -> Self {
         Self { every, ticked: now, watched: HashMap::new() }
     }
 
     /// Watches exactly these; who is new is a suspect until it is heard.
-    pub(super) fn watch(&mut self, incarnations: impl Iterator<Item = u64> + Clone, now: Instant) {
+    pub(in crate::cluster) fn watch(
+        &mut self,
+        incarnations: impl Iterator<Item = u64> + Clone,
+        now: Instant,
+    ) {
         for incarnation in incarnations.clone() {
             let new =
                 || Watched { heard: None, since: now, asked: None, doubted: None, state: State::Suspect };
@@ -71,7 +75,7 @@ impl Liveness {
     }
 
     /// `at` is when something came that only this run of the node can have sent.
-    pub(super) fn heard(&mut self, incarnation: u64, at: Instant) {
+    pub(in crate::cluster) fn heard(&mut self, incarnation: u64, at: Instant) {
         let Some(watched) = self.watched.get_mut(&incarnation) else { return };
         if watched.heard.is_none_or(|heard| heard < at) {
             let (heard, doubted) = (Some(at), None);
@@ -79,12 +83,12 @@ impl Liveness {
         }
     }
 
-    pub(super) fn state(&self, incarnation: u64) -> State {
+    pub(in crate::cluster) fn state(&self, incarnation: u64) -> State {
         self.watched.get(&incarnation).map_or(State::Suspect, |watched| watched.state)
     }
 
     /// To be called after all that was heard has been told.
-    pub(super) fn tick(&mut self, now: Instant) -> Due {
+    pub(in crate::cluster) fn tick(&mut self, now: Instant) -> Due {
         let gap = now.saturating_duration_since(self.ticked);
         let late = gap.saturating_sub(self.every);
         self.ticked = now;

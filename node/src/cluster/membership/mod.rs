@@ -19,6 +19,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use facts::{Facts, Member, Members};
+#[cfg(test)]
+pub(super) use liveness::Liveness;
 pub use liveness::State;
 
 use super::ClusterKey;

@@ -13,6 +13,8 @@ use super::Routing;
 
 /// Lanes of a process that died end within this.
 const AT_ONCE: Duration = Duration::from_millis(300);
+/// Whose lanes ended longer ago than a death takes to be noticed has lived on without them.
+const NOTICED_WITHIN: Duration = Duration::from_secs(3);
 /// Runs whose lanes are known, members or not.
 const RUNS_MAX: usize = 1024;
 
@@ -98,7 +100,7 @@ impl Deaths {
     }
 
     /// The members as they are now.
-    fn look(&mut self, members: &[Standing]) -> Vec<(u64, Fate)> {
+    fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
         for Standing { incarnation, is_dead, is_draining } in members {
             let run = self.0.entry(*incarnation).or_default();
@@ -106,6 +108,7 @@ impl Deaths {
             match (run.is_dead, *is_dead) {
                 // While its lanes carry something it lives, whatever gossip says.
                 (false, true) => {
+                    run.is_whole &= run.ended.is_none_or(|at| now <= at + NOTICED_WITHIN);
                     let is_doubtful = run.lanes.is_empty() && run.is_doubtful();
                     if is_doubtful || !run.is_draining && !run.has_left {
                         fates.push((*incarnation, Fate::Died { is_doubtful, is_met: run.is_met }));
@@ -133,7 +136,7 @@ impl Deaths {
 impl Routing {
     /// The members as they are now, without this node; to be called after [`Routing::set_peers`].
     pub fn look_for_deaths(&self, members: &[Standing]) {
-        let fates = self.deaths.lock().look(members);
+        let fates = self.deaths.lock().look(members, Instant::now());
         for (incarnation, fate) in fates {
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
@@ -202,7 +205,7 @@ mod tests {
         let mut deaths = Deaths::default();
         deaths.opened(RUN, 0);
         deaths.opened(RUN, 1);
-        assert_eq!(deaths.look(&standing(false)), []);
+        assert_eq!(deaths.look(&standing(false), Instant::now()), []);
         (deaths, Instant::now())
     }
 
@@ -211,9 +214,9 @@ mod tests {
         let (mut deaths, now) = met();
         deaths.left(RUN);
         assert!(!deaths.ended(RUN, 0, false, now) && !deaths.ended(RUN, 1, false, now + 9 * AT_ONCE));
-        assert_eq!(deaths.look(&standing(true)), []);
+        assert_eq!(deaths.look(&standing(true), Instant::now()), []);
         let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&[]), [(RUN, gone)]);
+        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
     }
 
     #[test]
@@ -228,11 +231,22 @@ mod tests {
             assert!(!deaths.ended(RUN, 0, whole[0], now), "it may live");
             assert!(!deaths.ended(RUN, 1, whole[1], now + apart), "it may live");
             let died = Fate::Died { is_doubtful, is_met: true };
-            assert_eq!(deaths.look(&standing(true)), [(RUN, died)], "{whole:?} {apart:?}");
-            assert_eq!(deaths.look(&standing(true)), [], "it was told");
+            assert_eq!(deaths.look(&standing(true), Instant::now()), [(RUN, died)], "{whole:?} {apart:?}");
+            assert_eq!(deaths.look(&standing(true), Instant::now()), [], "it was told");
             let gone = Fate::Gone { is_told: true, is_doubtful, is_met: true };
-            assert_eq!(deaths.look(&[]), [(RUN, gone)]);
+            assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
             assert!(deaths.0.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_lived_on_without_its_lanes_is_doubted() {
+        for (later, is_doubtful) in [(NOTICED_WITHIN, false), (NOTICED_WITHIN + AT_ONCE, true)] {
+            let (mut deaths, now) = met();
+            deaths.ended(RUN, 0, true, now);
+            deaths.ended(RUN, 1, true, now);
+            let died = Fate::Died { is_doubtful, is_met: true };
+            assert_eq!(deaths.look(&standing(true), now + later), [(RUN, died)]);
         }
     }
 
@@ -240,11 +254,11 @@ mod tests {
     fn who_is_dead_by_gossip_alone_is_doubted_when_its_lanes_end() {
         let (mut deaths, now) = met();
         let died = Fate::Died { is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&standing(true)), [(RUN, died)]);
+        assert_eq!(deaths.look(&standing(true), Instant::now()), [(RUN, died)]);
         assert!(!deaths.ended(RUN, 0, false, now));
         assert!(deaths.ended(RUN, 1, false, now));
-        assert_eq!(deaths.look(&standing(false)), [(RUN, Fate::Back)]);
-        assert_eq!(deaths.look(&standing(false)), []);
+        assert_eq!(deaths.look(&standing(false), Instant::now()), [(RUN, Fate::Back)]);
+        assert_eq!(deaths.look(&standing(false), Instant::now()), []);
     }
 
     #[test]
@@ -253,31 +267,31 @@ mod tests {
         deaths.ended(RUN, 0, true, now);
         deaths.ended(RUN, 1, true, now);
         let gone = Fate::Gone { is_told: false, is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&[]), [(RUN, gone)]);
+        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
     }
 
     #[test]
     fn who_has_drained_and_left_nothing_behind_is_not_told_of() {
         let (mut deaths, now) = met();
         let draining = |is_dead| [Standing { is_draining: true, ..standing(is_dead)[0] }];
-        assert_eq!(deaths.look(&draining(false)), []);
+        assert_eq!(deaths.look(&draining(false), Instant::now()), []);
         deaths.ended(RUN, 0, true, now);
         deaths.ended(RUN, 1, true, now);
-        assert_eq!(deaths.look(&draining(true)), []);
+        assert_eq!(deaths.look(&draining(true), Instant::now()), []);
         let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&[]), [(RUN, gone)]);
+        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
     }
 
     #[test]
     fn who_was_never_met_leaves_nothing() {
         let mut deaths = Deaths::default();
-        assert_eq!(deaths.look(&standing(false)), []);
+        assert_eq!(deaths.look(&standing(false), Instant::now()), []);
         let died = Fate::Died { is_doubtful: false, is_met: false };
-        assert_eq!(deaths.look(&standing(true)), [(RUN, died)]);
+        assert_eq!(deaths.look(&standing(true), Instant::now()), [(RUN, died)]);
         let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: false };
-        assert_eq!(deaths.look(&[]), [(RUN, gone)]);
+        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
         deaths.opened(9, 0);
-        assert_eq!(deaths.look(&[]), [], "no member yet");
+        assert_eq!(deaths.look(&[], Instant::now()), [], "no member yet");
         assert!(!deaths.ended(9, 0, false, Instant::now()) && deaths.0.is_empty());
     }
 }

@@ -153,6 +153,7 @@ fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
 fn what_was_forwarded_before_the_answer_does_not_hide_what_was_not() {
     let (hub, targets, channel) = joined();
     hub.forwarded(from(THERE, 7, 1));
+    assert!(targets[0].deliveries.lock().is_empty(), "what was before it may be missing");
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 7 });
     assert_eq!(*targets[0].lost.lock(), [channel.number()]);
     assert_eq!(hub.look_after(&key("a"), &position(&hub, 0, 5)), Start::Unknown);
@@ -162,6 +163,7 @@ fn what_was_forwarded_before_the_answer_does_not_hide_what_was_not() {
 #[test]
 fn after_a_loss_nobody_is_resumed_until_it_is_known_how_much_is_lost() {
     let (hub, targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
     hub.forwarded(from(THERE, 5, 1));
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     assert_eq!(start(5), Start::Live);

@@ -10,7 +10,7 @@ use fanfare_proto::serial::Serial;
 use super::super::backlog::{Ask, Found, Place, Question, Reply};
 use super::super::connection::{Connection, Open, Stage, Subscription};
 use super::{SLICE, Shard, context};
-use crate::hub::{Channel, Delivery, Pulled};
+use crate::hub::{Channel, Pulled, Refill};
 use crate::model::{Amount, Forwarded, Stamp, UsageKind};
 use crate::session::{AttachReply, Standing};
 
@@ -373,24 +373,22 @@ impl Shard {
         reply: Option<&AttachReply>,
         missed: Vec<Forwarded>,
     ) {
-        let Replay { channel, after: After::Place { place, has: Some(position) }, .. } = replay else {
-            return;
+        let After::Place { place, has: Some(position) } = &replay.after else { return };
+        let Some(Refill { deliveries, has }) = replay.channel.refill(position, *place, missed) else {
+            return self.give_up(connection, slot, &replay, reply);
         };
         let Some(open) = connection.open_mut() else { return };
         let (format, own, echo) = (open.session.format(), open.session.connection_id(), open.echo);
-        let mut has = Serial::clone(&position);
         let (mut frames, mut handed) = (Vec::new(), Amount::default());
-        for delivery in missed.into_iter().map(Delivery::refilled) {
-            has = has.join(&delivery.mark().serial());
+        for (delivery, has) in deliveries {
             if echo || delivery.connection_id() != own {
                 handed.add(Amount { count: delivery.count(), bytes: delivery.counted_bytes() });
                 frames.push(delivery.frame_beside(format, &has));
             }
         }
-        let has = Arc::new(has.join(&channel.position_at(place)));
-        open.replays.push(Replay::from_ring(&channel, place, Some(has)));
+        open.replays.push(Replay::from_ring(&replay.channel, *place, Some(Arc::new(has))));
         if let Some(reply) = reply {
-            let standing = Standing { position: Serial::clone(&position), resumed: true, warning: None };
+            let standing = Standing { position: Serial::clone(position), resumed: true, warning: None };
             self.say_attached(connection, slot, reply, &standing);
         }
         self.hand(connection, slot, frames, handed);
