@@ -15,6 +15,7 @@ pub mod history;
 pub mod http;
 pub mod network;
 pub mod node;
+pub mod presence;
 pub mod proxy;
 pub mod raw;
 pub mod roaming;

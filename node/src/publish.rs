@@ -18,11 +18,12 @@ use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
 
 use crate::accounts::Account;
+use crate::cluster::link::Receipt;
 use crate::cluster::routing::Routing;
 use crate::hub::{Hub, Numbering};
 use crate::model::{
-    ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, Published, Stamp,
-    UsageKind, check_draft,
+    ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, PresenceEvent,
+    Published, Stamp, UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
 
@@ -312,28 +313,41 @@ impl Inner {
         });
     }
 
-    /// Sends the publish to the nodes that want it. What is to run when the store has it then waits for them too; that it
-    /// is not stored is told at once.
+    /// Sends the publish to the nodes that want it; what is to run when the store has it waits for them too.
     fn forward(&self, published: &Published, done: Done) -> Done {
-        let Some(routing) = &self.routing else { return done };
-        let owed = routing.forward(published);
-        if owed.is_empty() {
-            return done;
+        match &self.routing {
+            Some(routing) => owe(routing, routing.forward(published), done),
+            None => done,
         }
-        let both = Arc::new(Mutex::new((Some(done), 0)));
-        let stored = Arc::clone(&both);
-        let one = move |both: &Mutex<(Option<Done>, u8)>, result: Result<(), StoreError>| {
-            let mut both = both.lock();
-            both.1 += 1;
-            let done = if both.1 == 2 || result.is_err() { both.0.take() } else { None };
-            drop(both);
-            if let Some(done) = done {
-                done(result);
-            }
-        };
-        routing.after(owed, move || one(&both, Ok(())));
-        Box::new(move |result| one(&stored, result))
     }
+
+    /// Sends the event to all nodes; the same.
+    fn forward_presence(&self, event: &PresenceEvent, done: Done) -> Done {
+        match &self.routing {
+            Some(routing) => owe(routing, routing.forward_presence(event), done),
+            None => done,
+        }
+    }
+}
+
+/// What is to run when the store has something then waits for these receipts too; that it is not stored is told at once.
+fn owe(routing: &Routing, owed: Vec<Receipt>, done: Done) -> Done {
+    if owed.is_empty() {
+        return done;
+    }
+    let both = Arc::new(Mutex::new((Some(done), 0)));
+    let stored = Arc::clone(&both);
+    let one = move |both: &Mutex<(Option<Done>, u8)>, result: Result<(), StoreError>| {
+        let mut both = both.lock();
+        both.1 += 1;
+        let done = if both.1 == 2 || result.is_err() { both.0.take() } else { None };
+        drop(both);
+        if let Some(done) = done {
+            done(result);
+        }
+    };
+    routing.after(owed, move || one(&both, Ok(())));
+    Box::new(move |result| one(&stored, result))
 }
 
 /// Gives each message its number, and where the client gave none an id that no other message of the node has.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::StartError;
 use crate::auth::Authenticator;
 use crate::hub::Hub;
-use crate::model::{AccountId, ConnectionId};
+use crate::model::{AccountId, ConnectionId, Owner};
 use crate::origin::history::HistoryStore;
 use crate::publish::{Departure, Publisher};
 use crate::tasks::{OnStop, Tasks};
@@ -34,11 +34,20 @@ pub(super) async fn restore(store: &Arc<dyn HistoryStore>, hub: &Hub) -> Result<
 }
 
 /// To be called when they can come back: their grace begins. Whom no key of the account lets be present any more leaves.
-pub(super) fn begin(connections: Connections, publisher: &Publisher, auth: &Authenticator, tasks: &Tasks) {
+pub(super) fn begin(
+    connections: Connections,
+    publisher: &Publisher,
+    auth: &Arc<Authenticator>,
+    tasks: &Tasks,
+) {
     tasks.spawn("presence", OnStop::Finish, publisher.clone().run_departures(tasks.stopping()));
+    let of_account = Arc::clone(auth);
+    let account = move |id: &AccountId| of_account.former(id).0;
+    tasks.spawn("presence", OnStop::Finish, publisher.clone().run_orphans(account, tasks.stopping()));
     for (connection_id, (account, epoch)) in connections {
         let (account, granted) = auth.former(&account);
-        let lost = Departure { connection_id, epoch, account, keeps: None };
+        let owner = Owner { epoch, incarnation: publisher.hub().incarnation() };
+        let lost = Departure { connection_id, owner, account, keeps: None };
         publisher.leave(Departure { keeps: Some(granted), ..lost.clone() });
         publisher.lost(lost);
     }

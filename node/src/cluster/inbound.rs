@@ -1,5 +1,7 @@
 //! What comes from other nodes: read, checked, and handed on. The only maker of `Forwarded`.
 
+mod presence;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,9 +12,11 @@ use serde_json::value::RawValue;
 
 use crate::hub::HandedOver;
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, NotOpen, Place,
-    Stamp, TakenUp, Tenure, check_name,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, ForwardedPresence,
+    NotOpen, Place, Stamp, TakenUp, Tenure, ToldMembers, check_name,
 };
+
+pub use presence::PresenceSaid;
 
 /// Far above what any node may allow its clients.
 const NAME_BYTES_MAX: usize = 64 * 1024;
@@ -45,6 +49,14 @@ pub trait Inbound: Send + Sync + 'static {
     fn not_open(&self, from: &Peer, not_open: NotOpen);
 
     fn tenants(&self, from: &Peer, tenants: Tenants);
+
+    /// A change of a member that the peer has made.
+    fn presence_changed(&self, from: &Peer, forwarded: ForwardedPresence);
+
+    /// A part of the members that the peer has, of the telling of that number.
+    fn presence_told(&self, from: &Peer, number: u64, members: ToldMembers);
+
+    fn presence_said(&self, from: &Peer, said: PresenceSaid);
 
     /// Items that the peer had for this node are lost: its channels are to be refilled.
     fn continuity_lost(&self, from: &Peer);
@@ -170,6 +182,21 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes })) => Interest::Left { lanes },
         Some(v1::item::Kind::TakenUp(taken)) => {
             inbound.taken_up(from, taken_up(taken, from)?);
+            return Ok(());
+        }
+        Some(v1::item::Kind::PresenceDelta(delta)) => {
+            inbound.presence_changed(from, presence::changed(delta, from)?);
+            return Ok(());
+        }
+        Some(v1::item::Kind::PresenceSnapshot(part)) => {
+            let (number, members) = presence::members(part, from)?;
+            inbound.presence_told(from, number, members);
+            return Ok(());
+        }
+        Some(v1::item::Kind::PresenceSaid(said)) => {
+            if let Some(said) = presence::said(said)? {
+                inbound.presence_said(from, said);
+            }
             return Ok(());
         }
         Some(v1::item::Kind::Request(v1::Request { number, kind })) => {

@@ -4,13 +4,14 @@ mod ask;
 mod deaths;
 mod hand_over;
 mod leaving;
+mod orphans;
+mod presence;
 mod refill;
 mod runs;
 mod tenants;
+mod wants;
 
 use std::collections::HashMap;
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -25,15 +26,19 @@ pub use tenants::Seats;
 use ask::{Asked, LOCAL_MAX};
 use deaths::Deaths;
 use leaving::Leaving;
+use presence::Presence;
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
 use tenants::Counting;
 use tokio::sync::Semaphore;
+use wants::Wants;
 
-use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
+use super::inbound::{Answer, Inbound, Interest, Peer, PresenceSaid, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub, Mark};
-use crate::model::{ChannelKey, Forwarded, NotOpen, Published, Stamp, TakenUp};
+use crate::model::{
+    ChannelKey, Forwarded, ForwardedPresence, NotOpen, Published, Stamp, TakenUp, ToldMembers,
+};
 use crate::tasks::{OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
@@ -59,6 +64,9 @@ pub struct Routing {
     deaths: Mutex<Deaths>,
     connections: OnceLock<Arc<dyn Connections>>,
     seats_waiting: Arc<Semaphore>,
+    presence: Presence,
+    /// Runs whose members' connections are lost, and since when.
+    orphaned: Mutex<HashMap<u64, tokio::time::Instant>>,
     /// Who wants a channel, by incarnation.
     wanted: DashMap<ChannelKey, Vec<u64>>,
     epoch: AtomicU64,
@@ -99,25 +107,6 @@ pub struct Known {
     pub has_left: bool,
 }
 
-/// How much is known of what a peer wants; until it is all, it counts as wanting everything.
-#[derive(Debug, Default)]
-struct Wants {
-    epoch: u64,
-    lanes: u32,
-    is_known: bool,
-}
-
-impl Wants {
-    /// What was said before may still come on other lanes.
-    fn said(&mut self, epoch: u64, lanes: u32) {
-        if epoch > self.epoch {
-            (self.epoch, self.lanes) = (epoch, 0);
-        }
-        self.lanes += u32::from(epoch == self.epoch);
-        self.is_known |= self.lanes >= lanes;
-    }
-}
-
 impl Routing {
     pub fn new(hub: &Arc<Hub>, tasks: &Arc<Tasks>) -> Arc<Self> {
         let routing = Arc::new_cyclic(|this| Self {
@@ -132,6 +121,8 @@ impl Routing {
             deaths: Mutex::default(),
             connections: OnceLock::new(),
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
+            presence: Presence::new(),
+            orphaned: Mutex::default(),
             wanted: DashMap::new(),
             epoch: AtomicU64::new(0),
             last_number: AtomicU64::new(0),
@@ -153,6 +144,8 @@ impl Routing {
                 looking.give_up_waiting();
             }
         });
+        let comparing = Arc::clone(&routing);
+        tasks.spawn("presence", OnStop::Cancel, async move { comparing.compare_presence().await });
         routing
     }
 
@@ -162,11 +155,11 @@ impl Routing {
         self.hub.set_interest(Arc::clone(self) as Arc<dyn hub::Interest>);
     }
 
-    /// All that the members want is known here, of those that are to be reached.
+    /// All that the members want, and whom they have, is known here, of those that are to be reached.
     pub fn is_complete(&self) -> bool {
         let (peers, expected) = (self.peers.read(), self.expected.lock());
         let is_known = |peer: &u64| peers.get(peer).is_some_and(|wants| wants.is_known) && self.is_up(*peer);
-        expected.iter().all(is_known)
+        expected.iter().all(|peer| is_known(peer) && self.presence.is_known(*peer))
     }
 
     pub fn known_of(&self, peer: u64) -> Known {
@@ -192,6 +185,7 @@ impl Routing {
         for member in &members {
             peers.entry(member.peer.incarnation).or_default();
         }
+        self.presence.retain(&peers.keys().copied().collect());
         drop(peers);
         links.set_peers(members);
         self.count_known();
@@ -389,7 +383,20 @@ impl Inbound for Routing {
         self.hub.forwarded(forwarded);
     }
 
+    fn presence_changed(&self, _from: &Peer, forwarded: ForwardedPresence) {
+        self.hub.presented(forwarded);
+    }
+
+    fn presence_told(&self, from: &Peer, number: u64, members: ToldMembers) {
+        self.take_members(from.incarnation, number, members);
+    }
+
+    fn presence_said(&self, from: &Peer, said: PresenceSaid) {
+        self.take_presence_said(from.incarnation, said);
+    }
+
     fn taken_up(&self, from: &Peer, taken: TakenUp) {
+        self.hub.take_over_presence(taken.tenure.connection_id, taken.tenure.owner());
         self.taken_elsewhere(from.incarnation, &taken);
     }
 
@@ -449,6 +456,7 @@ impl Inbound for Routing {
         self.count_known();
         self.hub.lost(from.incarnation);
         self.send(from.incarnation, 0, &Interest::Asked);
+        self.presence_lost(from.incarnation);
         for (number, Own { key, confirmed, .. }) in &mut *self.own.lock() {
             confirmed.retain(|peer| *peer != from.incarnation);
             let wanted = Interest::Wanted { key: key.clone(), number: *number, round: 0 };
@@ -464,6 +472,7 @@ impl Inbound for Routing {
             if self.peers.read().get(&to.incarnation).is_some_and(|wants| !wants.is_known) {
                 self.send(to.incarnation, 0, &Interest::Asked);
             }
+            self.presence_linked(to.incarnation);
             return self.say_all(to.incarnation);
         }
         self.answers_no_more(to.incarnation, None);
@@ -476,23 +485,7 @@ impl Inbound for Routing {
     }
 }
 
-/// The same on every lane and for as long as the process lives.
+/// The same on every lane.
 fn hash_of(key: &ChannelKey) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    hasher.finish()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_is_known_when_every_lane_has_said_the_same() {
-        let mut wants = Wants::default();
-        for (epoch, is_known) in [(1, false), (2, false), (1, false), (2, true), (3, true)] {
-            wants.said(epoch, 2);
-            assert_eq!(wants.is_known, is_known, "{epoch}");
-        }
-    }
+    hub::channel_number(key)
 }

@@ -14,7 +14,7 @@ use super::interest::{Interest, Joining};
 use super::mark::Mark;
 use super::member_bytes::MemberBytes;
 use super::members::Members;
-use super::presence::{Crowds, PresenceDelivery};
+use super::presence::PresenceDelivery;
 use super::ring::Ring;
 use super::roster::Roster;
 use crate::model::{ChannelKey, Clock, Forwarded, Limits, Published, Stamp};
@@ -115,7 +115,6 @@ pub struct Hub {
     /// The last number given to a presence event, over all channels.
     pub(super) presence_sequence: AtomicU64,
     pub(super) roster: Roster,
-    pub(super) crowds: Crowds,
     pub(super) member_bytes: MemberBytes,
     pub(super) clock: Clock,
     pub(super) interest: OnceLock<Arc<dyn Interest>>,
@@ -125,18 +124,18 @@ impl Hub {
     /// At most 64 targets.
     pub fn new(targets: Vec<Arc<dyn DeliveryTarget>>, clock: Clock, limits: &Limits) -> Self {
         assert!(targets.len() <= 64, "a channel keeps its targets in one word");
+        let incarnation = u64::from_be_bytes(crate::model::random_bytes());
         Self {
             channels: DashMap::new(),
             targets,
             rings: Budget::new(limits),
             started: Instant::now(),
-            incarnation: u64::from_be_bytes(crate::model::random_bytes()),
+            incarnation,
             next_number: AtomicU64::new(0),
             attaches: AtomicU64::new(0),
             sequence_floor: AtomicU64::new(0),
             presence_sequence: AtomicU64::new(0),
-            roster: Roster::default(),
-            crowds: Crowds::default(),
+            roster: Roster::new(incarnation),
             member_bytes: MemberBytes::default(),
             clock,
             interest: OnceLock::new(),

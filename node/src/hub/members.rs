@@ -6,8 +6,9 @@ use std::ops::Bound;
 use bytes::Bytes;
 use fanfare_proto::frame::{Format, MemberOut, SyncPage};
 
+use super::presence::MemberEvent;
 use super::wire;
-use crate::model::{MemberData, MemberId, PresenceAction, PresenceEvent};
+use crate::model::{MemberData, MemberId, PresenceAction};
 
 /// Of the JSON text of one page.
 const PAGE_BYTES_MAX: usize = 64 * 1024;
@@ -19,7 +20,7 @@ const KEPT_BYTES_MAX: usize = 1024 * 1024;
 pub struct Member {
     pub data: MemberData,
     pub timestamp_ms: u64,
-    /// Of the event that made it so.
+    /// Of the event that made it so, as this node counts them.
     pub sequence: u64,
 }
 
@@ -54,16 +55,20 @@ pub(super) struct Members {
 }
 
 impl Members {
-    pub(super) fn len(&self) -> usize {
-        self.list.len()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
     pub(super) fn get(&self, member: &MemberId) -> Option<&Member> {
         self.list.get(member)
+    }
+
+    /// Those behind `after`, in their order.
+    pub(super) fn behind<'a>(
+        &'a self,
+        after: Option<&'a MemberId>,
+    ) -> impl Iterator<Item = (&'a MemberId, &'a Member)> {
+        self.list.range((after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
@@ -89,7 +94,7 @@ impl Members {
         }
     }
 
-    pub(super) fn apply(&mut self, event: &PresenceEvent) {
+    pub(super) fn apply(&mut self, event: &MemberEvent) {
         self.sequence = event.sequence;
         self.pages.clear();
         self.pages_bytes = 0;
@@ -125,8 +130,7 @@ impl Members {
         let (mut end, mut more) = (None, false);
         let frame = wire::encoded(format, 1024, |buffer| {
             let mut text = SyncPage::begin(buffer, channel, PAGE_BYTES_MAX);
-            let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
-            for (id, member) in self.list.range((behind, Bound::Unbounded)) {
+            for (id, member) in self.behind(after) {
                 let fits = text.push(&MemberOut {
                     client_id: id.client_id.as_str(),
                     connection_id: &id.connection_id.to_string(),
@@ -146,6 +150,6 @@ impl Members {
 }
 
 /// Equal as texts: the same value spelled otherwise counts as another.
-fn same(a: &MemberData, b: &MemberData) -> bool {
+pub(super) fn same(a: &MemberData, b: &MemberData) -> bool {
     a.as_ref().map(|data| data.get()) == b.as_ref().map(|data| data.get())
 }

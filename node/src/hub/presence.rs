@@ -1,12 +1,10 @@
-//! Who is present on the channels of this node: changes under the channel's lock, and their events to subscribers.
+//! Who is present on channels: changes that are made here, under the channel's lock, and all events to subscribers.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use dashmap::DashMap;
 use fanfare_proto::frame::{self, Format, PresenceOut};
 use fanfare_proto::serial::Serial;
 
@@ -16,15 +14,35 @@ use super::member_bytes::of_member;
 use super::members::{Member, Members, Outcome, Page};
 use super::wire;
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, FormerMember, Limits, MemberData, MemberId,
-    PresenceAction, PresenceEvent, PresenceStamp,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Digest, FormerMember, Limits, MemberData,
+    MemberId, Owner, PresenceAction, PresenceEvent, PresenceStamp,
 };
+
+/// A change of a member, on whatever node it entered, as this node counts them.
+#[derive(Debug, Clone)]
+pub struct MemberEvent {
+    pub key: ChannelKey,
+    pub member: MemberId,
+    pub action: PresenceAction,
+    pub data: MemberData,
+    pub timestamp_ms: u64,
+    /// Counted apart from messages, rising within a channel.
+    pub sequence: u64,
+}
+
+impl From<&PresenceEvent> for MemberEvent {
+    fn from(event: &PresenceEvent) -> Self {
+        let PresenceEvent { key, member, action, data, timestamp_ms, sequence, .. } = event;
+        let (key, member, data) = (key.clone(), member.clone(), data.clone());
+        Self { key, member, action: *action, data, timestamp_ms: *timestamp_ms, sequence: *sequence }
+    }
+}
 
 /// A presence event on its way to subscribers, with the channel number that shards know it by.
 #[derive(Debug)]
 pub struct PresenceDelivery {
     pub channel: u64,
-    pub event: Arc<PresenceEvent>,
+    pub event: MemberEvent,
     /// Where the channel stood when it happened.
     mark: Mark,
     json: OnceLock<Bytes>,
@@ -32,7 +50,7 @@ pub struct PresenceDelivery {
 }
 
 impl PresenceDelivery {
-    fn new(channel: u64, mark: Mark, event: Arc<PresenceEvent>) -> Self {
+    fn new(channel: u64, mark: Mark, event: MemberEvent) -> Self {
         Self { channel, event, mark, json: OnceLock::new(), msgpack: OnceLock::new() }
     }
 
@@ -64,7 +82,7 @@ impl PresenceDelivery {
     }
 
     fn write(&self, serial: &str, out: &mut Vec<u8>) {
-        let PresenceEvent { key, member, action, data, timestamp_ms, .. } = &*self.event;
+        let MemberEvent { key, member, action, data, timestamp_ms, .. } = &self.event;
         let event = PresenceOut {
             action: action.as_str(),
             client_id: member.client_id.as_str(),
@@ -112,9 +130,6 @@ impl fmt::Display for PresenceRefused {
 
 impl std::error::Error for PresenceRefused {}
 
-/// How many members the channels of each account have; only those that have some.
-pub(super) type Crowds = DashMap<AccountId, HashMap<ChannelName, usize>>;
-
 impl Hub {
     /// Carries out a change and hands the event that `build` makes of it to every target with interest.
     ///
@@ -129,8 +144,9 @@ impl Hub {
     ) -> Result<(), PresenceRefused> {
         let Change { member, epoch, action, data } = change;
         let connection_id = member.connection_id;
+        let owner = Owner { epoch, incarnation: self.incarnation };
         self.with_channel(key, |channel, state| {
-            if self.roster.epoch(connection_id).is_some_and(|present| present > epoch) {
+            if self.roster.owner(connection_id).is_some_and(|present| present > owner) {
                 return Ok(());
             }
             let none = Members::default();
@@ -155,25 +171,18 @@ impl Hub {
                 }
             }
             let event = build(action, data, self.presence_stamp(state));
-            match action {
-                PresenceAction::Enter => {
-                    self.roster.add(connection_id, epoch, key.clone(), member.client_id);
-                }
-                PresenceAction::Update => {}
-                PresenceAction::Leave => self.roster.remove(connection_id, key, &member.client_id),
-            }
-            self.happened(channel, state, event);
+            self.happened(channel, state, owner, MemberEvent::from(&*event));
             Ok(())
         })
     }
 
-    /// Takes a member out, if it still is what it was when its connection went: of this epoch, and not changed since
+    /// Takes a member out, if it still is what it was when its connection went: of this owner, and not changed since
     /// the event of that number.
     pub fn depart(
         &self,
         key: &ChannelKey,
         member: MemberId,
-        epoch: u64,
+        owner: Owner,
         up_to_sequence: u64,
         build: impl FnOnce(PresenceAction, MemberData, PresenceStamp) -> Arc<PresenceEvent>,
     ) {
@@ -183,13 +192,12 @@ impl Hub {
         self.with_channel(key, |channel, state| {
             let present = state.members.as_deref().and_then(|members| members.get(&member));
             let Some(present) = present.filter(|present| present.sequence <= up_to_sequence) else { return };
-            if self.roster.epoch(member.connection_id) != Some(epoch) {
+            if self.roster.owner(member.connection_id) != Some(owner) {
                 return;
             }
             let data = present.data.clone();
             let event = build(PresenceAction::Leave, data, self.presence_stamp(state));
-            self.roster.remove(member.connection_id, key, &member.client_id);
-            self.happened(channel, state, event);
+            self.happened(channel, state, owner, MemberEvent::from(&*event));
         });
     }
 
@@ -197,14 +205,14 @@ impl Hub {
     /// anybody is attached.
     pub fn restore(&self, former: FormerMember) {
         let FormerMember { key, member, epoch, data, timestamp_ms } = former;
+        let owner = Owner { epoch, incarnation: self.incarnation };
         self.with_channel(&key, |_, state| {
-            self.roster.add(member.connection_id, epoch, key.clone(), member.client_id.clone());
+            self.enroll(&key, &member, owner, &data, timestamp_ms);
             let bytes = of_member(&key, &member, &data);
             // It had its room in the run before, under whatever bound.
             self.member_bytes.exchange(key.account(), 0, bytes, usize::MAX);
             let members = state.members.get_or_insert_default();
             members.restore(member, data, timestamp_ms);
-            self.count(&key, members.len());
         });
     }
 
@@ -212,26 +220,30 @@ impl Hub {
         PresenceStamp {
             timestamp_ms: self.clock.now_ms(),
             incarnation: self.incarnation,
-            sequence: self.presence_sequence.fetch_add(1, Ordering::SeqCst) + 1,
+            sequence: self.next_presence_sequence(),
             position: state.mark.own,
         }
     }
 
-    fn happened(&self, channel: &Channel, state: &mut State, event: Arc<PresenceEvent>) {
+    pub(super) fn next_presence_sequence(&self) -> u64 {
+        self.presence_sequence.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// What the members come to by this change, and who is told; the bytes of who enters or changes are taken by then.
+    pub(super) fn happened(&self, channel: &Channel, state: &mut State, owner: Owner, event: MemberEvent) {
         let members = state.members.get_or_insert_default();
-        if event.action == PresenceAction::Leave
-            && let Some(former) = members.get(&event.member)
-        {
-            let bytes = of_member(channel.key(), &event.member, &former.data);
-            self.member_bytes.give_back(channel.key().account(), bytes);
+        let (key, MemberEvent { member, data, timestamp_ms, .. }) = (channel.key(), &event);
+        if event.action == PresenceAction::Leave {
+            if let Some(former) = members.get(member) {
+                self.member_bytes.give_back(key.account(), of_member(key, member, &former.data));
+            }
+            self.roster.remove(member.connection_id, key, &member.client_id);
+        } else {
+            self.enroll(key, member, owner, data, *timestamp_ms);
         }
         members.apply(&event);
-        let count = members.len();
         if members.is_empty() {
             state.members = None;
-        }
-        if event.action != PresenceAction::Update {
-            self.count(channel.key(), count);
         }
         if state.targets == 0 {
             return;
@@ -244,15 +256,27 @@ impl Hub {
         }
     }
 
-    fn count(&self, key: &ChannelKey, members: usize) {
-        let mut account = self.crowds.entry(key.account().clone()).or_default();
-        if members > 0 {
-            account.insert(key.name().clone(), members);
-            return;
-        }
-        account.remove(key.name());
-        drop(account);
-        self.crowds.remove_if(key.account(), |_, account| account.is_empty());
+    fn enroll(
+        &self,
+        key: &ChannelKey,
+        member: &MemberId,
+        owner: Owner,
+        data: &MemberData,
+        timestamp_ms: u64,
+    ) {
+        let MemberId { connection_id, client_id } = member;
+        let data = data.as_ref().map_or("", |data| data.get());
+        let parts = [
+            key.account().as_str().as_bytes(),
+            key.channel().as_bytes(),
+            connection_id.as_bytes(),
+            client_id.as_str().as_bytes(),
+            data.as_bytes(),
+            &timestamp_ms.to_be_bytes(),
+        ];
+        let digest = parts.into_iter().fold(Digest::default(), Digest::of).number();
+        let place = (key.clone(), client_id.clone());
+        self.roster.put(*connection_id, owner, self.presence_sequence(), place, digest);
     }
 
     /// Whether there are members, and the number of the last event that the answer covers. Events after it come to
@@ -282,12 +306,9 @@ impl Hub {
         members.map(|(id, member)| (id.clone(), member.clone())).collect()
     }
 
-    /// The account's channels with members, and how many.
+    /// The account's channels with members whose connections are of this run, and how many.
     pub fn crowded(&self, account: &AccountId) -> Vec<(ChannelName, usize)> {
-        let channels = self.crowds.get(account);
-        channels.map_or_else(Vec::new, |channels| {
-            channels.iter().map(|(name, members)| (name.clone(), *members)).collect()
-        })
+        self.roster.crowded(account)
     }
 
     /// The number of the last presence event so far.
@@ -295,14 +316,14 @@ impl Hub {
         self.presence_sequence.load(Ordering::SeqCst)
     }
 
-    /// The epoch in which the connection has members; none when it has none.
-    pub fn presence_epoch(&self, connection_id: ConnectionId) -> Option<u64> {
-        self.roster.epoch(connection_id)
+    /// Of a connection with members.
+    pub fn presence_owner(&self, connection_id: ConnectionId) -> Option<Owner> {
+        self.roster.owner(connection_id)
     }
 
-    /// From now on only what happens in this epoch counts.
-    pub fn raise_presence_epoch(&self, connection_id: ConnectionId, epoch: u64) {
-        self.roster.raise_epoch(connection_id, epoch);
+    /// From now on only what this owner says of the connection's members counts, or a greater one.
+    pub fn take_over_presence(&self, connection_id: ConnectionId, owner: Owner) {
+        self.roster.take_over(connection_id, owner, self.next_presence_sequence());
     }
 
     pub fn memberships(&self, connection_id: ConnectionId) -> Vec<(ChannelKey, ClientId)> {

@@ -1,6 +1,7 @@
 //! Numbering and interest under threads, and the frame that a publish becomes.
 
 mod deaths;
+mod elsewhere;
 mod forwarded;
 mod frames;
 mod hand_over;

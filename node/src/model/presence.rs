@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
+use super::digest::Digest;
 use super::ids::{ChannelKey, ClientId, ConnectionId};
 use super::message::Stamp;
+use super::tenure::Owner;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresenceAction {
@@ -63,8 +65,10 @@ pub struct FormerMember {
 pub struct PresenceEvent {
     pub key: ChannelKey,
     pub member: MemberId,
-    /// Of the connection: it rises each time that another socket takes it up.
-    pub epoch: u64,
+    /// Of the connection; of another run when that has ended, and this one lets the member leave.
+    pub owner: Owner,
+    /// The member leaves because its connection is lost and did not come back.
+    pub is_departure: bool,
     pub action: PresenceAction,
     pub data: MemberData,
     pub timestamp_ms: u64,
@@ -95,11 +99,13 @@ impl PresenceEvent {
         stamp: PresenceStamp,
     ) -> Arc<Self> {
         let PresenceStamp { timestamp_ms, incarnation, sequence, position } = stamp;
+        let owner = Owner { epoch, incarnation };
         let _made_by_publish = ();
         Arc::new(Self {
             key,
             member,
-            epoch,
+            owner,
+            is_departure: false,
             action,
             data,
             timestamp_ms,
@@ -108,5 +114,41 @@ impl PresenceEvent {
             position,
             _made_by_publish,
         })
+    }
+
+    /// Lets a member leave whose connection is lost.
+    pub(crate) fn departure(
+        key: ChannelKey,
+        member: MemberId,
+        owner: Owner,
+        data: MemberData,
+        stamp: PresenceStamp,
+    ) -> Arc<Self> {
+        let PresenceStamp { timestamp_ms, incarnation, sequence, position } = stamp;
+        let (action, is_departure, _made_by_publish) = (PresenceAction::Leave, true, ());
+        Arc::new(Self {
+            key,
+            member,
+            owner,
+            is_departure,
+            action,
+            data,
+            timestamp_ms,
+            incarnation,
+            sequence,
+            position,
+            _made_by_publish,
+        })
+    }
+
+    /// Of a form that no message id has. That of a departure is the same on whatever node it is made, so that it counts
+    /// once where two nodes make it: in one epoch a connection is lost once.
+    pub fn id(&self) -> String {
+        let MemberId { connection_id, client_id } = &self.member;
+        if self.is_departure {
+            let who = Digest::default().of(connection_id.as_bytes()).of(client_id.as_str().as_bytes());
+            return format!("{connection_id}:{}:{:016x}", self.owner.epoch, who.number());
+        }
+        format!("p:{:016x}:{}", self.incarnation, self.sequence)
     }
 }

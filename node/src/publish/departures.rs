@@ -11,11 +11,14 @@ use tokio_util::sync::CancellationToken;
 use super::{Inner, Publisher};
 use crate::accounts::Account;
 use crate::model::{
-    Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, PresenceEvent, TakenUp, Tenure,
+    AccountId, Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, Owner, PresenceEvent,
+    TakenUp,
 };
 
 /// How long leaves wait for a store or a shard that has too much to do.
 const HOLD_UP: Duration = Duration::from_secs(2);
+/// How often it is looked for those of other nodes.
+const ORPHANS_LOOK: Duration = Duration::from_millis(250);
 /// Leaves between two looks at whether somebody else wants the thread.
 const BATCH: usize = 64;
 
@@ -23,8 +26,8 @@ const BATCH: usize = 64;
 #[derive(Debug, Clone)]
 pub struct Departure {
     pub connection_id: ConnectionId,
-    /// Once another socket has taken the connection up, its end in a former epoch means nothing.
-    pub epoch: u64,
+    /// Once another socket has taken the connection up, its end under a former owner means nothing.
+    pub owner: Owner,
     pub account: Arc<Account>,
     /// Members on channels whose presence one of these grants stay.
     pub keeps: Option<Vec<Arc<Capability>>>,
@@ -66,7 +69,7 @@ impl Queue {
     fn put(&mut self, order: Order) {
         let place = (order.departure.connection_id, order.departure.keeps.is_some());
         let earlier =
-            |former: &Order| former.departure.epoch >= order.departure.epoch && former.at <= order.at;
+            |former: &Order| former.departure.owner >= order.departure.owner && former.at <= order.at;
         if order.departure.keeps.is_none() && self.orders.get(&place).is_some_and(earlier) {
             return;
         }
@@ -104,22 +107,22 @@ impl Publisher {
 
     /// The connection is another socket's from now on, under a higher epoch.
     pub fn taken_up(&self, taken: &TakenUp) {
-        let Tenure { connection_id, epoch, .. } = taken.tenure;
+        let (connection_id, owner) = (taken.tenure.connection_id, taken.tenure.owner());
+        self.inner.hub.take_over_presence(connection_id, owner);
         if let Some(routing) = &self.inner.routing {
             routing.tell_taken_up(taken);
         }
-        self.inner.hub.raise_presence_epoch(connection_id, epoch);
         let mut queue = self.inner.departures.queue.lock();
         let place = (connection_id, false);
-        if queue.orders.get(&place).is_some_and(|order| order.departure.epoch < epoch) {
+        if queue.orders.get(&place).is_some_and(|order| order.departure.owner < owner) {
             queue.take(place);
         }
     }
 
     fn depart(&self, departure: Departure, after: Duration) {
         let Inner { hub, departures, .. } = &*self.inner;
-        let Departure { connection_id, epoch, .. } = departure;
-        if hub.presence_epoch(connection_id) != Some(epoch)
+        let Departure { connection_id, owner, .. } = departure;
+        if hub.presence_owner(connection_id) != Some(owner)
             || !hub.has_member(connection_id, |key| departure.takes(key))
         {
             return;
@@ -140,6 +143,26 @@ impl Publisher {
                 Ok(order) => inner.carry_out(order).await,
                 Err(None) => drop(change.await),
                 Err(Some(at)) => drop(tokio::time::timeout_at(at.into(), change).await),
+            }
+        }
+    }
+
+    /// Lets members leave whose connections were of runs of other nodes that have ended, until the node stops.
+    pub async fn run_orphans(
+        self,
+        account: impl Fn(&AccountId) -> Arc<Account> + Send + Sync,
+        stopping: CancellationToken,
+    ) {
+        let Some(routing) = self.routing().map(Arc::clone) else { return };
+        let (inner, grace) = (&self.inner, Duration::from_millis(self.inner.limits.presence_grace_ms));
+        while stopping.run_until_cancelled(tokio::time::sleep(ORPHANS_LOOK)).await.is_some() {
+            for (connection_id, owner) in routing.orphans(grace) {
+                let Some((key, _)) = inner.hub.memberships(connection_id).into_iter().next() else {
+                    continue;
+                };
+                let account = account(key.account());
+                let departure = Departure { connection_id, owner, account, keeps: None };
+                inner.carry_out(Order { at: Instant::now(), up_to_sequence: u64::MAX, departure }).await;
             }
         }
     }
@@ -171,11 +194,15 @@ impl Inner {
     }
 
     fn depart_one(&self, order: &Order, key: &ChannelKey, client_id: ClientId) {
-        let Departure { connection_id, epoch, account, .. } = &order.departure;
+        let Departure { connection_id, owner, account, keeps } = &order.departure;
         let retention_hours = self.retention_hours(account, key);
         let member = MemberId { connection_id: *connection_id, client_id };
-        self.hub.depart(key, member.clone(), *epoch, order.up_to_sequence, |action, data, stamp| {
-            let event = PresenceEvent::new(key.clone(), member, *epoch, action, data, stamp);
+        self.hub.depart(key, member.clone(), *owner, order.up_to_sequence, |action, data, stamp| {
+            let event = match keeps {
+                // It may enter again in the same epoch.
+                Some(_) => PresenceEvent::new(key.clone(), member, owner.epoch, action, data, stamp),
+                None => PresenceEvent::departure(key.clone(), member, *owner, data, stamp),
+            };
             self.store_presence(&event, account, retention_hours, Box::new(|_| {}));
             event
         });

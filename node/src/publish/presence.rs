@@ -54,7 +54,7 @@ pub type PresenceDone = Box<dyn FnOnce(Result<(), PresenceError>) + Send>;
 
 impl Publisher {
     /// Carries out a presence request; `done` runs exactly once, at once for what changes nothing, else when the event
-    /// is stored, on any thread. The change is made and on its way when this returns.
+    /// is stored and other nodes have it, on any thread. The change is made and on its way when this returns.
     pub fn present(&self, request: PresenceRequest, done: PresenceDone) {
         let inner = &self.inner;
         let bytes = request.data.as_ref().map_or(0, |data| data.get().len());
@@ -111,6 +111,7 @@ impl Inner {
                 done(Ok(()));
             }
         });
+        let stored = self.forward_presence(event, stored);
         self.store.append_presence(Arc::clone(event), retention_hours, stored);
     }
 }

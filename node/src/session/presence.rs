@@ -3,7 +3,7 @@
 use fanfare_proto::frame::{self, code};
 
 use super::{Context, Output, PublishResult, Session};
-use crate::model::{ChannelName, ClientId, MemberId, Operation, PresenceAction};
+use crate::model::{ChannelName, ClientId, MemberId, Operation, Owner, PresenceAction};
 use crate::publish::{PresenceError, PresenceRequest};
 
 impl From<Result<(), PresenceError>> for PublishResult {
@@ -50,16 +50,16 @@ impl Session {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
             member: MemberId { connection_id: self.tenure.connection_id, client_id },
-            epoch: self.epoch(),
+            epoch: self.tenure.epoch,
             action,
             data: asked.data,
         });
         out.push(Output::Present { ticket, request });
     }
 
-    /// Under what this connection's members are present.
-    pub fn epoch(&self) -> u64 {
-        self.tenure.epoch
+    /// Under which this connection's members are present.
+    pub fn owner(&self) -> Owner {
+        self.tenure.owner()
     }
 
     fn check_presence(

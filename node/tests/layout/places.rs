@@ -27,15 +27,15 @@ const RULES: &[Rule] = &[
         reason: "model::Clock never goes back and can be passed in",
     },
     Rule {
-        names: &["Published::new", "PresenceEvent::new"],
+        names: &["Published::new", "PresenceEvent::new", "PresenceEvent::departure"],
         within: &["node/src/"],
         except: &["node/src/publish.rs", "node/src/publish/"],
         reason: "publish is the only way in",
     },
     Rule {
-        names: &["Forwarded::new"],
+        names: &["Forwarded::new", "ForwardedPresence::new", "ToldMembers::new"],
         within: &["node/src/"],
-        except: &["node/src/cluster/inbound.rs"],
+        except: &["node/src/cluster/inbound.rs", "node/src/cluster/inbound/"],
         reason: "what a peer forwards comes through cluster::inbound, is delivered, and nothing else",
     },
     Rule {

@@ -8,6 +8,7 @@ mod accept;
 mod certificates;
 mod dial;
 mod grpc;
+mod presence;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -206,8 +207,13 @@ impl Item {
     }
 
     #[cfg(test)]
-    pub(super) fn bytes(&self) -> Bytes {
+    pub(super) fn encoded(&self) -> Bytes {
         self.0.clone()
+    }
+
+    /// What it takes on its way.
+    pub fn bytes(&self) -> usize {
+        self.0.len()
     }
 
     fn of(kind: v1::item::Kind) -> Self {

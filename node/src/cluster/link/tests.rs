@@ -18,8 +18,11 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::cluster::ClusterKey;
-use crate::cluster::inbound::{Answer, Tenants};
-use crate::model::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, Message, NotOpen};
+use crate::cluster::inbound::{Answer, PresenceSaid, Tenants};
+use crate::model::{
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedPresence, Message,
+    NotOpen, TakenUp, ToldMembers,
+};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SECRET: [u8; 32] = [7; 32];
@@ -55,6 +58,12 @@ impl Inbound for Recorder {
     fn asked(&self, _from: &Peer, _number: u64, _request: Option<Request>) {}
 
     fn answered(&self, _from: &Peer, _number: u64, _answer: Answer) {}
+
+    fn presence_changed(&self, _from: &Peer, _forwarded: ForwardedPresence) {}
+
+    fn presence_told(&self, _from: &Peer, _number: u64, _members: ToldMembers) {}
+
+    fn presence_said(&self, _from: &Peer, _said: PresenceSaid) {}
 
     fn taken_up(&self, _from: &Peer, _taken: TakenUp) {}
 

@@ -49,6 +49,10 @@ impl Runs {
             self.ended.remove(&first);
         }
     }
+
+    pub(super) fn alive(&self) -> impl Iterator<Item = u64> {
+        self.alive.iter().copied()
+    }
 }
 
 impl Routing {

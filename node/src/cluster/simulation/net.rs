@@ -74,7 +74,7 @@ impl PeerLinks for Arc<SimLinks> {
 
     fn send(&self, to: u64, channel_hash: u64, item: &Item) -> Receipt {
         let Some(link) = self.link(to) else { return Receipt::lost() };
-        link.lanes[(channel_hash % LANES as u64) as usize].queue.push(item.bytes())
+        link.lanes[(channel_hash % LANES as u64) as usize].queue.push(item.encoded())
     }
 
     fn is_up(&self, run: u64) -> bool {

@@ -23,7 +23,7 @@ use crate::model::{ChannelName, MemberId, Operation};
 /// Of one piece of the answer, but for a last member that goes beyond it.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Who is present on the channel, as this node knows it.
+/// Who is present on the channel, on all nodes.
 pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result<Response, Refusal> {
     let key = api.allowed_channel(principal, channel, Operation::Presence)?;
     let members = api.services.hub.members(&key);
@@ -34,7 +34,9 @@ pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result
     });
     let room = api.answers.take_now(&principal.account.id, bytes.sum())?;
     let members = members.into_iter();
-    let mut response = Response::new(Body::new(MembersBody { members, begun: false, ended: false }));
+    // All nodes have all members of all, as far as they can reach each other.
+    let source = if api.services.hub.is_clustered() { "store" } else { "memory" };
+    let mut response = Response::new(Body::new(MembersBody { members, source, begun: false, ended: false }));
     response.extensions_mut().insert(room);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
@@ -43,6 +45,7 @@ pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result
 /// Written as the client takes it, so that a long list is never in memory as text.
 struct MembersBody {
     members: std::vec::IntoIter<(MemberId, Member)>,
+    source: &'static str,
     begun: bool,
     ended: bool,
 }
@@ -56,7 +59,7 @@ impl MembersBody {
         while out.len() < PIECE_BYTES {
             let Some((id, member)) = self.members.next() else {
                 self.ended = true;
-                out.extend_from_slice(b"],\"source\":\"memory\"}");
+                out.extend_from_slice(format!("],\"source\":\"{}\"}}", self.source).as_bytes());
                 break;
             };
             if std::mem::replace(&mut self.begun, true) {

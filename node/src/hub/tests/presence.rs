@@ -6,7 +6,7 @@ use fanfare_proto::frame::{Format, Incoming, parse_server};
 use serde_json::value::RawValue;
 
 use super::*;
-use crate::model::{ClientId, FormerMember, Limits, MemberId, PresenceAction, PresenceEvent};
+use crate::model::{ClientId, FormerMember, Limits, MemberId, Owner, PresenceAction, PresenceEvent};
 
 fn member(n: usize) -> MemberId {
     MemberId {
@@ -179,7 +179,8 @@ fn who_was_there_before_takes_room_and_gives_it_back() {
         })
     };
     assert!(enter().is_err(), "the former member has it all, and more");
-    hub.depart(&key("a"), member(1), 3, hub.presence_sequence(), |action, data, stamp| {
+    let owner = Owner { epoch, incarnation: hub.incarnation() };
+    hub.depart(&key("a"), member(1), owner, hub.presence_sequence(), |action, data, stamp| {
         PresenceEvent::new(key("a"), member(1), epoch, action, data, stamp)
     });
     assert!(enter().is_ok());

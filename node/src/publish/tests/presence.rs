@@ -1,7 +1,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::model::{ClientId, FormerMember, MemberId, Place, PresenceAction, TakenUp, Tenure};
+use crate::model::{ClientId, FormerMember, MemberId, Owner, Place, PresenceAction, TakenUp, Tenure};
 
 fn member(connection: u8, client_id: &str) -> MemberId {
     MemberId { connection_id: ConnectionId::from_bytes([connection; 16]), client_id: ClientId::of(client_id) }
@@ -46,7 +46,7 @@ impl Node {
     fn departure(&self, connection: u8, epoch: u64) -> Departure {
         Departure {
             connection_id: ConnectionId::from_bytes([connection; 16]),
-            epoch,
+            owner: Owner { epoch, incarnation: self.hub.incarnation() },
             account: Arc::clone(&self.account),
             keeps: None,
         }
@@ -108,7 +108,7 @@ fn an_event_does_not_move_the_position_of_the_messages() {
     let node = Node::new();
     let sequences = node.acked("a", vec![plain("1")]);
     node.enter("a", member(1, "ann"), "").unwrap();
-    assert_eq!(node.target.presence.lock()[0].event.position.sequence, sequences[0]);
+    assert_eq!(node.target.presence.lock()[0].place(), sequences[0]);
     assert_eq!(node.acked("a", vec![plain("2")]), [sequences[0] + 1]);
 }
 

@@ -169,7 +169,7 @@ fn departure(connection: &mut Connection) -> Option<Departure> {
     let session = &open.session;
     Some(Departure {
         connection_id: session.connection_id(),
-        epoch: session.epoch(),
+        owner: session.owner(),
         account: Arc::clone(&session.principal().account),
         keeps: None,
     })

@@ -47,7 +47,7 @@ impl Members {
 }
 
 pub(super) fn row(event: &PresenceEvent, (name, value): &mut (Vec<u8>, Vec<u8>)) -> MemberRow {
-    let PresenceEvent { key, member, epoch, data, timestamp_ms, .. } = event;
+    let PresenceEvent { key, member, owner, data, timestamp_ms, .. } = event;
     keys::member_key(key, member, name);
     let name = Slice::from(name.as_slice());
     if event.action == PresenceAction::Leave {
@@ -56,7 +56,7 @@ pub(super) fn row(event: &PresenceEvent, (name, value): &mut (Vec<u8>, Vec<u8>))
     value.clear();
     value.push(VERSION);
     value.extend_from_slice(&timestamp_ms.to_be_bytes());
-    value.extend_from_slice(&epoch.to_be_bytes());
+    value.extend_from_slice(&owner.epoch.to_be_bytes());
     // No JSON text is empty, so an empty one says that there is none.
     value.extend_from_slice(data.as_ref().map_or("", |data| data.get()).as_bytes());
     (name, Some(Slice::from(value.as_slice())))

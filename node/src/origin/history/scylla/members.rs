@@ -36,8 +36,8 @@ struct State {
 
 impl MemberChange {
     pub(super) fn of(event: &PresenceEvent, number: i64) -> Self {
-        let PresenceEvent { key, member, epoch, data, timestamp_ms, .. } = event;
-        let state = State { epoch: *epoch, data: data.clone(), timestamp_ms: *timestamp_ms };
+        let PresenceEvent { key, member, owner, data, timestamp_ms, .. } = event;
+        let state = State { epoch: owner.epoch, data: data.clone(), timestamp_ms: *timestamp_ms };
         let state = (event.action != PresenceAction::Leave).then_some(state);
         Self { key: key.clone(), member: member.clone(), state, number }
     }

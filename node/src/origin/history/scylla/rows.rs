@@ -74,7 +74,7 @@ impl Content {
         let PresenceEvent { timestamp_ms, sequence, incarnation, .. } = *event;
         let row = (kept_until_ms > now_ms).then(|| NewRow {
             position: Position { timestamp_ms, sequence, incarnation },
-            id: format!("{incarnation:016x}-{sequence}").into(),
+            id: event.id().into(),
             record: text(|out| record::write_presence(out, event)),
         });
         Self::new(RowKind::Presence, row.into_iter().collect(), kept_until_ms, Vec::new(), member)

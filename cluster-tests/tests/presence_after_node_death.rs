@@ -1,0 +1,192 @@
+//! A node ends, and who was present on it leaves after the grace, once, unless the client has come back elsewhere.
+
+use std::time::{Duration, Instant};
+
+use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::presence::{attach, event, names, present, read, until_everywhere};
+use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
+use serde_json::json;
+
+const GRACE: Duration = Duration::from_secs(3);
+/// Longer than it takes until every node would have let somebody leave on its own.
+const QUIET: Duration = Duration::from_secs(7);
+const MEMBERS: usize = 8;
+
+async fn three() -> Cluster {
+    let grace = u64::try_from(GRACE.as_millis()).expect("a short time");
+    Cluster::linked_with(3, |options: NodeOptions| options.limit("presence_grace_ms", grace)).await
+}
+
+/// One that is present under a name of the number.
+async fn member(node: &Node, number: usize) -> Socket {
+    let mut socket = Socket::open(node, "").await;
+    let name = format!("member-{number}");
+    present(&mut socket, "enter", "room", json!({"clientId": name, "data": number})).await;
+    socket
+}
+
+async fn watcher(node: &Node, count: usize) -> Socket {
+    let mut watcher = Socket::open(node, "").await;
+    assert_eq!(attach(&mut watcher, "room").await.len(), count);
+    watcher
+}
+
+async fn resumed(socket: &Socket, node: &Node) -> Socket {
+    let key = socket.connected["connectionKey"].as_str().expect("a key");
+    let back = Socket::open(node, &format!("?resume={key}")).await;
+    assert_eq!(back.connected["connectionId"], socket.connected["connectionId"]);
+    back
+}
+
+/// Until so many have left, each once and with its data.
+async fn leaves(watcher: &mut Socket, count: usize) -> Vec<String> {
+    let mut left = Vec::new();
+    while left.len() < count {
+        let (action, name, data) = event(watcher).await;
+        assert_eq!((&*action, &name), ("leave", &format!("member-{data}")));
+        assert!(!left.contains(&name), "{name} twice");
+        left.push(name);
+    }
+    left.sort();
+    left
+}
+
+async fn assert_quiet(watchers: &mut [Socket]) {
+    let end = tokio::time::Instant::now() + QUIET;
+    for watcher in watchers {
+        while let Ok(frame) =
+            watcher.next_within(end.saturating_duration_since(tokio::time::Instant::now())).await
+        {
+            assert_ne!(frame["op"], 12, "{:?}", read(&frame));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_a_killed_node_leave_once_after_the_grace() {
+    let mut cluster = three().await;
+    let nodes = cluster.nodes();
+    let mut members = Vec::new();
+    for number in 0..MEMBERS {
+        members.push(member(&nodes[0], number).await);
+    }
+    let mut stays = member(&nodes[1], MEMBERS).await;
+    let mut watchers = [watcher(&nodes[1], MEMBERS + 1).await, watcher(&nodes[2], MEMBERS + 1).await];
+    nodes[0].kill();
+    let killed = Instant::now();
+    for watcher in &mut watchers {
+        let left = leaves(watcher, MEMBERS).await;
+        assert_eq!(left, (0..MEMBERS).map(|number| format!("member-{number}")).collect::<Vec<_>>());
+        assert!(killed.elapsed() >= GRACE, "{:?}", killed.elapsed());
+    }
+    assert_quiet(&mut watchers).await;
+    until_everywhere(&nodes[1..], "room", &["member-8"]).await;
+    // What was stored once was counted once.
+    let mut counted = 0.0;
+    for node in &nodes[1..] {
+        counted += node.metric("fanfare_presence_events_total").await;
+    }
+    assert_eq!(counted, MEMBERS as f64 + 1.0);
+    present(&mut stays, "leave", "room", json!({"clientId": "member-8"})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_within_the_grace_never_left() {
+    let mut cluster = three().await;
+    let nodes = cluster.nodes();
+    let mut members = Vec::new();
+    for number in 0..MEMBERS {
+        members.push(member(&nodes[0], number).await);
+    }
+    let mut watchers = [watcher(&nodes[1], MEMBERS).await, watcher(&nodes[2], MEMBERS).await];
+    nodes[0].kill();
+    for (number, member) in members.iter_mut().enumerate() {
+        *member = resumed(member, &nodes[1 + number % 2]).await;
+    }
+    assert_quiet(&mut watchers).await;
+    for node in &nodes[1..] {
+        assert_eq!(names(node, "room").await.len(), MEMBERS);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_come_back_to_the_node_itself_when_it_is_there_again() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    for is_stopped in [false, true] {
+        let before = member(&nodes[2], 1).await;
+        let mut watchers = [watcher(&nodes[0], 1).await, watcher(&nodes[1], 1).await];
+        if is_stopped {
+            nodes[2].stop().await;
+        }
+        nodes[2].restart().await;
+        let mut back = resumed(&before, &nodes[2]).await;
+        watchers[0].attach("another").await;
+        assert_quiet(&mut watchers).await;
+        present(&mut back, "leave", "room", json!({"clientId": "member-1"})).await;
+        for watcher in &mut watchers {
+            assert_eq!(leaves(watcher, 1).await, ["member-1"]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_is_a_loss_of_its_clients() {
+    let mut cluster = three().await;
+    let nodes = cluster.nodes();
+    let _lost = member(&nodes[0], 0).await;
+    let back = member(&nodes[0], 1).await;
+    let mut watchers = [watcher(&nodes[1], 2).await, watcher(&nodes[2], 2).await];
+    nodes[0].terminate();
+    let stopped = Instant::now();
+    let _back = resumed(&back, &nodes[1]).await;
+    for watcher in &mut watchers {
+        assert_eq!(leaves(watcher, 1).await, ["member-0"]);
+        assert!(stopped.elapsed() >= GRACE, "{:?}", stopped.elapsed());
+    }
+    assert_quiet(&mut watchers).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_that_end_one_after_the_other_leave_no_ghost() {
+    let mut cluster = three().await;
+    let nodes = cluster.nodes();
+    let mut members = Vec::new();
+    for number in 0..MEMBERS {
+        members.push(member(&nodes[number % 2], number).await);
+    }
+    let mut watchers = [watcher(&nodes[2], MEMBERS).await];
+    nodes[0].kill();
+    wait_until(SOON, "the first death to be known", async || {
+        told(&nodes[1]).contains(&("n0".to_owned(), "a node is dead".to_owned()))
+    })
+    .await;
+    // Before it lets leave whom it would have.
+    nodes[1].kill();
+    leaves(&mut watchers[0], MEMBERS).await;
+    assert_quiet(&mut watchers).await;
+    assert!(names(&nodes[2], "room").await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_still_there_when_its_node_is_back_enters_again() {
+    let mut cluster = three().await;
+    let nodes = cluster.nodes();
+    let mut stays = member(&nodes[0], 0).await;
+    let mut watchers = [watcher(&nodes[1], 1).await, watcher(&nodes[2], 1).await];
+    nodes[0].pause();
+    for watcher in &mut watchers {
+        assert_eq!(leaves(watcher, 1).await, ["member-0"]);
+    }
+    nodes[0].resume();
+    for watcher in &mut watchers {
+        let (action, name, _) = event(watcher).await;
+        assert_eq!((&*action, &*name), ("enter", "member-0"));
+    }
+    until_everywhere(nodes, "room", &["member-0"]).await;
+    assert_quiet(&mut watchers).await;
+    present(&mut stays, "leave", "room", json!({"clientId": "member-0"})).await;
+    for watcher in &mut watchers {
+        assert_eq!(leaves(watcher, 1).await, ["member-0"]);
+    }
+}

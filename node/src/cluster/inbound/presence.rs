@@ -1,0 +1,166 @@
+//! Who is present at other nodes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fanfare_proto::peer::v1;
+use serde_json::value::RawValue;
+
+use super::{Malformed, Peer, channel_key, client_id, connection_id};
+use crate::model::{ForwardedPresence, MemberData, MemberId, Owner, PresenceAction, ToldMember, ToldMembers};
+
+/// How a node tells another whom it has, and whether the other one knows. Parts of the channels are the bits of a word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PresenceSaid {
+    /// It is told from here on.
+    Begun { number: u64, parts: u64 },
+    /// One of so many lanes has told all of it.
+    Ended { number: u64, lanes: u32 },
+    /// What it comes to, in the order of the parts.
+    Digests { parts: u64, digests: Vec<u64> },
+    /// What is here is to be told.
+    Asked { parts: u64 },
+}
+
+pub(super) fn changed(delta: v1::PresenceDelta, from: &Peer) -> Result<ForwardedPresence, Malformed> {
+    use v1::presence_delta::Action;
+    let action = match delta.action() {
+        Action::Enter => PresenceAction::Enter,
+        Action::Update => PresenceAction::Update,
+        Action::Leave => PresenceAction::Leave,
+        Action::Unspecified => return Err(Malformed("no action")),
+    };
+    let key = channel_key(delta.channel.ok_or(Malformed("no channel"))?)?;
+    let told = told(delta.member.ok_or(Malformed("no member"))?)?;
+    if action != PresenceAction::Leave && told.owner.incarnation != from.incarnation {
+        return Err(Malformed("a member of another node"));
+    }
+    Ok(ForwardedPresence::new(key, action, told))
+}
+
+pub(super) fn members(part: v1::PresenceSnapshot, from: &Peer) -> Result<(u64, ToldMembers), Malformed> {
+    let v1::PresenceSnapshot { channel, number, after, members, last } = part;
+    let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
+    let after = after.map(|member| member_id(&member)).transpose()?;
+    let members = members.into_iter().map(told).collect::<Result<Vec<_>, _>>()?;
+    let is_behind = after.is_none() || after.as_ref() < members.first().map(|first| &first.member);
+    let is_sorted = members.is_sorted_by(|one, next| one.member < next.member);
+    if !is_sorted || (!members.is_empty() && !is_behind) {
+        return Err(Malformed("members out of their order"));
+    }
+    Ok((number, ToldMembers::new(key, from.incarnation, after, members, last)))
+}
+
+/// None for what a later minor may say.
+pub(super) fn said(said: v1::PresenceSaid) -> Result<Option<PresenceSaid>, Malformed> {
+    use v1::presence_said::Kind;
+    Ok(Some(match said.kind {
+        Some(Kind::Begun(v1::PresenceBegun { number, parts })) => PresenceSaid::Begun { number, parts },
+        Some(Kind::Ended(v1::PresenceEnded { number, lanes })) => PresenceSaid::Ended { number, lanes },
+        Some(Kind::Digests(v1::PresenceDigests { parts, digests })) => {
+            if digests.len() != parts.count_ones() as usize {
+                return Err(Malformed("not a digest for each part"));
+            }
+            PresenceSaid::Digests { parts, digests }
+        }
+        Some(Kind::Asked(v1::PresenceAsked { parts })) => PresenceSaid::Asked { parts },
+        None => return Ok(None),
+    }))
+}
+
+fn told(member: v1::Member) -> Result<ToldMember, Malformed> {
+    Ok(ToldMember {
+        member: member_id(&member)?,
+        owner: Owner { epoch: member.epoch, incarnation: member.incarnation },
+        data: member.data.map(data).transpose()?.flatten(),
+        timestamp_ms: member.timestamp_ms,
+    })
+}
+
+fn member_id(member: &v1::Member) -> Result<MemberId, Malformed> {
+    let (connection_id, client_id) = (connection_id(&member.connection_id)?, client_id(&member.client_id)?);
+    Ok(MemberId { connection_id, client_id })
+}
+
+/// Subscribers get it as it stands.
+fn data(text: Bytes) -> Result<MemberData, Malformed> {
+    let text = String::from_utf8(text.into()).map_err(|_| Malformed("data that is no text"))?;
+    let data = RawValue::from_string(text).map_err(|_| Malformed("data that is no JSON"))?;
+    Ok(Some(Arc::from(data)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FROM: u64 = 7;
+
+    fn member(connection: u8) -> v1::Member {
+        v1::Member {
+            client_id: "ada".to_owned(),
+            connection_id: vec![connection; 16].into(),
+            incarnation: FROM,
+            data: Some(Bytes::from_static(b"{}")),
+            ..v1::Member::default()
+        }
+    }
+
+    fn channel() -> Option<v1::Channel> {
+        Some(v1::Channel { account: "acme".to_owned(), name: "room".to_owned() })
+    }
+
+    fn from() -> Peer {
+        Peer { node_id: "n".into(), incarnation: FROM }
+    }
+
+    #[test]
+    fn a_change_that_no_node_sends_is_named() {
+        let good = |action: v1::presence_delta::Action| v1::PresenceDelta {
+            channel: channel(),
+            action: action.into(),
+            member: Some(member(1)),
+        };
+        use v1::presence_delta::Action::{Enter, Leave, Unspecified, Update};
+        for action in [Enter, Update, Leave] {
+            assert!(changed(good(action), &from()).is_ok());
+        }
+        let anothers = Some(v1::Member { incarnation: 8, ..member(1) });
+        let leave = v1::PresenceDelta { member: anothers.clone(), ..good(Leave) };
+        assert!(changed(leave, &from()).is_ok(), "its run may have ended");
+        let bad =
+            |data: &'static [u8]| Some(v1::Member { data: Some(Bytes::from_static(data)), ..member(1) });
+        for (delta, fault) in [
+            (good(Unspecified), "no action"),
+            (v1::PresenceDelta { channel: None, ..good(Enter) }, "no channel"),
+            (v1::PresenceDelta { member: None, ..good(Enter) }, "no member"),
+            (v1::PresenceDelta { member: anothers, ..good(Update) }, "a member of another node"),
+            (v1::PresenceDelta { member: bad(b"{"), ..good(Enter) }, "data that is no JSON"),
+            (v1::PresenceDelta { member: bad(b"\"\xff\""), ..good(Enter) }, "data that is no text"),
+        ] {
+            assert_eq!(changed(delta, &from()).err(), Some(Malformed(fault)));
+        }
+    }
+
+    #[test]
+    fn members_come_in_their_order() {
+        let of = |after: Option<u8>, members_of: &[u8]| {
+            let part = v1::PresenceSnapshot {
+                channel: channel(),
+                after: after.map(member),
+                members: members_of.iter().map(|connection| member(*connection)).collect(),
+                ..v1::PresenceSnapshot::default()
+            };
+            members(part, &from()).is_ok()
+        };
+        for (after, members, is_good) in [
+            (None, &[1, 2, 3][..], true),
+            (Some(1), &[2, 3], true),
+            (Some(1), &[], true),
+            (Some(2), &[2, 3], false),
+            (None, &[1, 1], false),
+            (None, &[2, 1], false),
+        ] {
+            assert_eq!(of(after, members), is_good, "{after:?} {members:?}");
+        }
+    }
+}

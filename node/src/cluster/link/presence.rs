@@ -1,0 +1,67 @@
+//! Items that say who is present.
+
+use bytes::Bytes;
+use fanfare_proto::peer::v1;
+
+use super::{Item, named};
+use crate::cluster::inbound::PresenceSaid;
+use crate::model::{ChannelKey, MemberData, MemberId, Owner, PresenceAction, PresenceEvent, ToldMember};
+
+impl Item {
+    /// A change that was made here. What came from a peer is no `PresenceEvent`, so it is not sent on.
+    pub fn presence_changed(event: &PresenceEvent) -> Self {
+        use v1::presence_delta::Action;
+        let PresenceEvent { key, member, owner, action, data, timestamp_ms, .. } = event;
+        let action = match action {
+            PresenceAction::Enter => Action::Enter,
+            PresenceAction::Update => Action::Update,
+            PresenceAction::Leave => Action::Leave,
+        };
+        Self::of(v1::item::Kind::PresenceDelta(v1::PresenceDelta {
+            channel: Some(named(key)),
+            action: action.into(),
+            member: Some(written(member, *owner, data, *timestamp_ms)),
+        }))
+    }
+
+    /// A part of the members of a channel.
+    pub fn presence_members(
+        number: u64,
+        key: &ChannelKey,
+        after: Option<&MemberId>,
+        members: &[ToldMember],
+        is_last: bool,
+    ) -> Self {
+        let none = Owner { epoch: 0, incarnation: 0 };
+        let write = |told: &ToldMember| written(&told.member, told.owner, &told.data, told.timestamp_ms);
+        Self::of(v1::item::Kind::PresenceSnapshot(v1::PresenceSnapshot {
+            channel: Some(named(key)),
+            number,
+            after: after.map(|member| written(member, none, &None, 0)),
+            members: members.iter().map(write).collect(),
+            last: is_last,
+        }))
+    }
+
+    pub fn presence_said(said: PresenceSaid) -> Self {
+        use v1::presence_said::Kind;
+        let kind = match said {
+            PresenceSaid::Begun { number, parts } => Kind::Begun(v1::PresenceBegun { number, parts }),
+            PresenceSaid::Ended { number, lanes } => Kind::Ended(v1::PresenceEnded { number, lanes }),
+            PresenceSaid::Digests { parts, digests } => Kind::Digests(v1::PresenceDigests { parts, digests }),
+            PresenceSaid::Asked { parts } => Kind::Asked(v1::PresenceAsked { parts }),
+        };
+        Self::of(v1::item::Kind::PresenceSaid(v1::PresenceSaid { kind: Some(kind) }))
+    }
+}
+
+fn written(member: &MemberId, owner: Owner, data: &MemberData, timestamp_ms: u64) -> v1::Member {
+    v1::Member {
+        client_id: member.client_id.as_str().to_owned(),
+        connection_id: Bytes::copy_from_slice(member.connection_id.as_bytes()),
+        incarnation: owner.incarnation,
+        epoch: owner.epoch,
+        timestamp_ms,
+        data: data.as_ref().map(|data| Bytes::copy_from_slice(data.get().as_bytes())),
+    }
+}

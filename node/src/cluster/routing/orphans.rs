@@ -1,0 +1,81 @@
+//! Members whose node has ended: who of the others lets them leave.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Routing;
+use crate::model::{ConnectionId, Digest, Owner};
+
+/// Where the one that is to let them leave has not by then, each node does so for itself. They are the same events.
+const LATE: Duration = Duration::from_secs(5);
+
+impl Routing {
+    /// Whether the connections of a run are lost, as far as this node can tell: it is not heard, or has said goodbye, and cannot
+    /// be reached.
+    pub(super) fn has_ended(&self, run: u64) -> bool {
+        let is_alive = self.runs.lock().alive().any(|alive| alive == run);
+        !is_alive && !self.is_up(run)
+    }
+
+    /// Connections whose members are to leave now by this node, with whose they were: their run has ended for as long as `grace`
+    /// by what this node knows, and nobody has taken them up. To be called often.
+    pub fn orphans(&self, grace: Duration) -> Vec<(ConnectionId, Owner)> {
+        let (now, own) = (Instant::now(), self.hub.incarnation());
+        let mut ended = self.hub.present_runs();
+        ended.retain(|run| *run != own && self.has_ended(*run));
+        let mut since = self.orphaned.lock();
+        since.retain(|run, _| ended.contains(run));
+        for run in ended {
+            since.entry(run).or_insert(now);
+        }
+        let due: HashMap<u64, bool> = since
+            .iter()
+            .map(|(run, since)| (*run, now.saturating_duration_since(*since)))
+            .filter(|(_, waited)| *waited >= grace)
+            .map(|(run, waited)| (run, waited >= grace + LATE))
+            .collect();
+        drop(since);
+        if due.is_empty() {
+            return Vec::new();
+        }
+        let alive: Vec<u64> = self.runs.lock().alive().chain([own]).collect();
+        let mut orphans = self.hub.present_connections(|run| due.contains_key(&run));
+        orphans.retain(|(connection_id, owner)| {
+            due.get(&owner.incarnation) == Some(&true) || chosen(*connection_id, &alive) == Some(own)
+        });
+        orphans
+    }
+}
+
+/// The same one on all nodes that know of the same runs, and mostly the same when one of them ends.
+fn chosen(connection_id: ConnectionId, runs: &[u64]) -> Option<u64> {
+    let weight = |run: &u64| Digest::default().of(connection_id.as_bytes()).of(&run.to_be_bytes()).number();
+    runs.iter().copied().max_by_key(|run| (weight(run), *run))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_connection_has_one_run_and_another_only_when_that_has_ended() {
+        let runs: Vec<u64> = (1..=5).collect();
+        let mut counts = HashMap::<u64, usize>::new();
+        for number in 0..200_u8 {
+            let connection_id = ConnectionId::from_bytes([number; 16]);
+            let of = |runs: &[u64]| chosen(connection_id, runs).unwrap();
+            let first = of(&runs);
+            *counts.entry(first).or_default() += 1;
+            let mut turned = runs.clone();
+            turned.reverse();
+            assert_eq!(of(&turned), first);
+            for gone in &runs {
+                let left: Vec<u64> = runs.iter().copied().filter(|run| run != gone).collect();
+                assert_eq!(of(&left) == first, *gone != first);
+            }
+        }
+        assert!(counts.len() == 5 && counts.values().all(|count| *count > 20), "{counts:?}");
+    }
+}
