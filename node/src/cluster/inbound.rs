@@ -164,6 +164,9 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
     let key = |channel: Option<v1::Channel>| channel_key(channel.ok_or(Malformed("no channel"))?);
     let interest = match item.kind {
         Some(v1::item::Kind::Forward(forward)) => {
+            if forward.incarnation != from.incarnation {
+                return Err(Malformed("messages of another run"));
+            }
             inbound.forwarded(from, forwarded(forward)?);
             return Ok(());
         }

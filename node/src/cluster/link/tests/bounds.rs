@@ -47,3 +47,14 @@ async fn a_queue_is_bounded_in_items_too() {
     let roomy = Queue::new(QueueBounds { bytes: usize::MAX, items: 3 });
     assert_eq!(timeout(DEADLINE, roomy.push(too_long)).await, Ok(Err(Lost)));
 }
+
+#[tokio::test]
+async fn messages_that_another_run_numbered_are_not_taken_from_this_one() {
+    let (a, b) = (Node::start(1).await, Node::start(2).await);
+    a.link_to(&[&b]).await;
+    a.links.send(2, 0, &forward(3, "room", 1, 16)).await.expect("it comes");
+    a.send(&b, "room", 1).await.expect("it comes");
+    let seen = b.until("what it numbered itself", |seen| !seen.forwarded.is_empty()).await;
+    assert_eq!((seen.sequences("room"), &seen.lost[..]), (vec![1], &[1][..]));
+    assert_eq!(seen.forwarded[0].1.incarnation, 1);
+}
