@@ -23,8 +23,8 @@ use crate::model::{ChannelKey, Clock, Forwarded, Limits, Published, Stamp};
 pub trait DeliveryTarget: Send + Sync {
     fn deliver(&self, delivery: Arc<Delivery>);
     fn deliver_presence(&self, delivery: Arc<PresenceDelivery>);
-    /// Something that comes before what will be delivered of this channel is missing.
-    fn lose(&self, channel: u64);
+    /// Something is missing that comes before what is delivered of this channel after `mark`.
+    fn lose(&self, channel: u64, mark: &Mark);
     /// More waits than the target's bound.
     fn congested(&self) -> bool;
 }

@@ -221,7 +221,7 @@ impl Hub {
         }
         for (bit, target) in self.targets.iter().enumerate() {
             if state.targets & (1 << bit) != 0 {
-                target.lose(channel.number);
+                target.lose(channel.number, &state.mark);
             }
         }
     }

@@ -37,7 +37,7 @@ impl DeliveryTarget for Target {
         self.presence.lock().push(delivery);
     }
 
-    fn lose(&self, channel: u64) {
+    fn lose(&self, channel: u64, _mark: &Mark) {
         self.lost.lock().push(channel);
     }
 

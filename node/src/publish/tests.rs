@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::hub::{Delivery, DeliveryTarget, PresenceDelivery};
+use crate::hub::{Delivery, DeliveryTarget, Mark, PresenceDelivery};
 use crate::model::{AccountId, ChannelName, Clock, PresenceEvent, draft_bytes};
 use crate::origin::history::FoundIds;
 use crate::testing::FakeStore;
@@ -141,7 +141,7 @@ impl DeliveryTarget for Target {
         self.presence.lock().push(delivery);
     }
 
-    fn lose(&self, _channel: u64) {}
+    fn lose(&self, _channel: u64, _mark: &Mark) {}
 
     fn congested(&self) -> bool {
         self.congested.load(Ordering::SeqCst)

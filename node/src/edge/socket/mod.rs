@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::edge::link::Link;
-use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, PresenceDelivery};
+use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, Mark, PresenceDelivery};
 use crate::model::{AccountId, ChannelKey, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
@@ -59,7 +59,8 @@ pub enum Input {
     Deliver(Arc<Delivery>),
     DeliverPresence(Arc<PresenceDelivery>),
     /// What the subscribers of the channel of this number missed cannot be given to them.
-    Lose(u64),
+    /// Something of the channel is missing before this mark.
+    Lose(u64, Box<Mark>),
     /// Other nodes forward the channel, or have had their time.
     Joined {
         slot: u32,
@@ -163,8 +164,8 @@ impl DeliveryTarget for ShardHandle {
         self.push(Input::DeliverPresence(delivery));
     }
 
-    fn lose(&self, channel: u64) {
-        self.push(Input::Lose(channel));
+    fn lose(&self, channel: u64, mark: &Mark) {
+        self.push(Input::Lose(channel, Box::new(mark.clone())));
     }
 
     fn congested(&self) -> bool {

@@ -247,7 +247,7 @@ impl Shard {
         match input {
             Input::Deliver(delivery) => self.deliver(&delivery),
             Input::DeliverPresence(delivery) => self.deliver_presence(&delivery),
-            Input::Lose(channel) => self.lose_all(channel),
+            Input::Lose(channel, mark) => self.lose_all(channel, &mark),
             Input::Joined { slot, generation, key, attaching } => {
                 self.joined(slot, generation, &key, *attaching);
             }

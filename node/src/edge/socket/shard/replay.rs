@@ -10,7 +10,7 @@ use fanfare_proto::serial::Serial;
 use super::super::backlog::{Ask, Found, Place, Question, Reply};
 use super::super::connection::{Connection, Open, Stage, Subscription};
 use super::{SLICE, Shard, context};
-use crate::hub::{Channel, Pulled, Refill};
+use crate::hub::{Channel, Mark, Pulled, Refill, Subscriber};
 use crate::model::{Amount, Forwarded, Stamp, UsageKind};
 use crate::session::{AttachReply, Standing};
 
@@ -408,14 +408,21 @@ impl Shard {
         self.say_attached(connection, slot, reply, &Standing { position, resumed: false, warning });
     }
 
-    /// The same for all who are attached to a channel, by its number.
-    pub(super) fn lose_all(&mut self, number: u64) {
+    /// Something is missing before `mark` for all who are attached to a channel, by its number.
+    pub(super) fn lose_all(&mut self, number: u64, mark: &Mark) {
+        let Some(channel) = self.subscribers.channel(number).cloned() else { return };
         let Some((_, subscribers, _)) = self.subscribers.all_mut(number) else { return };
-        let slots: Vec<u32> = subscribers.iter().filter(|one| one.messages).map(|one| one.slot).collect();
-        for slot in slots {
+        let subscribers = subscribers.iter().filter(|one| one.messages);
+        let all: Vec<(u32, u64)> = subscribers.map(|one| (one.slot, one.after_place)).collect();
+        for (slot, after) in all {
             let Some(mut connection) = self.slots[slot as usize].take() else { continue };
-            if let Some(channel) = self.subscribers.channel(number).cloned() {
-                self.lose(&mut connection, slot, &channel);
+            match after {
+                Subscriber::IN_REPLAY => self.lose(&mut connection, slot, &channel),
+                // Whoever began behind it has nothing of what is delivered in between.
+                after if after > mark.place => {
+                    self.lose_before(&mut connection, slot, &channel, after, channel.position_at(after));
+                }
+                _ => self.lose_before(&mut connection, slot, &channel, mark.place, mark.serial()),
             }
             self.slots[slot as usize] = Some(connection);
         }
@@ -424,15 +431,27 @@ impl Shard {
     /// What follows is not there any more: the client is told, and delivery goes on from here.
     fn lose(&mut self, connection: &mut Connection, slot: u32, channel: &Arc<Channel>) {
         let mark = channel.mark();
-        self.subscribers.go_live(channel.number(), slot, mark.place);
+        self.lose_before(connection, slot, channel, mark.place, mark.serial());
+    }
+
+    /// The same, from this place on.
+    fn lose_before(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        channel: &Arc<Channel>,
+        place: u64,
+        position: Serial,
+    ) {
+        self.subscribers.go_live(channel.number(), slot, place);
         let Some(open) = connection.open_mut() else { return };
         let turn = open.replays.iter().position(|replay| replay.channel.number() == channel.number());
         let reply = turn.and_then(|turn| open.replays.swap_remove(turn).take_reply());
         if let Some(reply) = reply {
-            let standing = Standing { position: mark.serial(), resumed: false, warning: None };
+            let standing = Standing { position, resumed: false, warning: None };
             return self.say_attached(connection, slot, &reply, &standing);
         }
-        let (name, position) = (channel.key().name(), mark.serial());
+        let name = channel.key().name();
         let mut outputs = Vec::new();
         let presence = self.set_modes(connection, slot, name);
         if let Some(open) = connection.open_mut() {
