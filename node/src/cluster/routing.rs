@@ -1,5 +1,6 @@
 //! Which channels go to which node: what is wanted here is told the others, and a publish goes to those that want it.
 
+mod absent;
 mod ask;
 mod deaths;
 mod hand_over;
@@ -23,6 +24,7 @@ use parking_lot::{Mutex, RwLock};
 pub use runs::Connections;
 pub use tenants::Seats;
 
+use absent::Absent;
 use ask::{Asked, LOCAL_MAX};
 use deaths::Deaths;
 use leaving::Leaving;
@@ -62,6 +64,7 @@ pub struct Routing {
     expected: Mutex<Vec<u64>>,
     runs: Mutex<Runs>,
     deaths: Mutex<Deaths>,
+    absent: Mutex<Absent>,
     connections: OnceLock<Arc<dyn Connections>>,
     seats_waiting: Arc<Semaphore>,
     presence: Presence,
@@ -119,6 +122,7 @@ impl Routing {
             expected: Mutex::default(),
             runs: Mutex::default(),
             deaths: Mutex::default(),
+            absent: Mutex::default(),
             connections: OnceLock::new(),
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
             presence: Presence::new(),
@@ -137,6 +141,8 @@ impl Routing {
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),
         });
+        let forgetting = Arc::clone(&routing);
+        tasks.spawn("absent runs", OnStop::Cancel, async move { forgetting.forget_the_absent().await });
         let looking = Arc::clone(&routing);
         tasks.spawn("joins", OnStop::Cancel, async move {
             loop {

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use parking_lot::Mutex;
 
 use super::budget::Budget;
 use super::delivery::Delivery;
+use super::former::Former;
 use super::interest::{Interest, Joining};
 use super::mark::Mark;
 use super::member_bytes::MemberBytes;
@@ -48,6 +49,8 @@ pub(super) struct State {
     pub(super) ring: Option<Box<Ring>>,
     /// None while nobody is present. With members the channel lives.
     pub(super) members: Option<Box<Members>>,
+    /// Runs that stand in its position no more.
+    pub(super) former: Former,
     /// Runs of which something is lost, and that have not told how far they are.
     pub(super) unsure: Vec<u64>,
     /// Runs of which all is heard since they told where they stand.
@@ -254,6 +257,11 @@ impl Hub {
         self.give_way();
     }
 
+    /// So long what may be missed is kept, and positions are good.
+    pub fn keeps_for(&self) -> Duration {
+        Duration::from_millis(self.rings.keep_ms)
+    }
+
     /// The number of one more attach.
     pub(super) fn next_attach(&self) -> u64 {
         self.attaches.fetch_add(1, Ordering::Relaxed) + 1
@@ -307,6 +315,7 @@ impl Hub {
                     attached: 0,
                     ring: None,
                     members: None,
+                    former: Former::default(),
                     unsure: Vec::new(),
                     whole: Vec::new(),
                     joining: Joining::default(),

@@ -112,7 +112,7 @@ impl Hub {
     pub fn heard_of(&self, key: &ChannelKey, number: u64, gone: &[Stamp]) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        let news: Vec<Stamp> = gone.iter().filter(|stamp| !state.mark.covers(**stamp)).copied().collect();
+        let news: Vec<Stamp> = gone.iter().filter(|stamp| !state.knows(**stamp)).copied().collect();
         if news.is_empty() {
             return;
         }

@@ -3,6 +3,7 @@
 mod budget;
 mod channels;
 mod delivery;
+mod former;
 mod hand_over;
 mod inbox;
 mod interest;

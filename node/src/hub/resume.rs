@@ -123,7 +123,8 @@ impl Hub {
             return Start::Unknown;
         }
         if state.mark.others.is_some() {
-            let here = state.mark.serial();
+            let here = state.former.and(&state.mark.serial());
+            let position = &state.former.complete(position, self.incarnation);
             // It may be of runs that nothing is known of, or ahead.
             if !here.covers(position) {
                 return Start::Unknown;

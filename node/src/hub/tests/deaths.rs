@@ -92,3 +92,32 @@ fn joined_without_rings() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
     (hub, targets, channel.expect("there is nobody to wait for"))
 }
+
+#[test]
+fn a_run_that_is_long_gone_stands_in_no_position_and_ends_none() {
+    let (hub, targets, channel) = joined();
+    hub.forwarded(from(THERE, 5, 2));
+    publish(&hub, &key("a"), 1);
+    hub.forwarded(from(THERE, 7, 1));
+    hub.forget_runs(&[THERE + 1]);
+    assert_eq!(channel.mark().serial(), position(&hub, 1, 7), "another one");
+    hub.forget_runs(&[THERE]);
+    assert_eq!(channel.mark().serial(), position(&hub, 2, 0));
+    assert!(targets[0].lost.lock().is_empty());
+    let start = |here, there| hub.look_after(&key("a"), &position(&hub, here, there));
+    assert_eq!(start(2, 0), Start::Live, "what is told from now on");
+    assert_eq!(start(2, 7), Start::Live);
+    assert_eq!(start(1, 7), Start::Replay { after: PLACES_BEFORE + 4, is_exact: true }, "it has all");
+    assert_eq!(start(1, 6), Start::Replay { after: PLACES_BEFORE + 3, is_exact: true });
+    assert_eq!(
+        start(1, 0),
+        Start::Replay { after: PLACES_BEFORE, is_exact: false },
+        "it has heard nothing of it"
+    );
+    assert_eq!(start(1, 8), Start::Unknown);
+    publish(&hub, &key("a"), 1);
+    assert_eq!(channel.mark().serial(), position(&hub, 3, 0));
+    assert_eq!(start(2, 0), Start::Replay { after: PLACES_BEFORE + 4, is_exact: false });
+    let pulled = channel.pull(PLACES_BEFORE + 4, usize::MAX).expect("it is there");
+    assert!(pulled.is_end && pulled.deliveries.len() == 1);
+}

@@ -1,0 +1,60 @@
+//! Runs from which nobody comes back any more need not stand in positions.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Routing;
+
+/// Runs that stand in positions and are no members, as many as stand there, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Absent(HashMap<u64, Instant>);
+
+impl Absent {
+    /// Those of them that have been absent for longer than that.
+    fn look(&mut self, absent: &HashSet<u64>, keeps_for: Duration, now: Instant) -> Vec<u64> {
+        self.0.retain(|run, _| absent.contains(run));
+        for run in absent {
+            self.0.entry(*run).or_insert(now);
+        }
+        let is_over = |since: &Instant| now.saturating_duration_since(*since) > keeps_for;
+        self.0.iter().filter(|(_, since)| is_over(since)).map(|(run, _)| *run).collect()
+    }
+}
+
+impl Routing {
+    /// Takes runs out of positions, forever.
+    pub(super) async fn forget_the_absent(&self) {
+        let keeps_for = self.hub.keeps_for();
+        loop {
+            tokio::time::sleep((keeps_for / 8).max(Duration::from_millis(100))).await;
+            let mut absent = self.hub.runs();
+            absent.retain(|run| !self.peers.read().contains_key(run));
+            let gone = self.absent.lock().look(&absent, keeps_for, Instant::now());
+            if !gone.is_empty() {
+                self.hub.forget_runs(&gone);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_absent_for_long_enough_without_a_break_is_forgotten() {
+        let (mut absent, now) = (Absent::default(), Instant::now());
+        let keeps_for = Duration::from_secs(9);
+        let mut look = |runs: &[u64], seconds: u64| {
+            let runs = runs.iter().copied().collect();
+            absent.look(&runs, keeps_for, now + Duration::from_secs(seconds))
+        };
+        assert_eq!(look(&[1, 2], 0), [0; 0]);
+        assert_eq!(look(&[1], 5), [0; 0]);
+        assert_eq!(look(&[1, 2], 9), [0; 0]);
+        assert_eq!(look(&[1, 2], 10), [1]);
+        assert_eq!(look(&[2], 19), [2]);
+    }
+}

@@ -1,0 +1,87 @@
+//! Runs that are gone for longer than anybody may come back from: clients need not keep them in their positions.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use fanfare_proto::serial::Serial;
+
+use super::channels::{Channel, Hub, State};
+use super::mark::Mark;
+use crate::model::Stamp;
+
+/// Runs that a channel remembers; who has kept a position with others is not resumed.
+const RUNS_MAX: usize = 64;
+
+/// What a channel had of runs that are gone, and that stand in no position any more.
+#[derive(Debug, Default)]
+pub(super) struct Former {
+    runs: Serial,
+    /// Whoever has this of the channel's own was told of a position in which they do not stand.
+    since: u64,
+}
+
+impl Former {
+    /// Takes these runs out of where the channel stands. The node gives itself a number without a message, by which positions
+    /// from now on are told from those of before.
+    fn take(&mut self, mark: &mut Mark, runs: &[u64]) {
+        let Some(others) = &mark.others else { return };
+        let is_gone = |run: &u64| runs.contains(run);
+        if !others.entries().iter().any(|(run, _)| is_gone(run)) {
+            return;
+        }
+        let mut kept = Serial::default();
+        for (run, sequence) in others.entries().iter().copied() {
+            if !is_gone(&run) {
+                kept.advance(run, sequence);
+            } else if self.runs.entries().len() < RUNS_MAX {
+                self.runs.advance(run, sequence);
+            }
+        }
+        mark.others = Some(Arc::new(kept));
+        mark.own.sequence += 1;
+        self.since = mark.own.sequence;
+    }
+
+    /// The position with what need not stand in it.
+    pub(super) fn complete(&self, position: &Serial, own: u64) -> Serial {
+        match self.since > 0 && position.covers_one(own, self.since) {
+            true => position.join(&self.runs),
+            false => position.clone(),
+        }
+    }
+
+    /// Where the channel stands, with these runs.
+    pub(super) fn and(&self, here: &Serial) -> Serial {
+        here.join(&self.runs)
+    }
+}
+
+impl State {
+    /// Whether a message was handed on by then, or need not be told of any more.
+    pub(super) fn knows(&self, stamp: Stamp) -> bool {
+        self.mark.covers(stamp) || self.former.runs.covers_one(stamp.incarnation, stamp.sequence)
+    }
+}
+
+impl Hub {
+    /// The runs of other nodes that stand in a position.
+    pub fn runs(&self) -> HashSet<u64> {
+        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        let mut runs = HashSet::new();
+        for channel in &channels {
+            if let Some(others) = &channel.state.lock().mark.others {
+                runs.extend(others.entries().iter().map(|(run, _)| *run));
+            }
+        }
+        runs
+    }
+
+    /// These runs have been gone for so long that nobody comes back who has not heard all of them.
+    pub fn forget_runs(&self, runs: &[u64]) {
+        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        for channel in &channels {
+            let state = &mut *channel.state.lock();
+            state.former.take(&mut state.mark, runs);
+        }
+    }
+}
