@@ -10,7 +10,9 @@ use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
 
 use crate::cluster::routing::Routing;
-use crate::hub::{Channel, Content, Delivery, DeliveryTarget, Hub, PresenceDelivery, Refill, Start, Waiter};
+use crate::hub::{
+    Channel, Content, Delivery, DeliveryTarget, Hub, Mark, PresenceDelivery, Refill, Start, Waiter,
+};
 use crate::model::{ChannelKey, Forwarded};
 use crate::tasks::{OnStop, Tasks};
 
@@ -24,7 +26,7 @@ pub(super) struct Mailbox(Mutex<Vec<Event>>);
 
 enum Event {
     Delivery(Arc<Delivery>),
-    Lost(u64),
+    Lost(u64, Mark),
 }
 
 impl DeliveryTarget for Mailbox {
@@ -34,8 +36,8 @@ impl DeliveryTarget for Mailbox {
 
     fn deliver_presence(&self, _: Arc<PresenceDelivery>) {}
 
-    fn lose(&self, channel: u64) {
-        self.0.lock().push(Event::Lost(channel));
+    fn lose(&self, channel: u64, mark: &Mark) {
+        self.0.lock().push(Event::Lost(channel, mark.clone()));
     }
 
     fn congested(&self) -> bool {
@@ -195,7 +197,7 @@ impl Client {
         for event in at.mailbox.take() {
             let number = match &event {
                 Event::Delivery(delivery) => delivery.channel,
-                Event::Lost(channel) => *channel,
+                Event::Lost(channel, _) => *channel,
             };
             let found = self.subscriptions.iter_mut().find(|(_, subscription)| {
                 subscription.stage.channel().is_some_and(|channel| channel.number() == number)
@@ -204,8 +206,8 @@ impl Client {
             let epochs = self.epochs.entry(key.clone()).or_default();
             match event {
                 Event::Delivery(delivery) => subscription.delivered(&delivery, epochs),
-                Event::Lost(_) => {
-                    subscription.lose(epochs, &mut self.counts);
+                Event::Lost(_, mark) => {
+                    subscription.lose_before(&mark, epochs, &mut self.counts);
                 }
             }
         }
@@ -356,6 +358,16 @@ impl Subscription {
         counts.told += 1;
         self.begin(mark.serial(), epochs, counts.now);
         self.stage = Stage::Live { channel, after: mark.place };
+    }
+
+    /// The same, of what comes before the mark.
+    fn lose_before(&mut self, mark: &Mark, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
+        let Stage::Live { channel, after } = &self.stage else { return self.lose(epochs, counts) };
+        let (channel, place) = (Arc::clone(channel), mark.place.max(*after));
+        let position = if place == mark.place { mark.serial() } else { channel.position_at(place) };
+        counts.told += 1;
+        self.begin(position, epochs, counts.now);
+        self.stage = Stage::Live { channel, after: place };
     }
 
     fn begin(&mut self, after: Serial, epochs: &mut Vec<Epoch>, at: Duration) {

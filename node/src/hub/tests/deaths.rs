@@ -2,12 +2,24 @@
 
 use std::collections::HashSet;
 
-use super::forwarded::{THERE, from, joined, position};
+use super::forwarded::{THERE, from, position};
 use super::*;
 use crate::hub::channels::PLACES_BEFORE;
 
 fn nowhere() -> HashSet<u64> {
     HashSet::new()
+}
+
+/// With a channel that the other node forwards, of which it had numbered nothing before.
+fn joined() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
+    heard(super::forwarded::joined())
+}
+
+fn heard(
+    (hub, targets, channel): (Hub, Vec<Arc<Target>>, Arc<Channel>),
+) -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
+    (hub, targets, channel)
 }
 
 #[test]
@@ -90,7 +102,7 @@ fn joined_without_rings() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
     let (hub, targets) = hub_without_rings(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(super::forwarded::Others::default()));
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
-    (hub, targets, channel.expect("there is nobody to wait for"))
+    heard((hub, targets, channel.expect("there is nobody to wait for")))
 }
 
 #[test]

@@ -27,7 +27,9 @@ fn handed(hub: &Hub) -> HandedOver<Forwarded> {
 fn leaving() -> Hub {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(Others::default()));
-    hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+    let number = channel.expect("there is nobody to wait for").number();
+    [THERE, GONE].iter().for_each(|run| hub.heard(&key("a"), number, stamp(*run, 0)));
     publish(&hub, &key("a"), 2);
     hub.forwarded(from(THERE, 1, 1));
     publish(&hub, &key("a"), 1);
@@ -40,6 +42,7 @@ fn keeps(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
     hub.set_interest(Arc::new(Others::default()));
     let channel = hub.hold(&key("a"), || unreachable!("there is nobody to wait for"));
     let channel = channel.expect("there is room");
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
     numbered.iter().for_each(|stamp| hub.heard(&key("a"), channel.number(), *stamp));
     (hub, channel)
 }
@@ -120,6 +123,7 @@ fn who_is_attached_is_told_of_a_run_that_it_has_not_heard_to_its_end() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(Others::default()));
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for")).expect("as said");
+    hub.heard(&key("a"), channel.number(), stamp(GONE, 0));
     hub.forwarded(from(GONE, 8, 1));
     hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 8)]);
     assert!(targets[0].lost.lock().is_empty());
