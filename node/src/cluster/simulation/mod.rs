@@ -6,30 +6,28 @@
 //!
 //! `SIMULATION_SEED=7 cargo test -p fanfare --lib simulation` runs one seed alone.
 
+mod check;
 mod client;
 mod net;
+mod node;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use client::{At, Client, Mailbox};
-use net::{LANES, Late, Side, SimLinks};
+use check::{Log, check};
+use client::{At, Client};
+use net::{LANES, Late};
+use node::Node;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 
-use super::inbound::{Inbound, Peer};
-use super::link::{Lanes, PeerAddr, QueueBounds};
-use super::membership::{Liveness, State};
-use super::routing::{Routing, Standing};
+use super::link::PeerAddr;
+use super::membership::State;
+use super::routing::Standing;
 use crate::accounts::Account;
-use crate::hub::{DeliveryTarget, Hub};
-use crate::model::{AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Draft, Limits, Published};
-use crate::origin::history::{Done, HistoryStore};
-use crate::publish::{PublishRequest, Publisher};
-use crate::tasks::Tasks;
-use crate::testing::FakeStore;
+use crate::model::{AccountId, ChannelKey, ChannelName, ConnectionId, Draft};
+use crate::publish::PublishRequest;
 
 const SEEDS: u64 = 50;
 const THREADS: usize = 10;
@@ -89,39 +87,6 @@ impl Outcome {
     }
 }
 
-/// Keeps nothing, and says at once that it does.
-struct Store;
-
-impl FakeStore for Store {
-    fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
-        done(Ok(()));
-    }
-}
-
-struct Node {
-    peer: Peer,
-    is_alive: bool,
-    hub: Arc<Hub>,
-    routing: Arc<Routing>,
-    publisher: Publisher,
-    tasks: Arc<Tasks>,
-    mailboxes: Vec<Arc<Mailbox>>,
-    links: Arc<SimLinks>,
-    accepted: Lanes,
-    liveness: Liveness,
-    known: BTreeSet<usize>,
-    view: Vec<(usize, State)>,
-}
-
-/// Of one channel: what each run numbered.
-type Log = BTreeMap<(u64, u64), Sent>;
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Sent {
-    at: Duration,
-    acked: bool,
-}
-
 struct World {
     seed: u64,
     random: fastrand::Rng,
@@ -177,39 +142,10 @@ impl World {
     }
 
     fn start_node(&mut self) {
-        let clock = Clock::system();
-        let limits = Limits::default();
-        let tasks = Arc::new(Tasks::new(Handle::current()));
-        let mailboxes: Vec<Arc<Mailbox>> = (0..CLIENTS).map(|_| Arc::default()).collect();
-        let targets =
-            mailboxes.iter().map(|mailbox| Arc::clone(mailbox) as Arc<dyn DeliveryTarget>).collect();
-        let run = self.random.u64(1..);
-        let hub = Arc::new(Hub::new(targets, clock, &limits).of_run(run));
-        let routing = Routing::new(&hub, &tasks);
-        let store = Arc::new(Store) as Arc<dyn HistoryStore>;
-        let publisher = Publisher::new(&hub, &store, &limits, Some(&routing));
-        let index = self.nodes.len();
-        let peer = Peer { node_id: format!("n{index}").into(), incarnation: hub.incarnation() };
+        let (index, run) = (self.nodes.len(), self.random.u64(1..));
         // Now and then more comes than a lane holds.
         let items = if self.random.u8(..6) == 0 { 30 } else { 10_000 };
-        let links = SimLinks::new(QueueBounds { items, ..QueueBounds::default() });
-        routing.begin(Arc::clone(&links));
-        let liveness = Liveness::new(TICK, self.began + self.ticked);
-        let (accepted, known, view) = (Lanes::default(), BTreeSet::new(), Vec::new());
-        self.nodes.push(Node {
-            peer,
-            is_alive: true,
-            hub,
-            routing,
-            publisher,
-            tasks,
-            mailboxes,
-            links,
-            accepted,
-            liveness,
-            known,
-            view,
-        });
+        self.nodes.push(Node::start(index, run, items, self.began + self.ticked));
     }
 
     fn alive(&self) -> Vec<usize> {
@@ -546,47 +482,5 @@ impl World {
                 }
             }
         }
-    }
-}
-
-/// Of each run a client has seen what it numbered after the client began, from the first on and without a gap; if it goes on to
-/// the end, all of it, of a dead run at least what was acknowledged. Of a run that was not heard where it began, that is what was
-/// published since.
-fn check(at: &str, epoch: &client::Epoch, log: &Log, living: &BTreeSet<u64>, is_last: bool) {
-    let runs: BTreeSet<u64> = log.keys().map(|(run, _)| *run).collect();
-    for run in runs {
-        let after = epoch.after.sequence_of(run);
-        let lives = if living.contains(&run) { "living" } else { "dead" };
-        let numbered: Vec<(u64, &Sent)> =
-            log.range((run, 0)..=(run, u64::MAX)).map(|((_, sequence), sent)| (*sequence, sent)).collect();
-        let is_owed = |(sequence, sent): &(u64, &Sent)| match after {
-            Some(after) => *sequence > after,
-            None => sent.at > epoch.at,
-        };
-        let seen: Vec<u64> =
-            epoch.seen.iter().filter(|(of, _)| *of == run).map(|(_, sequence)| *sequence).collect();
-        let owed = numbered.iter().position(is_owed).unwrap_or(numbered.len());
-        let begin = numbered.iter().position(|(sequence, _)| Some(sequence) == seen.first());
-        let begin = begin.unwrap_or(owed);
-        let all: Vec<u64> = numbered[begin..].iter().map(|(sequence, _)| *sequence).collect();
-        let owed_first = numbered.get(owed);
-        assert!(
-            all.starts_with(&seen) && begin <= owed && (after.is_none() || begin == owed),
-            "{at}, {lives} run {run:x} after {after:?}, from {owed_first:?}: seen {seen:?} of {all:?}"
-        );
-        if is_last {
-            let missing = numbered[begin + seen.len()..].iter();
-            // What died with its run was told of when the client began anew.
-            let missing =
-                missing.filter(|(_, sent)| living.contains(&run) || sent.acked && sent.at > epoch.at);
-            let missing: Vec<u64> = missing.map(|(sequence, _)| *sequence).collect();
-            assert!(missing.is_empty(), "{at}, {lives} run {run:x} after {after:?}: {missing:?} never came");
-        }
-    }
-}
-
-impl Node {
-    fn side(&self) -> Side<'_> {
-        Side { peer: &self.peer, lanes: &self.accepted, inbound: &*self.routing as &dyn Inbound }
     }
 }
