@@ -58,6 +58,11 @@ async fn a_database_that_is_gone_is_told_in_time_and_live_messages_go_on() {
 
     for (signal, again) in [("KILL", None), ("STOP", Some("CONT"))] {
         cassandra.signal(signal, None);
+        // A process that is told to end may still answer for a moment.
+        wait_until(SOON, "a refused publish", async || {
+            publish(&node, "probe", json!({"data": 1})).await.status == 503
+        })
+        .await;
         for body in [json!({"data": signal}), json!({"data": signal, "id": format!("own-{signal}")})] {
             let begun = Instant::now();
             let answer = publish(&node, "room", body).await;
