@@ -270,7 +270,7 @@ impl Routing {
 
     /// The peer wants the channel: nothing is numbered in it while that is noted.
     fn want(&self, from: u64, key: ChannelKey, number: u64, round: u64) {
-        self.hub.standing(&key, |mark| {
+        self.hub.standing(&key, |mark, unsure| {
             if !self.peers.read().contains_key(&from) {
                 return;
             }
@@ -279,16 +279,17 @@ impl Routing {
                 wanting.push(from);
             }
             drop(wanting);
-            let (hash, sequence, gone) = (hash_of(&key), mark.own.sequence, self.gone(mark));
+            let (hash, sequence, gone) = (hash_of(&key), mark.own.sequence, self.gone(mark, unsure));
             self.send(from, hash, &Interest::Joined { key: key.clone(), number, sequence, round, gone });
         });
     }
 
-    /// What a channel has of runs of other nodes that are not there any more.
-    fn gone(&self, mark: &Mark) -> Vec<Stamp> {
+    /// All that a channel has of runs of other nodes that are not there any more.
+    fn gone(&self, mark: &Mark, unsure: &[u64]) -> Vec<Stamp> {
         let Some(others) = &mark.others else { return Vec::new() };
         let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
         let mut gone: Vec<Stamp> = others.entries().iter().map(stamp).collect();
+        gone.retain(|stamp| !unsure.contains(&stamp.incarnation));
         self.keep_gone(&mut gone);
         gone
     }

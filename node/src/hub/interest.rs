@@ -186,8 +186,9 @@ impl Hub {
     }
 
     /// Runs `act` with where the channel stands, while nothing is numbered in it.
-    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(&Mark) -> R) -> R {
-        self.with_channel(key, |_, state| act(&state.mark))
+    /// With it come the runs of which something may be missing.
+    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(&Mark, &[u64]) -> R) -> R {
+        self.with_channel(key, |_, state| act(&state.mark, &state.unsure))
     }
 
     /// All deliveries of the channel that whoever has this position has not, none older than `back_ms`. None where that cannot
