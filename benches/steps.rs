@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fanfare::accounts::Accounts;
-use fanfare::auth::{Authenticator, Claim, Kept, Nonce, TokenStore};
+use fanfare::auth::{Authenticator, Claim, Kept, TokenStore};
 use fanfare::hub::{Flush, Inbox, Outbox, wire};
-use fanfare::model::{Capability, Clock, Limits, Operation, Revocation};
+use fanfare::model::{Capability, Clock, Limits, Nonce, Operation, Revocation};
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_proto::frame::{self, Format, MessageOut};
 use fanfare_proto::serial::Serial;

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::future::ready;
 use std::sync::Arc;
 
-use crate::auth::{Claim, Kept, Nonce, TokenStore};
-use crate::model::{AccountId, PresenceEvent, Published, Revocation};
+use crate::auth::{Claim, Kept, TokenStore};
+use crate::model::{AccountId, IdScope, Nonce, PresenceEvent, Published, Revocation};
 use crate::origin::history::{
-    self, BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, StoreError,
+    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, StoreError,
 };
 use crate::origin::metering::MetricRow;
 
@@ -42,7 +42,7 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
         found(Err(StoreError::Off));
     }
 
-    fn claim_nonce(&self, _: history::Nonce) -> Result<bool, StoreError> {
+    fn claim_nonce(&self, _: Nonce) -> Result<bool, StoreError> {
         Err(StoreError::Off)
     }
 
@@ -76,7 +76,7 @@ impl<S: FakeStore> HistoryStore for S {
         FakeStore::find_ids(self, scope, ids, found);
     }
 
-    fn claim_nonce(&self, nonce: history::Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
+    fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
         Box::pin(ready(FakeStore::claim_nonce(self, nonce)))
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::auth::{Claim, Kept, Nonce, TokenStore, TokenStoreError};
-use crate::model::Revocation;
-use crate::origin::history::{self, BoxFuture, HistoryStore, StoreError};
+use crate::auth::{Claim, Kept, TokenStore, TokenStoreError};
+use crate::model::{Nonce, Revocation};
+use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 
 pub(super) struct StoredTokens {
     pub(super) store: Arc<dyn HistoryStore>,
@@ -15,9 +15,7 @@ pub(super) struct StoredTokens {
 
 impl TokenStore for StoredTokens {
     fn claim_nonce(&self, nonce: Nonce) -> Claim {
-        let Nonce { key_name, timestamp_ms, nonce } = nonce;
-        let claim = self.store.claim_nonce(history::Nonce { key_name, timestamp_ms, nonce });
-        Box::pin(in_time("claim of a nonce", self.wait, claim))
+        Box::pin(in_time("claim of a nonce", self.wait, self.store.claim_nonce(nonce)))
     }
 
     fn keep_revocation(&self, revocation: Revocation) -> Kept {

@@ -11,10 +11,9 @@ use subtle::ConstantTimeEq as _;
 
 use super::credentials::Credentials;
 use super::principal::PrincipalKind;
-use super::store::Nonce;
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
-use crate::model::{Capability, ClientId, Limits, UsageKind};
+use crate::model::{Capability, ClientId, Limits, Nonce, UsageKind};
 
 /// Why no token was issued, in the order of the checks; the text is what the client is told.
 #[derive(Debug, Clone, PartialEq, Eq)]

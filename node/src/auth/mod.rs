@@ -24,7 +24,7 @@ pub use credentials::Credentials;
 pub use exchange::ExchangeError;
 pub use principal::{Principal, PrincipalKind};
 pub use revocation::RevokeError;
-pub use store::{Claim, Kept, Nonce, TokenStore, TokenStoreError};
+pub use store::{Claim, Kept, TokenStore, TokenStoreError};
 
 use credentials::Presented;
 use failures::Failures;

@@ -3,16 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 
-use crate::model::{KeyName, Revocation};
-
-/// What makes a token request usable once.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Nonce {
-    pub key_name: KeyName,
-    /// Epoch milliseconds, as the request says.
-    pub timestamp_ms: u64,
-    pub nonce: Box<str>,
-}
+use crate::model::{Nonce, Revocation};
 
 /// It was not done, or nobody knows whether it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

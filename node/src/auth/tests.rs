@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::Revocation;
+use crate::model::{Nonce, Revocation};
 use crate::testing::DirectoryText;
 
 const NOW_MS: u64 = 1_767_225_600_500;

@@ -66,6 +66,7 @@ limits! {
     nonce_characters_min 1..=22: "Characters of the nonce of a token request, at least; the client library sends 22";
     nonce_characters_max 22..=4_096: "Characters of the nonce of a token request, at most";
     nonce_memory_ms 60_000..=86_400_000: "How long the nonce of a token request is remembered; at least twice token_request_window_ms";
+    remembered_nonces 1_000..=1_000_000_000: "Nonces remembered of each stretch of nonce_memory_ms, on the disk; beyond it token requests are answered 503";
     token_request_window_ms 1_000..=43_200_000: "How far the timestamp of a token request may be from the clock, before it and after";
     token_bytes 1..=65_536: "Token";
     jwt_ahead_ms 1_000..=86_400_000: "How far the iat of a JWT may be ahead of the clock";

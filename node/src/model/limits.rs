@@ -66,6 +66,8 @@ pub struct Limits {
     pub nonce_characters_max: usize,
     /// How long a nonce is remembered.
     pub nonce_memory_ms: u64,
+    /// In each stretch of that time.
+    pub remembered_nonces: usize,
     /// How far the timestamp of a token request may be from the clock, before it and after.
     pub token_request_window_ms: u64,
     pub token_bytes: usize,
@@ -153,6 +155,7 @@ impl Default for Limits {
             nonce_characters_min: 16,
             nonce_characters_max: 128,
             nonce_memory_ms: 600_000,
+            remembered_nonces: 4_000_000,
             token_request_window_ms: 120_000,
             token_bytes: 8 * 1024,
             jwt_ahead_ms: 120_000,

@@ -7,6 +7,7 @@ mod forwarded;
 mod ids;
 mod limits;
 mod message;
+mod once;
 mod presence;
 mod presence_elsewhere;
 mod revocation;
@@ -24,6 +25,7 @@ pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyNam
 pub(crate) use ids::{check_name, random_bytes};
 pub use limits::Limits;
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
+pub use once::{IdScope, KeptNonce, Nonce, NoncePage};
 pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
 pub use presence_elsewhere::{ForwardedPresence, ToldMember, ToldMembers};
 pub use revocation::Revocation;

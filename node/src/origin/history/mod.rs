@@ -16,9 +16,10 @@ use fanfare_proto::serial::Serial;
 
 use super::metering::MetricRow;
 use crate::model::{
-    AccountId, ChannelKey, ClientId, FormerMember, KeyName, PresenceEvent, Published, Revocation, Stamp,
+    AccountId, ChannelKey, FormerMember, KeptNonce, NoncePage, PresenceEvent, Published, Revocation, Stamp,
 };
 
+pub use crate::model::{IdScope, Nonce};
 pub use embedded::{Embedded, OpenError, Options};
 pub use position::{BadPosition, Position};
 pub use scylla::{Connection, Scylla, ScyllaError, ScyllaOptions, apply_schema};
@@ -73,7 +74,18 @@ pub trait HistoryStore: Send + Sync + 'static {
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds);
 
     /// Resolves to true if nobody claimed this nonce within `nonce_memory_ms`; then the claim is durable.
+    /// `Busy` also while as many are remembered as may be.
     fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>>;
+
+    /// The nonces that this store remembers, page by page: those after the place that the page before says.
+    fn nonces(&self, _after: Option<Box<[u8]>>) -> BoxFuture<'static, Result<NoncePage, StoreError>> {
+        Box::pin(std::future::ready(Ok(NoncePage::default())))
+    }
+
+    /// Resolves when these are remembered too, durably, for what is left of their time.
+    fn keep_nonces(&self, _nonces: Vec<KeptNonce>) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// Resolves when the revocation is durable. It is kept for `Limits::revocation_kept_ms` from its moment on; of those with the
     /// same key and clientId the latest counts.
@@ -168,22 +180,6 @@ impl FormerRun {
             Some((run, before_ms))
         })
     }
-}
-
-/// Within which a client-given message id is unique.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct IdScope {
-    pub key: ChannelKey,
-    pub key_name: KeyName,
-    pub client_id: Option<ClientId>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Nonce {
-    pub key_name: KeyName,
-    /// Epoch milliseconds, as the token request says.
-    pub timestamp_ms: u64,
-    pub nonce: Box<str>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

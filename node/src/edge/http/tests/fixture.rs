@@ -12,13 +12,13 @@ use tempfile::TempDir;
 use tower::ServiceExt as _;
 
 use crate::accounts::Accounts;
-use crate::auth::{Authenticator, Claim, Kept, Nonce, TokenStore, TokenStoreError};
+use crate::auth::{Authenticator, Claim, Kept, TokenStore, TokenStoreError};
 use crate::edge::Services;
 use crate::edge::http::router;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
-use crate::model::{Clock, Limits, Revocation};
-use crate::origin::history::{self, Embedded, HistoryStore, Options};
+use crate::model::{Clock, Limits, Nonce, Revocation};
+use crate::origin::history::{Embedded, HistoryStore, Options};
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::testing::DirectoryText;
@@ -142,8 +142,7 @@ struct Tokens(Arc<dyn HistoryStore>);
 
 impl TokenStore for Tokens {
     fn claim_nonce(&self, nonce: Nonce) -> Claim {
-        let Nonce { key_name, timestamp_ms, nonce } = nonce;
-        let claim = self.0.claim_nonce(history::Nonce { key_name, timestamp_ms, nonce });
+        let claim = self.0.claim_nonce(nonce);
         Box::pin(async { claim.await.map_err(|_| TokenStoreError) })
     }
 

@@ -1,7 +1,8 @@
 //! How rows are named. Every variable part is preceded by its length, so that no two scopes share a prefix.
 
+use crate::model::Nonce;
 use crate::model::{AccountId, ChannelKey, ClientId, MemberId};
-use crate::origin::history::{IdScope, Nonce, Position};
+use crate::origin::history::{IdScope, Position};
 use crate::origin::metering::MetricRow;
 
 /// The first bytes of all rows of a channel.
@@ -42,6 +43,13 @@ pub(super) fn nonce_key(nonce: &Nonce) -> Vec<u8> {
     key.extend_from_slice(&nonce.timestamp_ms.to_be_bytes());
     key.extend_from_slice(nonce.nonce.as_bytes());
     key
+}
+
+pub(super) fn read_nonce_key(key: &[u8]) -> Option<Nonce> {
+    let (key_name, rest) = take_part(key)?;
+    let (timestamp_ms, nonce) = rest.split_first_chunk()?;
+    let timestamp_ms = u64::from_be_bytes(*timestamp_ms);
+    Some(Nonce { key_name: key_name.into(), timestamp_ms, nonce: std::str::from_utf8(nonce).ok()?.into() })
 }
 
 /// The clientId follows bare; none is none at all, so that the row of a whole key is the prefix of its clientIds'.

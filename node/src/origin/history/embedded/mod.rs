@@ -31,7 +31,9 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::model::{AccountId, FormerMember, Limits, PresenceEvent, Published, Revocation, Stamp};
+use crate::model::{
+    AccountId, Clock, FormerMember, KeptNonce, Limits, NoncePage, PresenceEvent, Published, Revocation, Stamp,
+};
 use crate::origin::metering::MetricRow;
 
 use super::{
@@ -41,6 +43,7 @@ use super::{
 use health::Health;
 use ids::{Find, Lookup, PendingIds, Remembered};
 use members::Members;
+use nonces::KeptRow;
 use partitions::{Kind, Partitions};
 use queue::{Queue, Refused, Weight};
 use reader::Read;
@@ -65,6 +68,8 @@ pub struct Options {
     pub history: bool,
     pub idempotency_window_ms: u64,
     pub nonce_memory_ms: u64,
+    /// Remembered at most of each stretch of `nonce_memory_ms`.
+    pub nonces: usize,
     pub revocation_kept_ms: u64,
     /// Messages, ids and nonces waiting for the disk or for their callback; beyond it `Busy`, but for messages: of them no more are begun
     /// from seven eighths on.
@@ -81,6 +86,7 @@ impl Options {
             history,
             idempotency_window_ms: limits.idempotency_window_ms,
             nonce_memory_ms: limits.nonce_memory_ms,
+            nonces: limits.remembered_nonces,
             revocation_kept_ms: limits.revocation_kept_ms(),
             write_queue_rows: 131_072,
             write_queue_bytes: 64 * 1024 * 1024,
@@ -94,6 +100,8 @@ impl Options {
 /// The embedded store. Dropping it shuts it down.
 pub struct Embedded {
     history: bool,
+    nonce_memory_ms: u64,
+    clock: Clock,
     /// None once the store is shut down, so that the folder can be opened again.
     partitions: Mutex<Option<Arc<Partitions>>>,
     /// The same.
@@ -191,9 +199,23 @@ impl HistoryStore for Embedded {
         Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
 
+    fn nonces(&self, after: Option<Box<[u8]>>) -> BoxFuture<'static, Result<NoncePage, StoreError>> {
+        let (memory_ms, now_ms) = (self.nonce_memory_ms, self.clock.now_ms());
+        self.asked(|answer| Read::Nonces { after, memory_ms, now_ms, answer })
+    }
+
+    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let row = |kept: KeptNonce| KeptRow { key: keys::nonce_key(&kept.nonce), age_ms: kept.age_ms };
+        let rows = nonces.into_iter().map(row).filter(|row| row.key.len() <= KEY_BYTES_MAX);
+        let nonces: Vec<KeptRow> = rows.collect();
+        let bytes = nonces.iter().map(|row| row.key.len()).sum();
+        let weight = Weight { items: nonces.len(), bytes };
+        self.written(weight, |answer| Job::Keep { nonces, answer })
+    }
+
     fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
         let bytes = size_of::<Revocation>() + revocation.client_id.as_ref().map_or(0, |id| id.as_str().len());
-        self.written(bytes, |answer| Job::Revoke { revocation, answer })
+        self.written(Weight { items: 1, bytes }, |answer| Job::Revoke { revocation, answer })
     }
 
     fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
@@ -213,20 +235,14 @@ impl HistoryStore for Embedded {
     }
 
     fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.written(0, |answer| Job::Settle { answer })
+        self.written(Weight { items: 1, bytes: 0 }, |answer| Job::Settle { answer })
     }
 
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
         if !self.history {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
-        let (answer, answered) = oneshot::channel();
-        if let Err((refused, _)) =
-            self.reads.push(Weight { items: 1, bytes: 0 }, Read::Page { query, answer })
-        {
-            return Box::pin(std::future::ready(Err(refused.into())));
-        }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        self.asked(|answer| Read::Page { query, answer })
     }
 
     fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -250,12 +266,7 @@ impl HistoryStore for Embedded {
         if !self.history {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
-        let (answer, answered) = oneshot::channel();
-        let read = Read::Metrics { account, from_ms, rows_max, answer };
-        if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, read) {
-            return Box::pin(std::future::ready(Err(refused.into())));
-        }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        self.asked(|answer| Read::Metrics { account, from_ms, rows_max, answer })
     }
 
     fn sweep(&self, now_ms: u64) -> Result<(), StoreError> {
@@ -288,11 +299,23 @@ impl Embedded {
     /// The outcome of a job, when the writer is done with it and all before it.
     fn written(
         &self,
-        bytes: usize,
+        weight: Weight,
         job: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> Job,
     ) -> BoxFuture<'static, Result<(), StoreError>> {
         let (answer, answered) = oneshot::channel();
-        if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes }, job(answer)) {
+        if let Err((refused, _)) = self.writes.push(weight, job(answer)) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    /// What a reader finds.
+    fn asked<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Read,
+    ) -> BoxFuture<'static, Result<T, StoreError>> {
+        let (answer, answered) = oneshot::channel();
+        if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, read(answer)) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })

@@ -1,31 +1,137 @@
 //! Nonces of token requests, remembered for a time.
 
+use std::collections::HashSet;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use fjall::OwnedWriteBatch;
 
+use crate::model::{KeptNonce, NoncePage};
+use crate::origin::history::StoreError;
+
+use super::keys;
 use super::partitions::{Kind, Partition, Partitions};
+
+/// What a page of them holds at most.
+const PAGE_ROWS: usize = 2_000;
 
 pub(super) struct Nonces {
     pub(super) partitions: Arc<Partitions>,
     pub(super) memory_ms: u64,
+    /// In each stretch of `memory_ms`; beyond it a claim is `Busy`.
+    pub(super) rows_max: usize,
+    /// How many the stretch that is written to has.
+    pub(super) rows: Option<(Partition, usize)>,
+}
+
+/// One that was claimed elsewhere.
+pub(super) struct KeptRow {
+    pub(super) key: Vec<u8>,
+    pub(super) age_ms: u64,
 }
 
 impl Nonces {
-    pub(super) fn is_claimed(&self, key: &[u8], now_ms: u64) -> fjall::Result<bool> {
+    /// First what was claimed elsewhere, so that a claim beside it is refused. The outcome of each claim.
+    pub(super) fn add(
+        &mut self,
+        batch: &mut OwnedWriteBatch,
+        kept: Vec<KeptRow>,
+        claims: Vec<Vec<u8>>,
+        now_ms: u64,
+    ) -> fjall::Result<Vec<Result<bool, StoreError>>> {
+        let mut in_group = HashSet::new();
+        for KeptRow { key, age_ms } in kept {
+            if age_ms < self.memory_ms && !in_group.contains(&key) && !self.is_claimed(&key, now_ms)? {
+                self.insert(batch, &key, now_ms.saturating_sub(age_ms))?;
+                in_group.insert(key);
+            }
+        }
+        let mut outcomes = Vec::with_capacity(claims.len());
+        for key in claims {
+            let is_used = in_group.contains(&key) || self.is_claimed(&key, now_ms)?;
+            outcomes.push(match is_used {
+                true => Ok(false),
+                false if self.is_full(now_ms)? => Err(StoreError::Busy),
+                false => {
+                    self.insert(batch, &key, now_ms)?;
+                    in_group.insert(key);
+                    Ok(true)
+                }
+            });
+        }
+        Ok(outcomes)
+    }
+
+    fn is_claimed(&self, key: &[u8], now_ms: u64) -> fjall::Result<bool> {
         let oldest_ms = now_ms.saturating_sub(self.memory_ms);
         for (_, keyspace) in self.partitions.overlapping(Kind::Nonces, oldest_ms, u64::MAX).iter().rev() {
-            let claimed_ms = keyspace.get(key)?.and_then(|value| value.first_chunk().copied());
-            if claimed_ms.is_some_and(|bytes| u64::from_be_bytes(bytes) >= oldest_ms) {
+            if keyspace.get(key)?.is_some_and(|value| claimed_ms(&value) >= oldest_ms) {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    pub(super) fn claim(&self, batch: &mut OwnedWriteBatch, key: &[u8], now_ms: u64) -> fjall::Result<()> {
-        let partition = Partition::containing(Kind::Nonces, now_ms, self.memory_ms, self.memory_ms);
-        batch.insert(self.partitions.get_or_create(partition)?.keyspace(), key, now_ms.to_be_bytes());
+    fn partition(&self, now_ms: u64) -> Partition {
+        Partition::containing(Kind::Nonces, now_ms, self.memory_ms, self.memory_ms)
+    }
+
+    fn is_full(&mut self, now_ms: u64) -> fjall::Result<bool> {
+        let partition = self.partition(now_ms);
+        let rows = match self.rows {
+            Some((counted, rows)) if counted == partition => rows,
+            _ => self.partitions.get_or_create(partition)?.keyspace().len()?,
+        };
+        self.rows = Some((partition, rows));
+        Ok(rows >= self.rows_max)
+    }
+
+    fn insert(&mut self, batch: &mut OwnedWriteBatch, key: &[u8], claimed_ms: u64) -> fjall::Result<()> {
+        let partition = self.partition(claimed_ms);
+        batch.insert(self.partitions.get_or_create(partition)?.keyspace(), key, claimed_ms.to_be_bytes());
+        if let Some((counted, rows)) = &mut self.rows
+            && *counted == partition
+        {
+            *rows += 1;
+        }
         Ok(())
     }
+}
+
+/// Those that are still remembered, behind `after`.
+pub(super) fn page(
+    partitions: &Partitions,
+    after: Option<&[u8]>,
+    memory_ms: u64,
+    now_ms: u64,
+) -> fjall::Result<NoncePage> {
+    let oldest_ms = now_ms.saturating_sub(memory_ms);
+    let (from, first) = after
+        .and_then(|after| after.split_first_chunk())
+        .map_or((None, None), |(place, key)| (Some(*place), Some(key)));
+    let mut page = NoncePage::default();
+    for (partition, keyspace) in partitions.overlapping(Kind::Nonces, oldest_ms, u64::MAX) {
+        let place = partition.place();
+        if from.is_some_and(|from| place < from) {
+            continue;
+        }
+        let begin = first.filter(|_| from == Some(place)).map_or(Bound::Unbounded, Bound::Excluded);
+        for row in keyspace.range::<&[u8], _>((begin, Bound::Unbounded)) {
+            let (key, value) = row.into_inner()?;
+            let claimed_ms = claimed_ms(&value);
+            let Some(nonce) = keys::read_nonce_key(&key).filter(|_| claimed_ms >= oldest_ms) else {
+                continue;
+            };
+            page.nonces.push(KeptNonce { nonce, age_ms: now_ms.saturating_sub(claimed_ms) });
+            if page.nonces.len() >= PAGE_ROWS {
+                page.next = Some([place.as_slice(), &key].concat().into());
+                return Ok(page);
+            }
+        }
+    }
+    Ok(page)
+}
+
+fn claimed_ms(value: &[u8]) -> u64 {
+    value.first_chunk().copied().map_or(0, u64::from_be_bytes)
 }

@@ -187,10 +187,15 @@ impl Opened {
             state: self.state,
             ids,
             pending: pending.clone(),
-            nonces: Nonces { partitions: partitions.clone(), memory_ms: options.nonce_memory_ms },
+            nonces: Nonces {
+                partitions: partitions.clone(),
+                memory_ms: options.nonce_memory_ms,
+                rows_max: options.nonces,
+                rows: None,
+            },
             revocations: Revocations { partitions: partitions.clone(), kept_ms: options.revocation_kept_ms },
             members: self.members.clone(),
-            clock,
+            clock: clock.clone(),
             queue: writes.clone(),
             answers,
             status: status.clone(),
@@ -201,6 +206,8 @@ impl Opened {
         // Made first, so that a thread that cannot be started ends those that were.
         let store = Embedded {
             history: options.history,
+            nonce_memory_ms: options.nonce_memory_ms,
+            clock,
             partitions: Mutex::new(Some(partitions.clone())),
             members: Mutex::new(Some(self.members)),
             pending,

@@ -35,6 +35,12 @@ impl Partition {
         Self { kind, start_ms: timestamp_ms - timestamp_ms % width_ms, width_ms, keep_ms }
     }
 
+    /// The partitions of a kind are in the order of these.
+    pub(super) fn place(&self) -> [u8; 24] {
+        let numbers = [self.start_ms, self.width_ms, self.keep_ms].map(u64::to_be_bytes);
+        std::array::from_fn(|byte| numbers.as_flattened()[byte])
+    }
+
     fn end_ms(&self) -> u64 {
         self.start_ms.saturating_add(self.width_ms)
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use fjall::{Keyspace, KvPair};
 use tokio::sync::oneshot;
 
-use crate::model::AccountId;
+use crate::model::{AccountId, NoncePage};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, RowKind, StoreError};
 use crate::origin::metering::MetricRow;
 
 use super::partitions::{Kind, Partitions};
 use super::queue::Queue;
-use super::{failed, keys, metrics};
+use super::{failed, keys, metrics, nonces};
 
 /// A page ends early after this many rows that `until` leaves out, so that no read takes long.
 const SKIPPED_MAX: usize = 50_000;
@@ -29,6 +29,12 @@ pub(super) enum Read {
         rows_max: usize,
         answer: oneshot::Sender<Result<Vec<MetricRow>, StoreError>>,
     },
+    Nonces {
+        after: Option<Box<[u8]>>,
+        memory_ms: u64,
+        now_ms: u64,
+        answer: oneshot::Sender<Result<NoncePage, StoreError>>,
+    },
 }
 
 /// Until the queue is closed and empty.
@@ -38,6 +44,10 @@ pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>) {
             Read::Page { query, answer } => give(answer, || page(partitions, &query)),
             Read::Metrics { account, from_ms, rows_max, answer } => {
                 give(answer, || metrics::read(partitions, &account, from_ms, rows_max));
+            }
+            Read::Nonces { after, memory_ms, now_ms, answer } => {
+                let page = || nonces::page(partitions, after.as_deref(), memory_ms, now_ms);
+                give(answer, || page().map_err(failed));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The contract over the embedded store, and what is its own: folders, full queues, refused writes.
 
+mod nonces;
 mod without_history;
 
 use std::os::unix::fs::MetadataExt as _;

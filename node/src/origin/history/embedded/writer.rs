@@ -1,7 +1,6 @@
 //! The one thread that writes: it takes everything that waits, commits it with one fsync, and hands the answers
 //! to a second thread, so that the next group is on its way to the disk while callbacks run.
 
-use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 
@@ -15,7 +14,7 @@ use crate::origin::metering::MetricRow;
 use super::health::Health;
 use super::ids::{IdPartitions, PendingIds, Remembered};
 use super::members::{MemberRow, Members};
-use super::nonces::Nonces;
+use super::nonces::{KeptRow, Nonces};
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
@@ -41,6 +40,11 @@ pub(super) enum Job {
     Claim {
         key: Vec<u8>,
         answer: Answer<bool>,
+    },
+    /// Of nonces that were claimed elsewhere.
+    Keep {
+        nonces: Vec<KeptRow>,
+        answer: Answer<()>,
     },
     Revoke {
         revocation: Revocation,
@@ -83,7 +87,7 @@ pub(super) struct Answers {
     result: Result<(), StoreError>,
     weight: Weight,
     appended: Vec<Done>,
-    claimed: Vec<(Answer<bool>, bool)>,
+    claimed: Vec<(Answer<bool>, Result<bool, StoreError>)>,
     written: Vec<Answer<()>>,
     begun: Option<(Answer<Vec<FormerRun>>, Vec<FormerRun>)>,
 }
@@ -171,7 +175,7 @@ impl Writer {
         answers: &mut Answers,
     ) -> Result<(), StoreError> {
         let (mut claims, mut revocations, mut metric_rows) = (Vec::new(), Vec::new(), Vec::new());
-        let mut begins = None;
+        let (mut kept, mut begins) = (Vec::new(), None);
         for job in jobs {
             match job {
                 Job::Append(append) => {
@@ -179,8 +183,12 @@ impl Writer {
                     rows.push(append.rows);
                 }
                 Job::Claim { key, answer } => {
-                    answers.claimed.push((answer, false));
+                    answers.claimed.push((answer, Ok(false)));
                     claims.push(key);
+                }
+                Job::Keep { nonces, answer } => {
+                    answers.written.push(answer);
+                    kept.extend(nonces);
                 }
                 Job::Revoke { revocation, answer } => {
                     answers.written.push(answer);
@@ -198,8 +206,8 @@ impl Writer {
             }
         }
         self.status.usable()?;
-        let is_empty =
-            rows.is_empty() && claims.is_empty() && revocations.is_empty() && metric_rows.is_empty();
+        let no_nonces = claims.is_empty() && kept.is_empty();
+        let is_empty = rows.is_empty() && no_nonces && revocations.is_empty() && metric_rows.is_empty();
         if is_empty && begins.is_none() {
             return Ok(());
         }
@@ -214,7 +222,9 @@ impl Writer {
                 runs::begin(&self.state, &mut batch, run, now_ms, self.highest_ms).map_err(not_taken)?;
         }
         self.add_rows(&mut batch, rows).map_err(not_taken)?;
-        self.add_claims(&mut batch, claims, &mut answers.claimed).map_err(not_taken)?;
+        let now_ms = self.clock.now_ms();
+        let outcomes = self.nonces.add(&mut batch, kept, claims, now_ms).map_err(not_taken)?;
+        answers.claimed.iter_mut().zip(outcomes).for_each(|((_, answer), outcome)| *answer = outcome);
         self.revocations.add(&mut batch, revocations).map_err(not_taken)?;
         metrics::insert(&self.partitions, &mut batch, &metric_rows).map_err(not_taken)?;
         batch.commit().map_err(|error| status.broke(&engine::reason(&error)))
@@ -246,24 +256,6 @@ impl Writer {
         batch.insert(self.state.keyspace(), HIGHEST, self.highest_ms.to_be_bytes());
         Ok(())
     }
-
-    fn add_claims(
-        &self,
-        batch: &mut OwnedWriteBatch,
-        keys: Vec<Vec<u8>>,
-        claimed: &mut [(Answer<bool>, bool)],
-    ) -> fjall::Result<()> {
-        let now_ms = self.clock.now_ms();
-        let mut in_group = HashSet::new();
-        for (key, (_, is_new)) in keys.into_iter().zip(claimed) {
-            *is_new = !in_group.contains(&key) && !self.nonces.is_claimed(&key, now_ms)?;
-            if *is_new {
-                self.nonces.claim(batch, &key, now_ms)?;
-                in_group.insert(key);
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Runs the callbacks, group after group. What they answer counts against the queue until here.
@@ -278,7 +270,7 @@ pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
         }
         for (answer, is_new) in group.claimed {
             // A caller that has gone needs no answer.
-            let _ = answer.send(group.result.clone().map(|()| is_new));
+            let _ = answer.send(group.result.clone().and(is_new));
         }
         for answer in group.written {
             let _ = answer.send(group.result.clone());
