@@ -1,4 +1,10 @@
-//! The time of day, for signing and comparing.
+//! The time of day, for signing and comparing, and a wrong one for a node under test.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::NodeOptions;
 
 /// Epoch milliseconds.
 #[expect(clippy::disallowed_methods, reason = "a test stands outside of the node, whose clock it checks")]
@@ -10,4 +16,36 @@ pub fn now_ms() -> u64 {
 /// Epoch seconds.
 pub fn now_s() -> u64 {
     now_ms() / 1000
+}
+
+/// The clock of the nodes started with [`Shifted::under`]; what they ask of the system passes a library that is loaded
+/// before the system's own.
+pub struct Shifted(TempDir);
+
+impl Default for Shifted {
+    fn default() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let output = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(folder.path().join("clock.so"))
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/clock.c"))
+            .arg("-ldl")
+            .output()
+            .expect("cc, which also links what rustc compiles");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self(folder)
+    }
+}
+
+impl Shifted {
+    pub fn under(&self, options: NodeOptions) -> NodeOptions {
+        options.environment("LD_PRELOAD", &self.0.path().join("clock.so").display().to_string())
+    }
+
+    /// From now on the time of day is so much later.
+    pub fn ahead(&self, seconds: i64) {
+        let new = self.0.path().join("ahead.new");
+        std::fs::write(&new, seconds.to_string()).expect("the folder is writable");
+        std::fs::rename(new, self.0.path().join("ahead")).expect("the folder is writable");
+    }
 }

@@ -40,20 +40,26 @@ impl Cluster {
     }
 
     async fn with(count: usize, change: impl Fn(NodeOptions) -> NodeOptions) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let file = folder.path().join("cluster.key");
+        let key = tempfile::tempdir().expect("a temporary folder");
+        let file = key.path().join("cluster.key");
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).expect("the operating system gives random bytes");
         std::fs::write(&file, STANDARD.encode(secret)).expect("the folder is writable");
-        let mut nodes: Vec<Node> = Vec::new();
-        for index in 0..count {
-            let mut options = change(options(index, &file));
-            if let Some(seed) = nodes.first().and_then(Node::gossip) {
-                options = options.environment("FANFARE_SEED", &seed.to_string());
-            }
-            nodes.push(Node::start(options).await);
+        let mut cluster = Self { nodes: Vec::new(), key };
+        for _ in 0..count {
+            cluster.add(&change).await;
         }
-        Self { nodes, key: folder }
+        cluster
+    }
+
+    /// Starts one more node.
+    pub async fn add(&mut self, change: impl FnOnce(NodeOptions) -> NodeOptions) -> &mut Node {
+        let mut options = change(options(self.nodes.len(), &self.key.path().join("cluster.key")));
+        if let Some(seed) = self.nodes.first().and_then(Node::gossip) {
+            options = options.environment("FANFARE_SEED", &seed.to_string());
+        }
+        let node = Node::start(options).await;
+        self.nodes.push_mut(node)
     }
 
     /// The same, and waits until each knows what each other one wants.

@@ -5,6 +5,7 @@ mod drain;
 mod files;
 mod identities;
 mod members;
+mod nodes;
 mod operators;
 mod rebalance;
 mod runs;
@@ -38,7 +39,7 @@ use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use crate::{edge, telemetry};
-use cluster::Gossip;
+use cluster::{Gossip, OfNode};
 use operators::Operators;
 pub use store::apply_schema;
 
@@ -123,14 +124,15 @@ impl App {
 
         let (accounts, development_key) = open_accounts(&config)?;
         let store = store::open(&config, &node_id, &stamps).await?;
-        let auth = open_auth(&config, &accounts, &store, &clock).await?;
+        let (auth, others) = tokens::open_auth(&config, &accounts, &store, &clock).await?;
         let connections = Arc::new(TenantConnections::default());
         let meter = meter(&accounts, &store, &clock, &node_id, limits.metric_minutes);
 
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
-        let route = |gossip: &Gossip| gossip.route(&hub, &node_id, &shards, &connections, &last_tasks);
+        let local = OfNode::new(&config, &shards, &store, &clock, others);
+        let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
         let cluster = gossip.as_ref().zip(routing.as_ref());
         let identities = identities::open(&config, &hub, &past, &shards, &clock, cluster)?;
@@ -193,7 +195,6 @@ impl App {
         let membership =
             cluster::join(gossip, &config, &node_id, hub.incarnation(), listen, routing, &last_tasks)?;
         operators.begin(&config, (&node_id, hub.incarnation()), addresses, membership.as_ref());
-        let node_file = announce(&config, &node_id, addresses)?;
         Ok(Self {
             tasks,
             last_tasks,
@@ -204,8 +205,8 @@ impl App {
             meter,
             membership,
             addresses,
+            node_file: announce(&config, &node_id, addresses)?,
             node_id,
-            node_file,
             development_key,
             operators,
             drain_timeout: config.drain_timeout,
@@ -255,6 +256,7 @@ impl App {
         self.shards.stop(left - left / 10);
         let until = Instant::now() + left;
         self.tasks.stop(left).await;
+        cluster::hand_over(self.publisher.routing(), until).await;
         if tokio::time::timeout(LEAVES_STOP_MAX, self.publisher.finish_departures()).await.is_err() {
             tracing::warn!("not all who had ended their connection have left");
         }
@@ -296,26 +298,6 @@ fn open_certificates(config: &Config) -> Result<Option<Arc<Certificates>>, Start
     let files = config.tls_files();
     let opened = files.map(|(certificate, key)| Certificates::open(certificate, key)).transpose();
     opened.map_err(StartError::at("cannot use the certificate (--tls-cert, --tls-key)"))
-}
-
-/// Knows what was revoked before it is asked for the first time.
-async fn open_auth(
-    config: &Config,
-    accounts: &Arc<Accounts>,
-    store: &Arc<dyn HistoryStore>,
-    clock: &Clock,
-) -> Result<Arc<Authenticator>, StartError> {
-    let tokens = tokens::StoredTokens {
-        store: Arc::clone(store),
-        wait: Duration::from_millis(config.limits.store_wait_ms),
-    };
-    let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth);
-    let store = Arc::clone(store);
-    let revoked = tokio::task::spawn_blocking(move || store.revoked_tokens()).await;
-    let doing = "cannot read the revocations in the store";
-    let revoked = revoked.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
-    auth.restore_revocations(&revoked);
-    Ok(Arc::new(auth))
 }
 
 fn meter(

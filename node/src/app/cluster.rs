@@ -2,24 +2,27 @@
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::{Addresses, StartError};
+use super::tokens::Others;
+use super::{Addresses, StartError, nodes};
 use crate::accounts::TenantConnections;
 use crate::auth::ConnectionKeys;
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{self, LinkSettings, Links, PeerAddr, PeerTls};
 use crate::cluster::membership::{Facts, Member, Members, Membership, Options, State};
-use crate::cluster::routing::{Later, Local, Routing, Seats, Standing};
+use crate::cluster::routing::{KeptNodes, Later, Local, Routing, Seats, Standing};
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
-use crate::model::{AccountId, ClientId, Clock};
+use crate::model::{AccountId, ClientId, Clock, KeptNonce, Nonce, NoncePage};
+use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::tasks::{OnStop, Tasks};
 
 /// How soon a name of a peer is looked up again.
@@ -74,17 +77,22 @@ impl Gossip {
     /// Takes what other nodes send from now on, and is ready to send to them. To be called before clients are served.
     pub(super) fn route(
         &self,
+        config: &Config,
         hub: &Arc<Hub>,
         node_id: &Arc<str>,
-        shards: &Arc<Shards>,
+        local: OfNode,
         connections: &Arc<TenantConnections>,
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Routing>, StartError> {
         let at = || StartError::at("cannot make the certificates of the peer links");
         let tls = PeerTls::from_key(&self.key).map_err(at())?;
         let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
-        let routing = Routing::new(hub, tasks);
-        routing.set_local(Arc::new(OfNode { shards: Arc::clone(shards) }));
+        let kept = nodes::read(&config.data_dir, local.clock.now_ms())
+            .map_err(StartError::at("cannot read the nodes that are kept in the data folder"))?;
+        let routing = Routing::new(hub, node_id, kept, tasks);
+        local.others.know(&routing);
+        let is_shared = local.store.is_shared();
+        routing.set_local(Arc::new(local));
         routing.count_tenants(Arc::clone(connections) as Arc<dyn Seats>);
         let inbound = Arc::clone(&routing) as Arc<dyn Inbound>;
         let links = Links::new(own, tls, inbound, Arc::clone(tasks), LinkSettings::default());
@@ -92,13 +100,34 @@ impl Gossip {
         let listener = self.peers.try_clone().map_err(at())?;
         links.listen(tokio::net::TcpListener::from_std(listener).map_err(at())?);
         routing.begin(links);
+        if !is_shared {
+            routing.begin_nonces(!config.seeds.is_empty());
+        }
         Ok(routing)
     }
 }
 
 /// What other nodes may ask for.
-struct OfNode {
+pub(super) struct OfNode {
     shards: Arc<Shards>,
+    store: Arc<dyn HistoryStore>,
+    clock: Clock,
+    data_dir: PathBuf,
+    /// Who is to know of the others.
+    others: Others,
+}
+
+impl OfNode {
+    pub(super) fn new(
+        config: &Config,
+        shards: &Arc<Shards>,
+        store: &Arc<dyn HistoryStore>,
+        clock: &Clock,
+        others: Others,
+    ) -> Self {
+        let (shards, store) = (Arc::clone(shards), Arc::clone(store));
+        Self { shards, store, clock: clock.clone(), data_dir: config.data_dir.clone(), others }
+    }
 }
 
 impl Local for OfNode {
@@ -109,6 +138,48 @@ impl Local for OfNode {
 
     fn connections(&self) -> u64 {
         self.shards.connection_count() as u64
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    fn claim_nonce(&self, nonce: Nonce) -> Later<Option<bool>> {
+        of_store("a nonce of a peer was not stored", self.store.claim_nonce(nonce))
+    }
+
+    fn nonces(&self, after: Option<Box<[u8]>>) -> Later<Option<NoncePage>> {
+        of_store("the nonces could not be read", self.store.nonces(after))
+    }
+
+    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>> {
+        of_store("the nonces of a peer were not stored", self.store.keep_nonces(nonces))
+    }
+
+    fn keep_nodes(&self, nodes: KeptNodes) -> Later<()> {
+        let (data_dir, now_ms) = (self.data_dir.clone(), self.clock.now_ms());
+        Box::pin(async move {
+            let written = tokio::task::spawn_blocking(move || nodes::write(&data_dir, &nodes, now_ms)).await;
+            if let Ok(Err(error)) = written {
+                tracing::warn!(%error, "the nodes that were seen were not kept");
+            }
+        })
+    }
+}
+
+fn of_store<T: Send + 'static>(
+    failing: &'static str,
+    answer: BoxFuture<'static, Result<T, StoreError>>,
+) -> Later<Option<T>> {
+    Box::pin(async move { answer.await.inspect_err(|error| tracing::warn!(%error, "{failing}")).ok() })
+}
+
+/// Gives the others what only this node may know, as far as the time reaches.
+pub(super) async fn hand_over(routing: Option<&Arc<Routing>>, until: Instant) {
+    let Some(routing) = routing else { return };
+    let left = until.saturating_duration_since(Instant::now());
+    if tokio::time::timeout(left, routing.hand_nonces_over()).await.is_err() {
+        tracing::warn!("not all nonces were handed over");
     }
 }
 
@@ -141,7 +212,8 @@ pub(super) fn has_met(
     move || {
         let Some(routing) = &routing else { return true };
         let waited = !has_seeds || begun.elapsed() > SEEDS_WAIT;
-        let is_met = if routing.expected() == 0 { waited } else { routing.is_complete() };
+        let is_complete = if routing.expected() == 0 { waited } else { routing.is_complete() };
+        let is_met = is_complete && routing.has_nonces();
         met.fetch_or(is_met, Ordering::Relaxed) || is_met
     }
 }

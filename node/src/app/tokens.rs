@@ -1,21 +1,67 @@
 //! The origin's store as the authenticator's memory of nonces and revocations.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::auth::{Claim, Kept, TokenStore, TokenStoreError};
-use crate::model::{Nonce, Revocation};
+use super::StartError;
+use crate::accounts::Accounts;
+use crate::auth::{Authenticator, Claim, Kept, TokenStore, TokenStoreError};
+use crate::cluster::routing::Routing;
+use crate::config::Config;
+use crate::model::{Clock, Nonce, Revocation};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 
-pub(super) struct StoredTokens {
-    pub(super) store: Arc<dyn HistoryStore>,
+struct StoredTokens {
+    store: Arc<dyn HistoryStore>,
+    others: Others,
     /// Of any answer.
-    pub(super) wait: Duration,
+    wait: Duration,
+}
+
+/// The other nodes, once it is known whether there may be some.
+#[derive(Clone, Default)]
+pub(super) struct Others(Arc<OnceLock<Arc<Routing>>>);
+
+impl Others {
+    /// To be called before clients are served.
+    pub(super) fn know(&self, routing: &Arc<Routing>) {
+        self.0.set(Arc::clone(routing)).ok();
+    }
+}
+
+/// Knows what was revoked before it is asked for the first time.
+pub(super) async fn open_auth(
+    config: &Config,
+    accounts: &Arc<Accounts>,
+    store: &Arc<dyn HistoryStore>,
+    clock: &Clock,
+) -> Result<(Arc<Authenticator>, Others), StartError> {
+    let others = Others::default();
+    let tokens = StoredTokens {
+        store: Arc::clone(store),
+        others: others.clone(),
+        wait: Duration::from_millis(config.limits.store_wait_ms),
+    };
+    let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth);
+    let store = Arc::clone(store);
+    let revoked = tokio::task::spawn_blocking(move || store.revoked_tokens()).await;
+    let doing = "cannot read the revocations in the store";
+    let revoked = revoked.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
+    auth.restore_revocations(&revoked);
+    Ok((Arc::new(auth), others))
 }
 
 impl TokenStore for StoredTokens {
     fn claim_nonce(&self, nonce: Nonce) -> Claim {
-        Box::pin(in_time("claim of a nonce", self.wait, self.store.claim_nonce(nonce)))
+        let claim: BoxFuture<'static, _> = match self.others.0.get() {
+            Some(routing) if !self.store.is_shared() => {
+                let routing = Arc::clone(routing);
+                let unknown = || StoreError::Failed("too few nodes remember it".to_owned());
+                Box::pin(async move { routing.claim_nonce(nonce).await.ok_or_else(unknown) })
+            }
+            _ => self.store.claim_nonce(nonce),
+        };
+        Box::pin(in_time("claim of a nonce", self.wait, claim))
     }
 
     fn keep_revocation(&self, revocation: Revocation) -> Kept {

@@ -1,5 +1,6 @@
 //! What comes from other nodes: read, checked, and handed on. The only maker of `Forwarded`.
 
+pub(super) mod once;
 mod presence;
 
 use std::fmt;
@@ -13,9 +14,9 @@ use serde_json::value::RawValue;
 use crate::hub::HandedOver;
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, ForwardedPresence,
-    NotOpen, Place, Stamp, TakenUp, Tenure, ToldMembers, check_name,
+    KeptNonce, Nonce, NotOpen, Place, Stamp, TakenUp, Tenure, ToldMembers, check_name,
 };
-
+pub use once::{Claimed, NoncesKnown};
 pub use presence::PresenceSaid;
 
 /// Far above what any node may allow its clients.
@@ -126,6 +127,12 @@ pub enum Request {
     HandOver { key: ChannelKey },
     /// How many connections there are.
     Load,
+    /// Whether the nonce is used for the first time; it is remembered.
+    Claim(Nonce),
+    /// The nonces that are remembered, from that place on.
+    NoncesAsked { after: Option<Box<[u8]>> },
+    /// These are to be remembered; with the last of them the asking node says that it goes.
+    NoncesGiven { nonces: Vec<KeptNonce>, last: bool },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,6 +147,10 @@ pub enum Answer {
     HandedOver(Option<Box<HandedOver<Forwarded>>>),
     /// So many connections.
     Loaded(u64),
+    Claimed(Claimed),
+    Nonces(NoncesKnown),
+    /// What was asked for is done.
+    Done,
     /// The request is not known there.
     Unknown,
 }
@@ -250,6 +261,15 @@ fn request(kind: v1::request::Kind) -> Result<Option<Request>, Malformed> {
         v1::request::Kind::HandOver(v1::HandOver { channel }) => {
             Ok(Some(Request::HandOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? }))
         }
+        v1::request::Kind::Claim(v1::Claim { nonce }) => {
+            Ok(Some(Request::Claim(once::nonce(nonce.ok_or(Malformed("no nonce"))?)?.nonce)))
+        }
+        v1::request::Kind::NoncesAsked(v1::NoncesAsked { after }) => {
+            Ok(Some(Request::NoncesAsked { after: (!after.is_empty()).then(|| after.as_ref().into()) }))
+        }
+        v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last }) => {
+            Ok(Some(Request::NoncesGiven { nonces: once::nonces(nonces)?, last }))
+        }
         _ => Ok(None),
     }
 }
@@ -267,6 +287,11 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
         }
         v1::answer::Kind::TakenOver(v1::TakenOver { done }) => Ok(Answer::TakenOver(done)),
         v1::answer::Kind::HandedOver(handed) => handed_over(handed).map(Answer::HandedOver),
+        v1::answer::Kind::Claimed(v1::Claimed { first, counts, now_ms }) => {
+            Ok(Answer::Claimed(Claimed { first, counts, now_ms }))
+        }
+        v1::answer::Kind::Nonces(nonces) => Ok(Answer::Nonces(once::known(nonces)?)),
+        v1::answer::Kind::Done(v1::Done {}) => Ok(Answer::Done),
         _ => Ok(Answer::Unknown),
     }
 }

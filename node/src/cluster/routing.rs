@@ -5,8 +5,10 @@ mod ask;
 mod deaths;
 mod hand_over;
 mod leaving;
+mod nonces;
 mod orphans;
 mod presence;
+mod quorum;
 mod refill;
 mod runs;
 mod tenants;
@@ -21,14 +23,18 @@ pub use ask::{Later, Local};
 use dashmap::DashMap;
 pub use deaths::Standing;
 use parking_lot::{Mutex, RwLock};
+pub use quorum::KeptNodes;
 pub use runs::Connections;
 pub use tenants::Seats;
+pub use wants::Known;
 
 use absent::Absent;
 use ask::{Asked, LOCAL_MAX};
 use deaths::Deaths;
 use leaving::Leaving;
+use nonces::Clocks;
 use presence::Presence;
+use quorum::Quorum;
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
 use tenants::Counting;
@@ -84,6 +90,8 @@ pub struct Routing {
     local_waiting: Arc<Semaphore>,
     counting: Counting,
     leaving: Leaving,
+    quorum: Mutex<Quorum>,
+    clocks: Mutex<Clocks>,
     /// Peers that can be sent to, and of which it is known what they want.
     known: metrics::Gauge,
     sent: metrics::Counter,
@@ -101,17 +109,9 @@ struct Own {
     rounds: Vec<Round>,
 }
 
-/// What there is to say of a run of another node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Known {
-    pub is_up: bool,
-    pub is_interest_known: bool,
-    /// It has said goodbye.
-    pub has_left: bool,
-}
-
 impl Routing {
-    pub fn new(hub: &Arc<Hub>, tasks: &Arc<Tasks>) -> Arc<Self> {
+    /// `kept` is what the node has kept with [`Local::keep_nodes`].
+    pub fn new(hub: &Arc<Hub>, node_id: &Arc<str>, kept: KeptNodes, tasks: &Arc<Tasks>) -> Arc<Self> {
         let routing = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             hub: Arc::clone(hub),
@@ -137,6 +137,8 @@ impl Routing {
             local_waiting: Arc::new(Semaphore::new(LOCAL_MAX)),
             counting: Counting::default(),
             leaving: Leaving::default(),
+            quorum: Mutex::new(Quorum::new(node_id, kept, Instant::now())),
+            clocks: Mutex::default(),
             known: metrics::gauge!("fanfare_peers_known"),
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),
@@ -168,11 +170,6 @@ impl Routing {
         expected.iter().all(|peer| is_known(peer) && self.presence.is_known(*peer))
     }
 
-    pub fn known_of(&self, peer: u64) -> Known {
-        let is_interest_known = self.peers.read().get(&peer).is_some_and(|wants| wants.is_known);
-        Known { is_up: self.is_up(peer), is_interest_known, has_left: self.leaving.has_left(peer) }
-    }
-
     /// How many members are to be reached.
     pub fn expected(&self) -> usize {
         self.expected.lock().len()
@@ -183,6 +180,10 @@ impl Routing {
         let Some(links) = self.links.get() else { return };
         let (members, expected) = self.leaving.without_left(members, expected);
         self.runs.lock().are_alive(&expected, tokio::time::Instant::now());
+        let id_of = |incarnation: u64| members.iter().find(|member| member.peer.incarnation == incarnation);
+        let alive =
+            expected.iter().filter_map(|alive| Some((*alive, Arc::clone(&id_of(*alive)?.peer.node_id))));
+        self.quorum.lock().see(alive.collect(), Instant::now());
         *self.expected.lock() = expected;
         let mut peers = self.peers.write();
         let before = peers.len();

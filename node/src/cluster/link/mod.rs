@@ -35,6 +35,7 @@ pub(super) use queue::Pull;
 pub(super) use queue::Queue;
 pub use queue::{Lost, QueueBounds, Receipt};
 
+use super::inbound::once::{self, Claimed};
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use crate::hub::{Content, Delivery, HandedOver};
 use crate::model::{ChannelKey, ClientId, NotOpen, Place, Published, Stamp, TakenUp};
@@ -104,6 +105,17 @@ impl Item {
             Request::HandOver { key } => {
                 v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)) })
             }
+            Request::Claim(nonce) => {
+                v1::request::Kind::Claim(v1::Claim { nonce: Some(once::write_nonce(nonce, 0)) })
+            }
+            Request::NoncesAsked { after } => {
+                let after = after.as_deref().map(Bytes::copy_from_slice).unwrap_or_default();
+                v1::request::Kind::NoncesAsked(v1::NoncesAsked { after })
+            }
+            Request::NoncesGiven { nonces, last } => {
+                let (nonces, last) = (once::write_nonces(nonces), *last);
+                v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last })
+            }
         });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }
@@ -142,6 +154,12 @@ impl Item {
             Answer::Refilled(_) | Answer::HandedOver(_) | Answer::Unknown => {
                 v1::answer::Kind::Unknown(v1::Unknown {})
             }
+            Answer::Claimed(Claimed { first, counts, now_ms }) => {
+                let (first, counts, now_ms) = (*first, *counts, *now_ms);
+                v1::answer::Kind::Claimed(v1::Claimed { first, counts, now_ms })
+            }
+            Answer::Nonces(known) => v1::answer::Kind::Nonces(once::write_known(known)),
+            Answer::Done => v1::answer::Kind::Done(v1::Done {}),
         };
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind: Some(kind) }))
     }

@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 
 use super::super::inbound::{Answer, Request};
 use super::super::link::Item;
-use super::Routing;
-use crate::model::{AccountId, ClientId};
+use super::{KeptNodes, Routing};
+use crate::model::{AccountId, ClientId, KeptNonce, Nonce, NoncePage};
 use crate::tasks::OnStop;
 
 /// Requests of peers that are answered at a time, beside those for what was missed; further ones are left without an answer.
@@ -25,6 +25,21 @@ pub trait Local: Send + Sync + 'static {
 
     /// How many there are.
     fn connections(&self) -> u64;
+
+    /// By the clock that credentials are held against.
+    fn now_ms(&self) -> u64;
+
+    /// False: the nonce is remembered here. None: it cannot be.
+    fn claim_nonce(&self, nonce: Nonce) -> Later<Option<bool>>;
+
+    /// Some of what is remembered here, from that place on.
+    fn nonces(&self, after: Option<Box<[u8]>>) -> Later<Option<NoncePage>>;
+
+    /// Remembers these, too.
+    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>>;
+
+    /// To be given to [`Routing::new`] at the next start.
+    fn keep_nodes(&self, nodes: KeptNodes) -> Later<()>;
 }
 
 pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -129,7 +144,8 @@ impl Routing {
 
     /// A peer asks. None is what a later minor may ask.
     pub(super) fn asked_for(&self, to: u64, number: u64, request: Option<Request>) {
-        let answer = match (request, self.local.get()) {
+        let (Some(routing), local) = (self.this.upgrade(), self.local.get()) else { return };
+        let answer: Later<Option<Answer>> = match (request, local) {
             (Some(Request::Refill { key, after, back_ms }), _) => {
                 return self.asked_to_refill(to, number, key, after, back_ms);
             }
@@ -140,15 +156,18 @@ impl Routing {
             (Some(Request::HandOver { key }), _) => return self.asked_to_hand_over(to, number, key),
             (Some(Request::CloseClient { account, client_id }), Some(local)) => {
                 let closed = local.close_client(account, client_id);
-                async move { closed.await.map(Answer::Closed) }
+                Box::pin(async move { closed.await.map(Answer::Closed) })
+            }
+            (Some(Request::Claim(nonce)), Some(local)) => Arc::clone(&routing).claimed_by_peer(local, nonce),
+            (Some(Request::NoncesAsked { after }), Some(local)) => {
+                Arc::clone(&routing).nonces_for_peer(local, after)
+            }
+            (Some(Request::NoncesGiven { nonces, last }), Some(local)) => {
+                Arc::clone(&routing).nonces_from_peer(local, to, nonces, last)
             }
             (None, _) | (_, None) => return self.answer(to, number, &Answer::Unknown),
         };
-        let (Ok(permit), Some(routing)) =
-            (Arc::clone(&self.local_waiting).try_acquire_owned(), self.this.upgrade())
-        else {
-            return;
-        };
+        let Ok(permit) = Arc::clone(&self.local_waiting).try_acquire_owned() else { return };
         self.tasks.spawn("answer", OnStop::Cancel, async move {
             if let Ok(Some(answer)) = tokio::time::timeout(LOCAL_WAIT, answer).await {
                 routing.answer(to, number, &answer);

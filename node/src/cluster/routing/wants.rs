@@ -1,4 +1,15 @@
-//! What is known of what a peer wants.
+//! What is known of a peer: whether it can be reached, and what it wants.
+
+use super::Routing;
+
+/// What there is to say of a run of another node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Known {
+    pub is_up: bool,
+    pub is_interest_known: bool,
+    /// It has said goodbye.
+    pub has_left: bool,
+}
 
 /// How much is known of what a peer wants; until it is all, it counts as wanting everything.
 #[derive(Debug, Default)]
@@ -16,6 +27,13 @@ impl Wants {
         }
         self.lanes += u32::from(epoch == self.epoch);
         self.is_known |= self.lanes >= lanes;
+    }
+}
+
+impl Routing {
+    pub fn known_of(&self, peer: u64) -> Known {
+        let is_interest_known = self.peers.read().get(&peer).is_some_and(|wants| wants.is_known);
+        Known { is_up: self.is_up(peer), is_interest_known, has_left: self.leaving.has_left(peer) }
     }
 }
 

@@ -12,7 +12,7 @@ use super::{CLIENTS, TICK};
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{Lanes, QueueBounds};
 use crate::cluster::membership::{Liveness, State};
-use crate::cluster::routing::Routing;
+use crate::cluster::routing::{KeptNodes, Routing};
 use crate::hub::{DeliveryTarget, Hub};
 use crate::model::{Clock, Limits, Published};
 use crate::origin::history::{Done, HistoryStore};
@@ -54,13 +54,14 @@ impl Node {
         let targets =
             mailboxes.iter().map(|mailbox| Arc::clone(mailbox) as Arc<dyn DeliveryTarget>).collect();
         let hub = Arc::new(Hub::new(targets, Clock::system(), &limits).of_run(run));
-        let routing = Routing::new(&hub, &tasks);
+        let peer = Peer { node_id: format!("n{index}").into(), incarnation: run };
+        let routing = Routing::new(&hub, &peer.node_id, KeptNodes::default(), &tasks);
         let store = Arc::new(Store) as Arc<dyn HistoryStore>;
         let publisher = Publisher::new(&hub, &store, &limits, Some(&routing));
         let links = SimLinks::new(QueueBounds { items, ..QueueBounds::default() });
         routing.begin(Arc::clone(&links));
         Self {
-            peer: Peer { node_id: format!("n{index}").into(), incarnation: run },
+            peer,
             is_alive: true,
             hub,
             routing,

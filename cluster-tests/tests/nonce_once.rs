@@ -1,0 +1,163 @@
+//! A token request is good for one token in the whole cluster, whatever node it comes to, who is killed, starts, joins or goes
+//! meanwhile; where that cannot be known no token is issued.
+
+use fanfare_client::sign::{self, TokenParams};
+use fanfare_cluster_tests::clock::{self, Shifted};
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::{Node, Response, SOON, http, wait_until};
+
+const KEY: &str = "secret.k1";
+const USED: &str = "token request nonce has been used";
+const UNAVAILABLE: &str = "token requests cannot be recorded at present";
+
+/// A signed TokenRequest as it is posted.
+fn request() -> String {
+    let params = TokenParams { timestamp_ms: Some(clock::now_ms()), ..TokenParams::default() };
+    let request = sign::token_request(&KEY.parse().expect("a key"), params).expect("a request");
+    serde_json::to_string(&request).expect("JSON")
+}
+
+async fn exchange(node: &Node, request: &str) -> Response {
+    http::request(node.addr(), "POST", "/keys/k1/requestToken", &[], request.to_owned()).await
+}
+
+async fn assert_granted(node: &Node, what: &str) -> String {
+    let request = request();
+    let answer = exchange(node, &request).await;
+    assert_eq!(answer.status, 200, "{what}: {:?}", answer.body);
+    request
+}
+
+async fn assert_refused(node: &Node, request: &str, status: u16, sentence: &str, what: &str) {
+    let answer = exchange(node, request).await;
+    assert_eq!((answer.status, answer.error().as_str()), (status, sentence), "{what}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_one_of_all_nodes_issues_a_token() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    const ROUNDS: usize = 40;
+    let mut granted = 0;
+    for round in 0..ROUNDS {
+        let request = request();
+        let [a, b, c] = &*nodes else { panic!("three nodes were started") };
+        let (a, b, c) = tokio::join!(exchange(a, &request), exchange(b, &request), exchange(c, &request));
+        let answers = [a, b, c];
+        let tokens = answers.iter().filter(|answer| answer.status == 200).count();
+        assert!(tokens <= 1, "{round}: {answers:?}");
+        granted += tokens;
+        for answer in answers.iter().filter(|answer| answer.status != 200) {
+            // A machine that is too busy to answer in time issues none either.
+            let refused = (answer.status, answer.error());
+            assert!(refused == (401, USED.into()) || refused == (503, UNAVAILABLE.into()), "{refused:?}");
+        }
+        for node in &*nodes {
+            assert_refused(node, &request, 401, USED, "later").await;
+        }
+    }
+    assert!(2 * granted > ROUNDS, "{granted}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_makes_nothing_forgotten() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut used = Vec::new();
+    for node in &*nodes {
+        used.push(assert_granted(node, "all are there").await);
+    }
+    nodes[1].kill();
+    used.push(assert_granted(&nodes[0], "two of three are a majority").await);
+    for node in [&nodes[0], &nodes[2]] {
+        for request in &used {
+            assert_refused(node, request, 401, USED, "beside the killed").await;
+        }
+    }
+    nodes[1].restart().await;
+    for request in &used {
+        assert_refused(&nodes[1], request, 401, USED, "started again").await;
+    }
+    assert_granted(&nodes[1], "started again").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_joins_knows_what_was_used_before() {
+    let mut cluster = Cluster::linked(2).await;
+    let mut used = Vec::new();
+    for node in cluster.nodes() {
+        used.push(assert_granted(node, "two nodes").await);
+    }
+    cluster.add(|options| options).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    used.push(assert_granted(n2, "as soon as it is ready").await);
+    // Nobody else can tell it.
+    n0.kill();
+    n1.kill();
+    for request in &used {
+        assert_refused(n2, request, 401, USED, "left alone").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minority_issues_nothing_not_even_after_a_restart() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let used = assert_granted(n1, "three nodes").await;
+    // Who was seen is kept by now.
+    wait_until(SOON, "both to be kept", async || {
+        let kept = std::fs::read_to_string(n2.data_dir().join("peers.json")).unwrap_or_default();
+        kept.contains("n0") && kept.contains("n1")
+    })
+    .await;
+    n0.kill();
+    n1.kill();
+    assert_refused(n2, &request(), 503, UNAVAILABLE, "one of three").await;
+    n2.restart().await;
+    assert_refused(n2, &request(), 503, UNAVAILABLE, "started again").await;
+    assert_refused(n2, &used, 401, USED, "what it knows it says").await;
+    // Nobody is where the seed was.
+    n1.set_environment("FANFARE_SEED", &n2.gossip().expect("a node of a cluster").to_string());
+    n1.restart().await;
+    wait_until(SOON, "two of three to be a majority", async || {
+        exchange(n1, &request()).await.status == 200 || exchange(n2, &request()).await.status == 200
+    })
+    .await;
+    assert_refused(n1, &used, 401, USED, "together").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_goes_in_order_is_not_missed() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut used = vec![assert_granted(n2, "three nodes").await];
+    assert_eq!(n2.stop().await.code(), Some(0));
+    used.push(assert_granted(n1, "two nodes").await);
+    assert_eq!(n1.stop().await.code(), Some(0));
+    used.push(assert_granted(n0, "one node").await);
+    for request in &used {
+        assert_refused(n0, request, 401, USED, "what the others were asked").await;
+    }
+    n1.restart().await;
+    for request in &used {
+        assert_refused(n1, request, 401, USED, "back again").await;
+    }
+    assert_granted(n1, "back again").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_clock_is_wrong_issues_nothing() {
+    let shifted = Shifted::default();
+    let mut cluster = Cluster::linked(1).await;
+    cluster.add(|options| shifted.under(options)).await;
+    cluster.add(|options| options).await;
+    cluster.until_linked().await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    assert_granted(n1, "its clock is right").await;
+    // Within what a request may be old.
+    shifted.ahead(90);
+    assert_refused(n1, &request(), 503, UNAVAILABLE, "its clock is wrong").await;
+    for node in [n0, n2] {
+        assert_granted(node, "the others'").await;
+    }
+}

@@ -1,0 +1,257 @@
+//! Nonces of token requests are used once in the whole cluster: a claim is remembered by every node that can be reached, and by a
+//! majority of those that were seen of late.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::inbound::{Answer, Claimed, NoncesKnown, Request};
+use super::Routing;
+use super::ask::{Later, Local};
+use super::quorum::{self, KeptNodes};
+use crate::model::{KeptNonce, Nonce};
+use crate::tasks::OnStop;
+
+/// A node that does not say what it remembers of a nonce by then is passed over.
+const CLAIM_WAIT: Duration = Duration::from_millis(800);
+/// The same for a part of what it remembers.
+const PART_WAIT: Duration = Duration::from_secs(2);
+/// Parts that are taken of a node at most; the rest of a longer list is not asked for.
+const PARTS_MAX: usize = 1_000_000;
+/// How often it is looked for nodes that were not asked yet.
+const LOOK: Duration = Duration::from_millis(100);
+/// Whoever lives is reached by then, or not waited for.
+const REACH_WAIT: Duration = Duration::from_secs(3);
+/// How often it is kept who was seen, where nobody comes or goes.
+const KEEP_EVERY: Duration = Duration::from_secs(60);
+/// What was learnt of others' clocks is good for so long before a claim, and is looked at anew with each.
+const CLOCKS_LAST: Duration = Duration::from_secs(60);
+
+/// What others' clocks said, and when that was.
+#[derive(Default)]
+pub(super) struct Clocks {
+    said_ms: Vec<u64>,
+    at: Option<Instant>,
+}
+
+impl Clocks {
+    fn is_near(&self, now_ms: u64) -> bool {
+        let Some(passed) = self.at.map(|at| at.elapsed()).filter(|passed| *passed < CLOCKS_LAST) else {
+            return true;
+        };
+        let passed_ms = passed.as_millis() as u64;
+        let by_now: Vec<u64> = self.said_ms.iter().map(|said_ms| said_ms.saturating_add(passed_ms)).collect();
+        quorum::is_near(now_ms, &by_now)
+    }
+}
+
+impl Routing {
+    /// Takes over what others remember, and counts with them from then on; for a store that is not shared. `waits`: they are looked for at seeds.
+    pub fn begin_nonces(self: &Arc<Self>, waits: bool) {
+        self.quorum.lock().begin();
+        let (routing, begun) = (Arc::clone(self), Instant::now());
+        self.tasks.spawn("nonces", OnStop::Cancel, async move {
+            let mut kept = (KeptNodes::default(), Instant::now());
+            loop {
+                routing.take_nonces_over(begun, waits).await;
+                let is_old = kept.1.elapsed() >= KEEP_EVERY;
+                let now = routing.quorum.lock().kept(Instant::now());
+                let names = |kept: &KeptNodes| kept.seen.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
+                let is_changed = now.counts != kept.0.counts || names(&now) != names(&kept.0);
+                if let Some(local) = routing.local.get().filter(|_| is_changed || is_old) {
+                    kept = (now.clone(), Instant::now());
+                    local.keep_nodes(now).await;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+    }
+
+    /// Whoever lives has been asked for the nonces that it remembers, and this node counts with them if it can in time.
+    pub fn has_nonces(&self) -> bool {
+        self.quorum.lock().is_settled()
+    }
+
+    /// False: the nonce was claimed before. None: nobody knows, or it cannot be remembered.
+    pub async fn claim_nonce(&self, nonce: Nonce) -> Option<bool> {
+        let local = self.local.get()?;
+        if !self.quorum.lock().counts() || !self.clocks.lock().is_near(local.now_ms()) {
+            return None;
+        }
+        // The first is the same for whoever claims: of two claims at once it lets one go on.
+        let mut others = self.reachable();
+        let first = others.iter().copied().min().filter(|peer| *peer < self.hub.incarnation());
+        others.retain(|peer| Some(*peer) != first);
+        let mut said = match first {
+            Some(first) => self.claim_at(vec![first], &nonce).await,
+            None => vec![self.claim_here(&**local, nonce.clone()).await?],
+        };
+        let is_used = |said: &[Claimed]| said.iter().any(|claimed| !claimed.first);
+        if is_used(&said) {
+            return Some(false);
+        }
+        let here = async {
+            match first {
+                Some(_) => Some(self.claim_here(&**local, nonce.clone()).await?),
+                None => None,
+            }
+        };
+        let (others, here) = tokio::join!(self.claim_at(others, &nonce), here);
+        let clocks_ms: Vec<u64> =
+            if first.is_some() { said.iter().chain(&others) } else { others.iter().chain(&[]) }
+                .map(|claimed| claimed.now_ms)
+                .collect();
+        said.extend(others.into_iter().chain(here));
+        if is_used(&said) {
+            return Some(false);
+        }
+        *self.clocks.lock() = Clocks { said_ms: clocks_ms, at: Some(Instant::now()) };
+        let is_near = self.clocks.lock().is_near(local.now_ms());
+        let remembering = said.iter().filter(|claimed| claimed.counts).count();
+        let is_majority = self.quorum.lock().is_majority(remembering, Instant::now());
+        if !is_near || !is_majority {
+            tracing::warn!(
+                remembering,
+                is_near,
+                "a nonce is not remembered by a majority of the nodes in time"
+            );
+        }
+        (is_near && is_majority).then_some(true)
+    }
+
+    async fn claim_here(&self, local: &dyn Local, nonce: Nonce) -> Option<Claimed> {
+        let first = local.claim_nonce(nonce).await?;
+        Some(Claimed { first, counts: self.quorum.lock().counts(), now_ms: local.now_ms() })
+    }
+
+    async fn claim_at(&self, peers: Vec<u64>, nonce: &Nonce) -> Vec<Claimed> {
+        let mut said = Vec::with_capacity(peers.len());
+        let mut answers = self.ask(peers, 0, &Request::Claim(nonce.clone()));
+        let all = async {
+            while let Some(answer) = answers.next().await {
+                if let Answer::Claimed(claimed) = answer {
+                    said.push(claimed);
+                }
+            }
+        };
+        // What has come by then counts.
+        tokio::time::timeout(CLAIM_WAIT, all).await.ok();
+        said
+    }
+
+    /// Gives every node that can be reached what this one remembers, which then does not count any more.
+    pub async fn hand_nonces_over(&self) {
+        let Some(local) = self.local.get().filter(|_| self.quorum.lock().is_needed()) else { return };
+        let kept = {
+            let mut quorum = self.quorum.lock();
+            quorum.leave();
+            quorum.kept(Instant::now())
+        };
+        // Should it be started again, it does not know what others have remembered meanwhile.
+        local.keep_nodes(kept).await;
+        let (mut to, mut after) = (self.reachable(), None);
+        while !to.is_empty() {
+            let Some(page) = local.nonces(after.take()).await else { return };
+            let last = page.next.is_none();
+            let given = &Request::NoncesGiven { nonces: page.nonces, last };
+            let taking = to.into_iter().map(|peer| async move {
+                let taken = self.ask_one(peer, given).await;
+                (taken == Some(Answer::Done)).then_some(peer)
+            });
+            to = futures_util::future::join_all(taking).await.into_iter().flatten().collect();
+            if last {
+                return;
+            }
+            after = page.next;
+        }
+    }
+
+    async fn take_nonces_over(&self, begun: Instant, waits: bool) {
+        let Some(local) = self.local.get() else { return };
+        let reachable = self.reachable();
+        for peer in &reachable {
+            if !self.quorum.lock().has_asked(*peer) {
+                self.take_nonces_of(*peer, &**local).await;
+            }
+        }
+        let mut quorum = self.quorum.lock();
+        let nobody = self.expected() == 0;
+        let is_late = begun.elapsed() >= REACH_WAIT || (nobody && !waits);
+        let is_asked = reachable.iter().all(|peer| quorum.has_asked(*peer));
+        let is_asked = (!nobody && quorum.has_asked_all()) || (is_late && is_asked);
+        if quorum.decide(is_asked, Instant::now()) {
+            tracing::info!("this node remembers nonces together with the others");
+        }
+        if is_late {
+            quorum.wait_no_longer();
+        }
+    }
+
+    async fn take_nonces_of(&self, peer: u64, local: &dyn Local) {
+        let mut after = None;
+        for _ in 0..PARTS_MAX {
+            let asked = Request::NoncesAsked { after: after.take() };
+            let Some(Answer::Nonces(known)) = self.ask_one(peer, &asked).await else { return };
+            if local.keep_nonces(known.page.nonces).await.is_none() {
+                return;
+            }
+            after = known.page.next;
+            if after.is_none() {
+                self.quorum.lock().taken(peer, known.counts, &known.seen, Instant::now());
+                return;
+            }
+        }
+    }
+
+    async fn ask_one(&self, peer: u64, request: &Request) -> Option<Answer> {
+        let mut answers = self.ask(vec![peer], 0, request);
+        tokio::time::timeout(PART_WAIT, answers.next()).await.ok()?
+    }
+
+    /// Those that are alive and linked to.
+    fn reachable(&self) -> Vec<u64> {
+        self.expected.lock().iter().copied().filter(|peer| self.is_up(*peer)).collect()
+    }
+
+    /// A peer claims a nonce.
+    pub(super) fn claimed_by_peer(
+        self: Arc<Self>,
+        local: &Arc<dyn Local>,
+        nonce: Nonce,
+    ) -> Later<Option<Answer>> {
+        let local = Arc::clone(local);
+        Box::pin(async move { self.claim_here(&*local, nonce).await.map(Answer::Claimed) })
+    }
+
+    pub(super) fn nonces_for_peer(
+        self: Arc<Self>,
+        local: &Arc<dyn Local>,
+        after: Option<Box<[u8]>>,
+    ) -> Later<Option<Answer>> {
+        let local = Arc::clone(local);
+        Box::pin(async move {
+            let page = local.nonces(after).await?;
+            let (counts, seen) = {
+                let quorum = self.quorum.lock();
+                (quorum.counts(), quorum.kept(Instant::now()).seen)
+            };
+            Some(Answer::Nonces(NoncesKnown { page, counts, now_ms: local.now_ms(), seen }))
+        })
+    }
+
+    pub(super) fn nonces_from_peer(
+        self: Arc<Self>,
+        local: &Arc<dyn Local>,
+        from: u64,
+        nonces: Vec<KeptNonce>,
+        last: bool,
+    ) -> Later<Option<Answer>> {
+        let local = Arc::clone(local);
+        Box::pin(async move {
+            local.keep_nonces(nonces).await?;
+            if last {
+                self.quorum.lock().leaves(from);
+            }
+            Some(Answer::Done)
+        })
+    }
+}

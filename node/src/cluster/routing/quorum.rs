@@ -1,0 +1,291 @@
+//! Of which nodes a majority must remember a nonce, and whether this one is among them. No I/O; the time is handed in.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Who was not seen for so long is not asked for any more: what it remembers is forgotten by then.
+const SEEN_LAST: Duration = Duration::from_secs(15 * 60);
+/// Nodes that are held, far more than there are; of further ones nothing is noted while they are away.
+const NODES_MAX: usize = 4_096;
+/// A clock further than this from the median of the others' is wrong.
+const CLOCKS_APART_MS: u64 = 60_000;
+
+/// What a node keeps of this over a restart.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KeptNodes {
+    /// What it remembers is all that it is to remember.
+    pub counts: bool,
+    /// The others, and how many milliseconds ago they were seen.
+    pub seen: Vec<(Box<str>, u64)>,
+}
+
+pub(super) struct Quorum {
+    own: Arc<str>,
+    /// Else the store remembers for all.
+    is_needed: bool,
+    counts: bool,
+    /// It counted before it was started, and remembers what it did.
+    counted: bool,
+    /// Whoever lives would have been reached by now.
+    is_late: bool,
+    alive: HashMap<u64, Arc<str>>,
+    seen: HashMap<Box<str>, Instant>,
+    /// Runs that have handed over what they remember.
+    gone: HashSet<u64>,
+    /// Runs whose nonces were taken over, or had none to give.
+    asked: HashSet<u64>,
+    /// Whether they counted when they were asked.
+    answered: HashMap<Box<str>, bool>,
+}
+
+impl Quorum {
+    pub(super) fn new(own: &Arc<str>, kept: KeptNodes, now: Instant) -> Self {
+        let mut quorum = Self {
+            own: Arc::clone(own),
+            is_needed: false,
+            counts: false,
+            counted: kept.counts,
+            is_late: false,
+            alive: HashMap::new(),
+            seen: HashMap::new(),
+            gone: HashSet::new(),
+            asked: HashSet::new(),
+            answered: HashMap::new(),
+        };
+        quorum.hear_of(&kept.seen, now);
+        quorum
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.is_needed = true;
+    }
+
+    pub(super) fn is_needed(&self) -> bool {
+        self.is_needed
+    }
+
+    pub(super) fn counts(&self) -> bool {
+        self.counts
+    }
+
+    /// From now on these live, and no others.
+    pub(super) fn see(&mut self, alive: HashMap<u64, Arc<str>>, now: Instant) {
+        for (incarnation, node_id) in std::mem::replace(&mut self.alive, alive) {
+            if !self.gone.contains(&incarnation) && self.seen.len() < NODES_MAX {
+                self.seen.insert((&*node_id).into(), now);
+            }
+        }
+        let alive = &self.alive;
+        self.asked.retain(|incarnation| alive.contains_key(incarnation));
+        self.gone.retain(|incarnation| alive.contains_key(incarnation));
+        self.seen.retain(|_, at| now.saturating_duration_since(*at) < SEEN_LAST);
+    }
+
+    /// The run has handed over what it remembers.
+    pub(super) fn leaves(&mut self, incarnation: u64) {
+        let Some(node_id) = self.alive.get(&incarnation) else { return };
+        self.seen.remove(&**node_id);
+        self.gone.insert(incarnation);
+    }
+
+    /// This node hands over what it remembers.
+    pub(super) fn leave(&mut self) {
+        (self.counts, self.counted) = (false, false);
+    }
+
+    /// What the run remembers was taken over. It says whether it counts, and whom it has seen.
+    pub(super) fn taken(&mut self, incarnation: u64, counts: bool, seen: &[(Box<str>, u64)], now: Instant) {
+        let Some(node_id) = self.alive.get(&incarnation) else { return };
+        self.answered.insert((&**node_id).into(), counts);
+        self.asked.insert(incarnation);
+        self.hear_of(seen, now);
+    }
+
+    pub(super) fn has_asked(&self, incarnation: u64) -> bool {
+        self.asked.contains(&incarnation)
+    }
+
+    /// It counts, or there was time enough to come to that, and nobody who lives is left to be asked.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.is_needed || ((self.counts || self.is_late) && self.has_asked_all())
+    }
+
+    /// A node that does not count by now serves all the same.
+    pub(super) fn wait_no_longer(&mut self) {
+        self.is_late = true;
+    }
+
+    /// All who live have been asked.
+    pub(super) fn has_asked_all(&self) -> bool {
+        self.alive.keys().all(|incarnation| self.asked.contains(incarnation))
+    }
+
+    /// Whether it has come to count. What it remembered before counts on when all have been asked who can be; who remembers
+    /// nothing needs it of a majority of those that count, so that any majority of them is known here.
+    pub(super) fn decide(&mut self, is_asked: bool, now: Instant) -> bool {
+        if self.counts || !is_asked {
+            return false;
+        }
+        let others = self.others(now);
+        let answers = others.iter().map(|node_id| self.answered.get(node_id).copied());
+        let of_those: Vec<_> = answers.filter(|answer| *answer != Some(false)).collect();
+        let taken = of_those.iter().filter(|answer| answer.is_some()).count();
+        self.counts = self.counted || of_those.is_empty() || 2 * taken > of_those.len();
+        self.counts
+    }
+
+    /// So many nodes, this one included, remember it: they are a majority of those that were seen.
+    pub(super) fn is_majority(&self, remembering: usize, now: Instant) -> bool {
+        2 * remembering > self.others(now).len() + 1
+    }
+
+    pub(super) fn kept(&self, now: Instant) -> KeptNodes {
+        let seen = self.others(now).into_iter().map(|node_id| {
+            let is_alive = self.alive.values().any(|alive| **alive == *node_id);
+            let at = self.seen.get(&node_id).filter(|_| !is_alive).copied().unwrap_or(now);
+            let age = now.saturating_duration_since(at);
+            (node_id, u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
+        });
+        KeptNodes { counts: self.counts || self.counted, seen: seen.collect() }
+    }
+
+    fn others(&self, now: Instant) -> BTreeSet<Box<str>> {
+        let alive = self.alive.iter().filter(|(incarnation, _)| !self.gone.contains(incarnation));
+        let alive = alive.map(|(_, node_id)| Box::from(&**node_id));
+        let seen = self.seen.iter().filter(|(_, at)| now.saturating_duration_since(**at) < SEEN_LAST);
+        alive.chain(seen.map(|(node_id, _)| node_id.clone())).collect()
+    }
+
+    fn hear_of(&mut self, nodes: &[(Box<str>, u64)], now: Instant) {
+        for (node_id, age_ms) in nodes {
+            let Some(at) = now.checked_sub(Duration::from_millis(*age_ms)) else { continue };
+            let is_known = self.seen.contains_key(node_id) || self.seen.len() < NODES_MAX;
+            if is_known && **node_id != *self.own && now.saturating_duration_since(at) < SEEN_LAST {
+                let seen = self.seen.entry(node_id.clone()).or_insert(at);
+                *seen = at.max(*seen);
+            }
+        }
+    }
+}
+
+/// Whether a clock is near enough to the median of the others'; it is when there are none.
+pub(super) fn is_near(now_ms: u64, others_ms: &[u64]) -> bool {
+    let mut others_ms = others_ms.to_vec();
+    others_ms.sort_unstable();
+    let middle = |at: usize| others_ms.get(at).copied();
+    let (Some(low), Some(high)) =
+        (middle(others_ms.len().saturating_sub(1) / 2), middle(others_ms.len() / 2))
+    else {
+        return true;
+    };
+    now_ms.abs_diff(low.midpoint(high)) <= CLOCKS_APART_MS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quorum(kept: KeptNodes) -> (Quorum, Instant) {
+        let now = Instant::now();
+        (Quorum::new(&"own".into(), kept, now), now)
+    }
+
+    fn alive(nodes: &[(u64, &str)]) -> HashMap<u64, Arc<str>> {
+        nodes.iter().map(|(incarnation, node_id)| (*incarnation, Arc::from(*node_id))).collect()
+    }
+
+    #[test]
+    fn the_dead_are_of_the_majority_for_a_quarter_of_an_hour() {
+        let (mut quorum, now) = quorum(KeptNodes::default());
+        assert!(quorum.is_majority(1, now), "alone");
+        quorum.see(alive(&[(1, "a"), (2, "b")]), now);
+        assert!(quorum.is_majority(2, now) && !quorum.is_majority(1, now));
+        quorum.see(alive(&[]), now);
+        assert!(!quorum.is_majority(1, now + SEEN_LAST / 2));
+        quorum.see(alive(&[(3, "a")]), now);
+        assert!(quorum.is_majority(2, now), "another run of a node is the same node");
+        quorum.see(alive(&[]), now);
+        assert!(quorum.is_majority(1, now + SEEN_LAST));
+    }
+
+    #[test]
+    fn who_has_handed_over_is_not() {
+        let (mut quorum, now) = quorum(KeptNodes::default());
+        quorum.see(alive(&[(1, "a"), (2, "b")]), now);
+        quorum.leaves(1);
+        quorum.leaves(2);
+        assert!(quorum.is_majority(1, now));
+        quorum.see(alive(&[(2, "b"), (3, "a")]), now);
+        assert!(!quorum.is_majority(1, now), "until it is back");
+        assert!(quorum.is_majority(2, now));
+    }
+
+    #[test]
+    fn who_remembers_nothing_needs_a_majority_of_those_who_do() {
+        let (mut quorum, now) = quorum(KeptNodes::default());
+        quorum.see(alive(&[(1, "a"), (2, "b"), (3, "c"), (4, "new")]), now);
+        quorum.taken(1, true, &[("dead".into(), 0), ("own".into(), 0)], now);
+        quorum.taken(4, false, &[], now);
+        assert!(!quorum.decide(false, now));
+        assert!(!quorum.decide(true, now), "one of four");
+        quorum.taken(2, true, &[], now);
+        assert!(!quorum.decide(true, now), "two of four");
+        quorum.taken(3, true, &[], now);
+        assert!(quorum.has_asked_all() && quorum.decide(true, now) && quorum.counts());
+    }
+
+    #[test]
+    fn it_is_not_settled_when_those_are_asked_who_were_found_first() {
+        let (mut quorum, now) = quorum(KeptNodes::default());
+        quorum.begin();
+        quorum.see(alive(&[(1, "a")]), now);
+        quorum.taken(1, true, &[("b".into(), 0)], now);
+        assert!(!quorum.decide(true, now) && !quorum.is_settled(), "b is known and not found yet");
+        quorum.see(alive(&[(1, "a"), (2, "b")]), now);
+        quorum.taken(2, true, &[], now);
+        assert!(quorum.decide(true, now) && quorum.is_settled());
+        let (mut quorum, _) = self::quorum(KeptNodes::default());
+        quorum.begin();
+        quorum.wait_no_longer();
+        assert!(quorum.is_settled() && !quorum.counts(), "alone");
+    }
+
+    #[test]
+    fn where_nobody_remembers_anything_all_begin_to_count() {
+        let (mut quorum, now) = quorum(KeptNodes::default());
+        quorum.see(alive(&[(1, "a"), (2, "b")]), now);
+        quorum.taken(1, false, &[], now);
+        quorum.taken(2, false, &[], now);
+        assert!(quorum.decide(true, now));
+    }
+
+    #[test]
+    fn a_restart_changes_neither_who_was_seen_nor_what_counts() {
+        let (mut before, now) = quorum(KeptNodes::default());
+        before.see(alive(&[(1, "a"), (2, "b")]), now);
+        assert!(!before.decide(true, now));
+        let kept = before.kept(now);
+        assert_eq!(kept, KeptNodes { counts: false, seen: vec![("a".into(), 0), ("b".into(), 0)] });
+        let (mut quorum, now) = quorum(KeptNodes { counts: true, ..kept });
+        assert!(!quorum.is_majority(1, now));
+        assert!(!quorum.counts() && quorum.decide(true, now));
+        quorum.leave();
+        assert!(!quorum.counts() && !quorum.kept(now).counts);
+    }
+
+    #[test]
+    fn a_clock_is_held_against_the_median() {
+        let hour = 3_600_000;
+        for (others, is_good) in [
+            (&[][..], true),
+            (&[10 * hour], true),
+            (&[10 * hour + CLOCKS_APART_MS + 1], false),
+            (&[10 * hour, 20 * hour, 10 * hour + 5], true),
+            (&[11 * hour, 10 * hour, 11 * hour], false),
+            (&[9 * hour, 11 * hour], true),
+        ] {
+            assert_eq!(is_near(10 * hour, others), is_good, "{others:?}");
+        }
+    }
+}
