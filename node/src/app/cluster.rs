@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::tokens::Others;
 use super::{Addresses, StartError, nodes};
 use crate::accounts::TenantConnections;
-use crate::auth::ConnectionKeys;
+use crate::auth::{Authenticator, ConnectionKeys};
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{self, LinkSettings, Links, PeerAddr, PeerTls};
@@ -21,7 +21,7 @@ use crate::cluster::routing::{KeptNodes, Later, Local, Routing, Seats, Standing}
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
-use crate::model::{AccountId, ClientId, Clock, KeptNonce, Nonce, NoncePage};
+use crate::model::{AccountId, ClientId, Clock, KeptNonce, Nonce, NoncePage, Revocation};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::tasks::{OnStop, Tasks};
 
@@ -111,6 +111,7 @@ impl Gossip {
 pub(super) struct OfNode {
     shards: Arc<Shards>,
     store: Arc<dyn HistoryStore>,
+    auth: Arc<Authenticator>,
     clock: Clock,
     data_dir: PathBuf,
     /// Who is to know of the others.
@@ -122,11 +123,12 @@ impl OfNode {
         config: &Config,
         shards: &Arc<Shards>,
         store: &Arc<dyn HistoryStore>,
+        auth: &Arc<Authenticator>,
         clock: &Clock,
         others: Others,
     ) -> Self {
-        let (shards, store) = (Arc::clone(shards), Arc::clone(store));
-        Self { shards, store, clock: clock.clone(), data_dir: config.data_dir.clone(), others }
+        let (shards, store, auth) = (Arc::clone(shards), Arc::clone(store), Arc::clone(auth));
+        Self { shards, store, auth, clock: clock.clone(), data_dir: config.data_dir.clone(), others }
     }
 }
 
@@ -154,6 +156,31 @@ impl Local for OfNode {
 
     fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>> {
         of_store("the nonces of a peer were not stored", self.store.keep_nonces(nonces))
+    }
+
+    fn revoke(&self, revocations: Vec<Revocation>) -> Later<Option<()>> {
+        let new = match self.auth.take_revocations(revocations) {
+            Ok(new) => new,
+            Err(error) => {
+                tracing::error!(%error, "a revocation of another node is not in force here");
+                return Box::pin(std::future::ready(None));
+            }
+        };
+        // Where the store is shared, whoever revoked it has stored it for all.
+        let store = (!self.store.is_shared()).then_some(&self.store);
+        let stored: Vec<_> = store
+            .into_iter()
+            .flat_map(|store| new.iter().map(|one| store.revoke_tokens(one.clone())))
+            .collect();
+        let kept = async move {
+            let failed = futures_util::future::join_all(stored).await.into_iter().find_map(Result::err);
+            failed.map_or(Ok(()), Err)
+        };
+        of_store("a revocation of another node was not stored", Box::pin(kept))
+    }
+
+    fn revocations(&self) -> Vec<Revocation> {
+        self.auth.revocations()
     }
 
     fn keep_nodes(&self, nodes: KeptNodes) -> Later<()> {

@@ -65,7 +65,14 @@ impl TokenStore for StoredTokens {
     }
 
     fn keep_revocation(&self, revocation: Revocation) -> Kept {
-        Box::pin(in_time("revocation", self.wait, self.store.revoke_tokens(revocation)))
+        let (routing, stored) = (self.others.0.get().cloned(), self.store.revoke_tokens(revocation.clone()));
+        let kept = async move {
+            let Some(routing) = routing else { return stored.await };
+            let (stored, is_told) = tokio::join!(stored, routing.revoke(revocation));
+            let untold = || StoreError::Failed("a node that can be reached does not remember it".to_owned());
+            stored.and(is_told.then_some(()).ok_or_else(untold))
+        };
+        Box::pin(in_time("revocation", self.wait, Box::pin(kept)))
     }
 }
 

@@ -12,6 +12,11 @@ use super::exchange::Span;
 use super::principal::{Principal, PrincipalKind};
 use crate::model::{ClientId, KeyName, Limits, Revocation};
 
+/// Of what other nodes have revoked, so many times the clientIds of a key that may be revoked here are taken.
+const ELSEWHERE: usize = 4;
+/// Keys of which they are, far more than there are.
+const KEYS_MAX: usize = 1_000_000;
+
 /// Why no token was revoked; the text is what the client is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RevokeError {
@@ -67,6 +72,29 @@ impl Authenticator {
         self.tokens.keep_revocation(revocation).await.map_err(|_| RevokeError::Unavailable)?;
         tracing::info!("tokens of a key were revoked");
         Ok(answer)
+    }
+
+    /// Refuses from now on what another node has revoked; gives what was not refused here yet, to be remembered too.
+    ///
+    /// # Errors
+    /// There are more than any node takes: some are not refused here.
+    pub fn take_revocations(&self, revocations: Vec<Revocation>) -> Result<Vec<Revocation>, RevokeError> {
+        let now_ms = self.clock.now_ms();
+        let kept_ms = self.limits.revocation_kept_ms();
+        let (mut new, mut outcome) = (Vec::new(), Ok(()));
+        for revocation in revocations.into_iter().filter(|one| !one.has_ended(now_ms, kept_ms)) {
+            match self.revocations.take(&revocation) {
+                Ok(true) => new.push(revocation),
+                Ok(false) => {}
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome.map(|()| new)
+    }
+
+    /// All that are in force, in any order.
+    pub fn revocations(&self) -> Vec<Revocation> {
+        self.revocations.all()
     }
 
     /// Takes up what was remembered before the node was started.
@@ -171,6 +199,42 @@ impl Revocations {
     /// Without a bound: what was once taken holds, also when fewer clientIds are allowed since.
     fn restore(&self, revocation: &Revocation) {
         self.keys.write().entry(revocation.key_name.clone()).or_default().merge(revocation);
+    }
+
+    /// What another node took; as many nodes may take something at a time, there may be more than here. True: it is news.
+    fn take(&self, revocation: &Revocation) -> Result<bool, RevokeError> {
+        let mut keys = self.keys.write();
+        let is_full = match keys.get(&revocation.key_name) {
+            None => keys.len() >= KEYS_MAX,
+            Some(of_key) => {
+                let is_known = |id: &ClientId| of_key.clients_before_ms.contains_key(id);
+                revocation.client_id.as_ref().is_some_and(|id| !is_known(id))
+                    && of_key.clients_before_ms.len() >= self.client_ids_max.saturating_mul(ELSEWHERE)
+            }
+        };
+        if is_full {
+            return Err(RevokeError::TooManyClientIds { client_ids_max: self.client_ids_max });
+        }
+        let is_news = keys.entry(revocation.key_name.clone()).or_default().merge(revocation);
+        if is_news {
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        Ok(is_news)
+    }
+
+    fn all(&self) -> Vec<Revocation> {
+        let mut all = Vec::new();
+        for (key_name, of_key) in &*self.keys.read() {
+            let mut add = |client_id: Option<&ClientId>, issued_before_ms| {
+                let (key_name, client_id) = (key_name.clone(), client_id.cloned());
+                all.push(Revocation { key_name, client_id, issued_before_ms });
+            };
+            if of_key.all_before_ms > 0 {
+                add(None, of_key.all_before_ms);
+            }
+            of_key.clients_before_ms.iter().for_each(|(id, before_ms)| add(Some(id), *before_ms));
+        }
+        all
     }
 
     fn forget_ended(&self, now_ms: u64) {

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use crate::hub::HandedOver;
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, ForwardedPresence,
-    KeptNonce, Nonce, NotOpen, Place, Stamp, TakenUp, Tenure, ToldMembers, check_name,
+    KeptNonce, Nonce, NotOpen, Place, Revocation, Stamp, TakenUp, Tenure, ToldMembers, check_name,
 };
 pub use once::{Claimed, NoncesKnown};
 pub use presence::PresenceSaid;
@@ -133,6 +133,8 @@ pub enum Request {
     NoncesAsked { after: Option<Box<[u8]>> },
     /// These are to be remembered; with the last of them the asking node says that it goes.
     NoncesGiven { nonces: Vec<KeptNonce>, last: bool },
+    /// These tokens are not to be taken any more.
+    Revoke(Vec<Revocation>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -269,6 +271,9 @@ fn request(kind: v1::request::Kind) -> Result<Option<Request>, Malformed> {
         }
         v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last }) => {
             Ok(Some(Request::NoncesGiven { nonces: once::nonces(nonces)?, last }))
+        }
+        v1::request::Kind::Revoke(v1::Revoke { revocations }) => {
+            Ok(Some(Request::Revoke(once::revocations(revocations)?)))
         }
         _ => Ok(None),
     }

@@ -10,6 +10,7 @@ mod orphans;
 mod presence;
 mod quorum;
 mod refill;
+mod revocations;
 mod runs;
 mod tenants;
 mod wants;
@@ -476,6 +477,7 @@ impl Inbound for Routing {
         self.count_known();
         if up {
             self.tenants_linked(to.incarnation);
+            self.say_revocations(to.incarnation);
             // It may have said what it wants before it was known here as a member.
             if self.peers.read().get(&to.incarnation).is_some_and(|wants| !wants.is_known) {
                 self.send(to.incarnation, 0, &Interest::Asked);

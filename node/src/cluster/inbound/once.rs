@@ -1,10 +1,10 @@
-//! What nodes tell each other of nonces, as it stands on the wire and as it is read.
+//! What nodes tell each other of nonces and revocations, as it stands on the wire and as it is read.
 
 use bytes::Bytes;
 use fanfare_proto::peer::v1;
 
-use super::{Malformed, NAME_BYTES_MAX};
-use crate::model::{KeptNonce, Nonce, NoncePage, check_name};
+use super::{Malformed, NAME_BYTES_MAX, client_id};
+use crate::model::{ClientId, KeptNonce, Nonce, NoncePage, Revocation, check_name};
 
 /// Nodes that are taken from one answer, far more than there are.
 const NODES_MAX: usize = 4_096;
@@ -54,6 +54,25 @@ pub(in crate::cluster) fn write_known(known: &NoncesKnown) -> v1::Nonces {
         now_ms: known.now_ms,
         seen: known.seen.iter().map(seen).collect(),
     }
+}
+
+pub(in crate::cluster) fn write_revocations(revocations: &[Revocation]) -> Vec<v1::Revocation> {
+    let written = revocations.iter().map(|revocation| v1::Revocation {
+        key_name: revocation.key_name.to_string(),
+        client_id: revocation.client_id.as_ref().map(ClientId::as_str).map(str::to_owned),
+        issued_before_ms: revocation.issued_before_ms,
+    });
+    written.collect()
+}
+
+pub(super) fn revocations(revocations: Vec<v1::Revocation>) -> Result<Vec<Revocation>, Malformed> {
+    let read = revocations.into_iter().map(|revocation| {
+        let v1::Revocation { key_name, client_id: id, issued_before_ms } = revocation;
+        check_name(&key_name, NAME_BYTES_MAX).map_err(|_| Malformed("a bad name of a key"))?;
+        let client_id = id.as_deref().map(client_id).transpose()?;
+        Ok(Revocation { key_name: key_name.into(), client_id, issued_before_ms })
+    });
+    read.collect()
 }
 
 pub(super) fn nonce(nonce: v1::Nonce) -> Result<KeptNonce, Malformed> {

@@ -116,6 +116,10 @@ impl Item {
                 let (nonces, last) = (once::write_nonces(nonces), *last);
                 v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last })
             }
+            Request::Revoke(revocations) => {
+                let revocations = once::write_revocations(revocations);
+                v1::request::Kind::Revoke(v1::Revoke { revocations })
+            }
         });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }

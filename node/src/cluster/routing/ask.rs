@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::super::inbound::{Answer, Request};
 use super::super::link::Item;
 use super::{KeptNodes, Routing};
-use crate::model::{AccountId, ClientId, KeptNonce, Nonce, NoncePage};
+use crate::model::{AccountId, ClientId, KeptNonce, Nonce, NoncePage, Revocation};
 use crate::tasks::OnStop;
 
 /// Requests of peers that are answered at a time, beside those for what was missed; further ones are left without an answer.
@@ -37,6 +37,12 @@ pub trait Local: Send + Sync + 'static {
 
     /// Remembers these, too.
     fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>>;
+
+    /// Takes these tokens no more from when it is called on; resolves when that is remembered. None: it cannot be.
+    fn revoke(&self, revocations: Vec<Revocation>) -> Later<Option<()>>;
+
+    /// All revocations that are in force here.
+    fn revocations(&self) -> Vec<Revocation>;
 
     /// To be given to [`Routing::new`] at the next start.
     fn keep_nodes(&self, nodes: KeptNodes) -> Later<()>;
@@ -164,6 +170,10 @@ impl Routing {
             }
             (Some(Request::NoncesGiven { nonces, last }), Some(local)) => {
                 Arc::clone(&routing).nonces_from_peer(local, to, nonces, last)
+            }
+            (Some(Request::Revoke(revocations)), Some(local)) => {
+                let revoked = local.revoke(revocations);
+                Box::pin(async move { revoked.await.map(|()| Answer::Done) })
             }
             (None, _) | (_, None) => return self.answer(to, number, &Answer::Unknown),
         };

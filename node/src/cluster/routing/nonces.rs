@@ -202,13 +202,13 @@ impl Routing {
         }
     }
 
-    async fn ask_one(&self, peer: u64, request: &Request) -> Option<Answer> {
+    pub(super) async fn ask_one(&self, peer: u64, request: &Request) -> Option<Answer> {
         let mut answers = self.ask(vec![peer], 0, request);
         tokio::time::timeout(PART_WAIT, answers.next()).await.ok()?
     }
 
     /// Those that are alive and linked to.
-    fn reachable(&self) -> Vec<u64> {
+    pub(super) fn reachable(&self) -> Vec<u64> {
         self.expected.lock().iter().copied().filter(|peer| self.is_up(*peer)).collect()
     }
 

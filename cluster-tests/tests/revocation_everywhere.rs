@@ -1,0 +1,124 @@
+//! A token that one node revokes is good on none: connections are closed everywhere, also on nodes that were away or come later.
+
+use std::time::Duration;
+
+use fanfare_client::sign::{self, JwtParams};
+use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::{Directory, Node, SOON, clock, http, wait_until};
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+/// How soon a connection of a revoked token is closed.
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
+
+/// Of some age, so that the moment of a revocation lies clearly after it.
+fn token(client_id: &str) -> String {
+    let params = JwtParams {
+        capability: r#"{"*":["subscribe","history"]}"#.into(),
+        client_id: Some(client_id.into()),
+        issued_s: Some(clock::now_s() - 10),
+        ttl_s: 3600,
+    };
+    sign::jwt(&KEY.parse().expect("a key"), &params).expect("a token")
+}
+
+async fn try_revoke(node: &Node, client_id: &str) -> u16 {
+    let headers = [("authorization", &*http::basic(KEY))];
+    let body = json!({"clientId": client_id}).to_string();
+    http::request(node.addr(), "POST", "/keys/k1/revokeTokens", &headers, body).await.status
+}
+
+async fn revoke(node: &Node, client_id: &str) {
+    // A machine that is too busy to answer in time says so, and is asked again.
+    wait_until(SOON, "a revocation to be recorded", async || try_revoke(node, client_id).await == 200).await;
+}
+
+async fn status(node: &Node, token: &str) -> u16 {
+    let bearer = http::bearer(token);
+    http::request(node.addr(), "GET", "/time", &[("authorization", &bearer)], "").await.status
+}
+
+async fn assert_closed(what: &str, socket: &mut Socket) {
+    let (frames, ended) = socket.to_end(CLOSED_WITHIN).await;
+    assert_eq!(ended, Ended::Closed(4001), "{what}: {frames:?}");
+    let is_told = |frame: &Value| frame["op"] == 7 && frame["code"] == 40100;
+    assert!(frames.last().is_some_and(is_told), "{what}: {frames:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_shut_out_of_every_node_and_nobody_else_is() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let (ann, bob) = (token("ann"), token("bob"));
+    let (mut of_ann, mut of_bob) = (Vec::new(), Vec::new());
+    for node in &*nodes {
+        of_ann.push(Socket::open_as(node, "", &http::bearer(&ann)).await);
+        of_bob.push(Socket::open_as(node, "", &http::bearer(&bob)).await);
+    }
+    revoke(&nodes[1], "ann").await;
+    for node in &*nodes {
+        assert_eq!((status(node, &ann).await, status(node, &bob).await), (401, 200), "at once");
+    }
+    for socket in &mut of_ann {
+        assert_closed("on every node", socket).await;
+    }
+    for socket in &mut of_bob {
+        socket.attach("still here").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_starts_knows_what_was_revoked() {
+    let mut cluster = Cluster::linked(2).await;
+    let (ann, bob, eve) = (token("ann"), token("bob"), token("eve"));
+    revoke(&cluster.nodes()[1], "ann").await;
+    let joined = cluster.add(|options| options).await;
+    assert_eq!((status(joined, &ann).await, status(joined, &bob).await), (401, 200), "who joins");
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    n2.kill();
+    revoke(n0, "bob").await;
+    n2.restart().await;
+    assert_eq!((status(n2, &ann).await, status(n2, &bob).await), (401, 401), "who was killed");
+    // Nobody is left to ask.
+    n0.kill();
+    n1.kill();
+    n2.kill();
+    n2.restart().await;
+    let known = (status(n2, &ann).await, status(n2, &bob).await, status(n2, &eve).await);
+    assert_eq!(known, (401, 401, 200), "every node remembers it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_stood_still_knows_soon_after() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, _, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let ann = token("ann");
+    let mut socket = Socket::open_as(n2, "", &http::bearer(&ann)).await;
+    n2.pause();
+    wait_until(SOON, "its death to be noticed", async || {
+        told(n0).contains(&("n2".into(), "a node is dead".into()))
+    })
+    .await;
+    revoke(n0, "ann").await;
+    n2.resume();
+    wait_until(SOON, "the revocation to be known", async || status(n2, &ann).await == 401).await;
+    assert_closed("on the node that stood still", &mut socket).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_revoked_in_the_directory_needs_no_other_node() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let ann = token("ann");
+    let mut here = Socket::open_as(n0, "", &http::bearer(&ann)).await;
+    let mut there = Socket::open_as(n1, "", &http::bearer(&ann)).await;
+    let directory = Directory::default().account("acme").revoked_key("k1", "secret").key("k2", "other", ALL);
+    n0.replace_directory(&directory);
+    assert_closed("where the file has changed", &mut here).await;
+    wait_until(SOON, "the key to be revoked", async || status(n0, &ann).await == 401).await;
+    assert_eq!(status(n1, &ann).await, 200, "where it has not");
+    n1.replace_directory(&directory);
+    assert_closed("where it has changed by now", &mut there).await;
+}
