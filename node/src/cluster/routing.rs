@@ -288,10 +288,9 @@ impl Routing {
 
     /// All that a channel has of runs of other nodes that are not there any more.
     fn gone(&self, mark: &Mark, unsure: &[u64]) -> Vec<Stamp> {
-        let Some(others) = &mark.others else { return Vec::new() };
+        let others = mark.others.iter().flat_map(|others| others.entries());
         let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
-        let mut gone: Vec<Stamp> = others.entries().iter().map(stamp).collect();
-        gone.retain(|stamp| !unsure.contains(&stamp.incarnation));
+        let mut gone: Vec<Stamp> = others.filter(|(run, _)| !unsure.contains(run)).map(stamp).collect();
         self.keep_gone(&mut gone);
         gone
     }

@@ -109,7 +109,9 @@ impl Routing {
     pub(super) fn ask(&self, to: Vec<u64>, hash: u64, request: &Request) -> Answers<'_> {
         let number = self.next_number();
         let (sender, answers) = mpsc::channel(to.len().max(1));
-        self.asked.lock().insert(number, Asked { from: to.clone(), answers: sender });
+        if !to.is_empty() {
+            self.asked.lock().insert(number, Asked { from: to.clone(), answers: sender });
+        }
         let item = Item::request(number, request);
         for peer in to {
             match self.links.get().filter(|links| links.is_up(peer)) {
