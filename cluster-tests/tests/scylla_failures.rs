@@ -37,6 +37,9 @@ async fn status(node: &Node, path: &str) -> u16 {
     http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await.status
 }
 
+/// By then the database has taken a node of its own for dead, also on a busy machine.
+const MARKED_DOWN: Duration = Duration::from_secs(60);
+
 /// Waits until a publish is acknowledged; how long that took.
 async fn until_well(node: &Node) -> Duration {
     let begun = Instant::now();
@@ -180,10 +183,9 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
         assert_eq!(publish(&node, "room", json!({"data": number})).await.status, 200);
     }
     cassandra.signal("KILL", Some(2));
-    until_well(&node).await;
     for number in 10..20 {
         let body = json!({"data": number, "id": format!("own-{number}")});
-        wait_until(SOON, "an acknowledged publish", async || {
+        wait_until(MARKED_DOWN, "an acknowledged publish", async || {
             publish(&node, "room", body.clone()).await.status == 200
         })
         .await;
