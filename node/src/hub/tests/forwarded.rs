@@ -178,6 +178,22 @@ fn after_a_loss_nobody_is_resumed_until_it_is_known_how_much_is_lost() {
 }
 
 #[test]
+fn a_refill_is_taken_only_from_who_was_as_far_in_each_run() {
+    let (hub, _targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 4 });
+    hub.forwarded(from(THERE, 5, 2));
+    let place = channel.mark().place;
+    let refill = |there, missed| channel.refill(&position(&hub, 0, there), place, missed);
+    let refilled = refill(4, vec![from(THERE, 5, 1), from(THERE, 6, 1)]).expect("it has all that is here");
+    let positions: Vec<Serial> = refilled.deliveries.into_iter().map(|(_, position)| position).collect();
+    assert_eq!(positions, [position(&hub, 0, 5), position(&hub, 0, 6)]);
+    assert_eq!(refilled.has, position(&hub, 0, 6));
+    assert!(refill(4, vec![from(THERE, 5, 1)]).is_none(), "6 has come here and was not known there");
+    assert!(refill(6, Vec::new()).is_some(), "it has it already");
+    assert!(refill(0, vec![from(THERE + 1, 1, 1)]).is_some(), "of this run it was never to have anything");
+}
+
+#[test]
 fn a_position_with_other_runs_says_nothing_where_none_was_heard() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.attach(&key("a"), 0);

@@ -34,6 +34,23 @@ async fn a_peer_that_does_not_read_is_cut_and_learns_of_its_loss() {
 }
 
 #[tokio::test]
+async fn a_loss_before_the_first_lane_is_told_when_there_is_one() {
+    let (one, two) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
+    let relay = Relay::to(two.addr).await;
+    relay.hold(true);
+    one.links.set_peers(vec![two.at(relay.addr)]);
+    for sequence in 1..=1 + ONE_LANE.queue.items as u64 {
+        one.send(&two, "room", sequence);
+    }
+    relay.hold(false);
+    one.until("the link is up", |seen| seen.is_up(2)).await;
+    let last = 2 + ONE_LANE.queue.items as u64;
+    assert_eq!(timeout(DEADLINE, one.send(&two, "room", last)).await, Ok(Ok(())));
+    let seen = two.seen.borrow();
+    assert_eq!((seen.sequences("room"), &seen.lost[..]), (vec![last], &[1][..]));
+}
+
+#[tokio::test]
 async fn a_queue_is_bounded_in_items_too() {
     let queue = Queue::new(QueueBounds { bytes: 1 << 20, items: 3 });
     let receipts: Vec<_> = (0..3).map(|_| queue.push(Bytes::from_static(b"item"))).collect();
