@@ -19,6 +19,17 @@ use crate::raw::Stream;
 /// Why there was no answer.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
+/// The headers of a request for a socket.
+pub fn upgrade(authorization: &str) -> [(&str, &str); 5] {
+    [
+        ("authorization", authorization),
+        ("connection", "upgrade"),
+        ("upgrade", "websocket"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="),
+    ]
+}
+
 #[derive(Debug, Clone)]
 pub struct Response {
     pub status: u16,

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::socket::Ended;
@@ -219,4 +221,61 @@ impl Subscriber {
         }
         self.serial = frame["serial"].clone();
     }
+}
+
+/// Publishers and subscribers at one door, who go on until it is enough.
+pub struct Load {
+    stop: watch::Sender<bool>,
+    /// Of each publisher, how much it has published, when all of them have ended.
+    published: watch::Sender<Option<Vec<(u64, u64)>>>,
+    publishers: JoinSet<(u64, u64)>,
+    subscribers: JoinSet<Subscriber>,
+}
+
+impl Load {
+    /// Each publisher waits for so long between two messages.
+    pub async fn begin(door: &Door, publishers: u64, subscribers: usize, every: Duration) -> Self {
+        let mut load = Self {
+            stop: watch::Sender::new(false),
+            published: watch::Sender::new(None),
+            publishers: JoinSet::new(),
+            subscribers: JoinSet::new(),
+        };
+        for _ in 0..subscribers {
+            let reading = read_all(Subscriber::new(door).await, load.published.subscribe());
+            load.subscribers.spawn(reading);
+        }
+        for from in 0..publishers {
+            let (mut publisher, stop) = (Publisher::new(door, from).await, load.stop.subscribe());
+            load.publishers.spawn(async move {
+                while !*stop.borrow() {
+                    publisher.publish(1).await;
+                    sleep(every).await;
+                }
+                publisher.published()
+            });
+        }
+        load
+    }
+
+    /// The subscribers, who have heard everything.
+    pub async fn end(self) -> Vec<Subscriber> {
+        self.stop.send_replace(true);
+        let published = self.publishers.join_all().await;
+        self.published.send_replace(Some(published));
+        self.subscribers.join_all().await
+    }
+}
+
+/// Reads until there is nothing more to publish, and all that was published.
+async fn read_all(
+    mut subscriber: Subscriber,
+    mut published: watch::Receiver<Option<Vec<(u64, u64)>>>,
+) -> Subscriber {
+    while published.borrow_and_update().is_none() {
+        subscriber.read(Duration::from_millis(100)).await;
+    }
+    let published = published.borrow().clone().unwrap_or_default();
+    subscriber.read_to(&published).await;
+    subscriber
 }

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::cluster::Cluster;
 use crate::raw::{FIN, TEXT};
 use crate::socket::Ended;
 use crate::{Node, SOON, Socket};
@@ -34,18 +35,24 @@ pub struct Publishers {
     end: watch::Sender<bool>,
     running: JoinSet<Numbers>,
     count: u64,
+    may_be_late: bool,
 }
 
 impl Publishers {
     pub fn none() -> Self {
-        Self { end: watch::channel(false).0, running: JoinSet::new(), count: 0 }
+        Self { end: watch::channel(false).0, running: JoinSet::new(), count: 0, may_be_late: false }
+    }
+
+    /// Those who come from here on may be told that their node did not know the outcome in time.
+    pub fn patient(self) -> Self {
+        Self { may_be_late: true, ..self }
     }
 
     /// One more, on this node.
     pub async fn add(&mut self, node: &Node) {
         assert!(self.count < PUBLISHERS_MAX, "so many are known to subscribers");
         let socket = Socket::open(node, "").await;
-        self.running.spawn(publish(self.count, socket, self.end.subscribe()));
+        self.running.spawn(publish(self.count, socket, self.end.subscribe(), self.may_be_late));
         self.count += 1;
     }
 
@@ -68,7 +75,7 @@ impl Publishers {
     }
 }
 
-async fn publish(from: u64, mut socket: Socket, end: watch::Receiver<bool>) -> Numbers {
+async fn publish(from: u64, mut socket: Socket, end: watch::Receiver<bool>, may_be_late: bool) -> Numbers {
     let mut numbers: Numbers = channels().map(|channel| ((from, channel), 0)).collect();
     while !*end.borrow() {
         for ((_, channel), number) in &mut numbers {
@@ -87,7 +94,7 @@ async fn publish(from: u64, mut socket: Socket, end: watch::Receiver<bool>) -> N
                     Err(_) => return numbers,
                 }
             };
-            assert_eq!(ack["op"], 1, "{ack}");
+            assert!(ack["op"] == 1 || may_be_late && ack["code"] == 50003, "{ack}");
             assert!(begun.elapsed() <= ANSWER_MAX, "an ack took {:?}", begun.elapsed());
             *number += 1;
         }
@@ -180,6 +187,15 @@ impl Subscriber {
         Self::after(node, name, Heard::default()).await
     }
 
+    /// One on each of these nodes.
+    pub async fn on_each(nodes: &[Node], name: &str) -> Vec<Self> {
+        let mut subscribers = Vec::new();
+        for node in nodes {
+            subscribers.push(Self::on(node, name).await);
+        }
+        subscribers
+    }
+
     /// One that was elsewhere before, and has heard this.
     pub async fn after(node: &Node, name: &str, mut heard: Heard) -> Self {
         let mut socket = Socket::open(node, "").await;
@@ -222,6 +238,18 @@ impl Subscriber {
             }
         }
         self.leave().await
+    }
+}
+
+/// Waits until each subscriber has heard what was acknowledged; the nodes must be well.
+pub async fn end_well(cluster: &mut Cluster, publishers: Publishers, subscribers: Vec<Subscriber>) {
+    let acknowledged = publishers.end().await;
+    for subscriber in subscribers {
+        let (name, heard) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
+        println!("{name}: told {} times, {} missing", heard.losses(), heard.missing());
+    }
+    for node in cluster.nodes() {
+        node.assert_well().await;
     }
 }
 

@@ -103,13 +103,7 @@ async fn filled_one_after_another_it_holds_exactly_on_every_node() {
     for node in &*nodes {
         for key in [KEY, SECOND] {
             let authorization = http::basic(key);
-            let upgrade = [
-                ("authorization", &*authorization),
-                ("connection", "upgrade"),
-                ("upgrade", "websocket"),
-                ("sec-websocket-version", "13"),
-                ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="),
-            ];
+            let upgrade = http::upgrade(&authorization);
             let refused = http::request(node.addr(), "GET", "/realtime", &upgrade, "").await;
             assert_eq!((refused.status, &refused.json()["reason"]), (429, &json!("connection_limit")));
         }

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::Node;
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::roaming::{Door, Publisher, Subscriber};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use fanfare_cluster_tests::roaming::{Door, Load, Publisher, Subscriber};
 use tokio::time::Instant;
 
 /// Far above what it takes on a busy machine, and below the time for a drain.
@@ -58,41 +56,12 @@ async fn who_had_the_last_subscribers_of_a_channel_leaves_others_what_they_misse
     }
 }
 
-/// Publishes until it is told to stop, and says what it has published.
-async fn publishing(mut publisher: Publisher, stop: watch::Receiver<bool>) -> (u64, u64) {
-    while !*stop.borrow() {
-        publisher.publish(1).await;
-    }
-    publisher.published()
-}
-
-/// Reads until there is nothing more to publish, and all that was published.
-async fn reading(
-    mut subscriber: Subscriber,
-    mut published: watch::Receiver<Option<Vec<(u64, u64)>>>,
-) -> Subscriber {
-    while published.borrow_and_update().is_none() {
-        subscriber.read(Duration::from_millis(100)).await;
-    }
-    let published = published.borrow().clone().expect("it is there");
-    subscriber.read_to(&published).await;
-    subscriber
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn under_load_nobody_misses_anything_while_two_of_three_nodes_leave() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let door = door(nodes);
-    let (stop, stopped) = watch::channel(false);
-    let (said, all) = watch::channel(None);
-    let (mut publishers, mut subscribers) = (JoinSet::new(), JoinSet::new());
-    for _ in 0..6 {
-        subscribers.spawn(reading(Subscriber::new(&door).await, all.clone()));
-    }
-    for from in 0..3 {
-        publishers.spawn(publishing(Publisher::new(&door, from).await, stopped.clone()));
-    }
+    let load = Load::begin(&door, 3, 6, Duration::ZERO).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let addresses: Vec<_> = nodes.iter().map(Node::addr).collect();
     door.turn_to(&addresses[1..]);
@@ -102,14 +71,7 @@ async fn under_load_nobody_misses_anything_while_two_of_three_nodes_leave() {
     door.turn_to(&addresses[2..]);
     assert_eq!(nodes[1].operate("POST", "/drain").await.status, 202);
     assert_eq!(nodes[1].ended().await.code(), Some(0));
-    stop.send_replace(true);
-    let mut published = Vec::new();
-    while let Some(publisher) = publishers.join_next().await {
-        published.push(publisher.expect("it publishes to the end"));
-    }
-    said.send_replace(Some(published.clone()));
-    while let Some(subscriber) = subscribers.join_next().await {
-        let subscriber = subscriber.expect("it hears everything");
-        assert_eq!((subscriber.losses, subscriber.node()), (0, &serde_json::json!("n2")), "{published:?}");
+    for subscriber in load.end().await {
+        assert_eq!((subscriber.losses, subscriber.node()), (0, &serde_json::json!("n2")));
     }
 }

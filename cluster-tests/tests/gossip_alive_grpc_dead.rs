@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::network::{Cut, Lost, Network, isolated};
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
 use fanfare_cluster_tests::{Node, SOON, wait_until};
 use tokio::time::sleep;
 
@@ -35,10 +35,7 @@ fn the_links_of_both() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
-        let mut subscribers = Vec::new();
-        for node in &*nodes {
-            subscribers.push(Subscriber::on(node, "there from the beginning").await);
-        }
+        let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let publishers = Publishers::on(nodes).await;
         let (n0, n1) = (&nodes[0], &nodes[1]);
         let cuts = [cut_lanes(&network, n0, n1), cut_lanes(&network, n1, n0)];
@@ -53,13 +50,7 @@ fn the_links_of_both() {
         drop(cuts);
         cluster.until_linked().await;
         sleep(CUT_FOR / 4).await;
-        let acknowledged = publishers.end().await;
-        for subscriber in subscribers {
-            subscriber.settle(&acknowledged).await;
-        }
-        for node in cluster.nodes() {
-            node.assert_well().await;
-        }
+        end_well(&mut cluster, publishers, subscribers).await;
     });
 }
 
@@ -69,10 +60,7 @@ fn the_links_of_one() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let nodes = cluster.nodes();
-        let mut subscribers = Vec::new();
-        for node in &*nodes {
-            subscribers.push(Subscriber::on(node, "there from the beginning").await);
-        }
+        let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let publishers = Publishers::on(nodes).await;
         let [n0, n1] = nodes else { panic!("two nodes were started") };
         let cuts = cut_lanes(&network, n1, n0);
@@ -85,12 +73,6 @@ fn the_links_of_one() {
         drop(cuts);
         cluster.until_linked().await;
         sleep(CUT_FOR / 4).await;
-        let acknowledged = publishers.end().await;
-        for subscriber in subscribers {
-            subscriber.settle(&acknowledged).await;
-        }
-        for node in cluster.nodes() {
-            node.assert_well().await;
-        }
+        end_well(&mut cluster, publishers, subscribers).await;
     });
 }

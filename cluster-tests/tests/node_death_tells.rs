@@ -109,14 +109,8 @@ fn what_it_acknowledged_behind_a_cut_is_told_to_everybody() {
 async fn under_load_nothing_is_missed_silently() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
-    let mut subscribers = Vec::new();
-    for node in &nodes[..2] {
-        subscribers.push(Subscriber::on(node, STAYED).await);
-    }
-    let mut moving = Vec::new();
-    for node in &*nodes {
-        moving.push(Subscriber::on(node, "moves").await);
-    }
+    let mut subscribers = Subscriber::on_each(&nodes[..2], STAYED).await;
+    let moving = Subscriber::on_each(nodes, "moves").await;
     let publishers = Publishers::on(nodes).await;
     sleep(Duration::from_secs(1)).await;
     nodes[2].kill();

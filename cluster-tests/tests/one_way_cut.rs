@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::network::{Lost, isolated};
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
 use fanfare_cluster_tests::{SOON, wait_until};
 use tokio::time::sleep;
 
@@ -15,10 +15,7 @@ fn cut_from(from: usize, to: usize) {
     isolated(async move |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
-        let mut subscribers = Vec::new();
-        for node in &*nodes {
-            subscribers.push(Subscriber::on(node, "there from the beginning").await);
-        }
+        let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let publishers = Publishers::on(nodes).await;
         let cut = network.cut(nodes[from].host(), nodes[to].host(), Lost::All);
         for node in [&nodes[from], &nodes[to]] {
@@ -36,14 +33,7 @@ fn cut_from(from: usize, to: usize) {
         let fresh = Subscriber::on(&cluster.nodes()[to], "came when it was over").await;
         subscribers.push(fresh);
         sleep(CUT_FOR / 4).await;
-        let acknowledged = publishers.end().await;
-        for subscriber in subscribers {
-            let (name, heard) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
-            println!("{name}: told {} times, {} missing", heard.losses(), heard.missing());
-        }
-        for node in cluster.nodes() {
-            node.assert_well().await;
-        }
+        end_well(&mut cluster, publishers, subscribers).await;
     });
 }
 

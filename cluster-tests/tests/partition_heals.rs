@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::network::{Cut, Network, isolated};
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
 use fanfare_cluster_tests::{Node, SOON, wait_until};
 use tokio::time::sleep;
 
@@ -28,14 +28,8 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
-        let mut subscribers = Vec::new();
-        for node in &*nodes {
-            subscribers.push(Subscriber::on(node, "there from the beginning").await);
-        }
-        let mut moving = Vec::new();
-        for node in &*nodes {
-            moving.push(Subscriber::on(node, "moves").await);
-        }
+        let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
+        let moving = Subscriber::on_each(nodes, "moves").await;
         let publishers = Publishers::on(nodes).await;
         sleep(A_WHILE / 2).await;
         let cuts = cut_off(&network, nodes);
@@ -56,13 +50,7 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
         subscribers.push(Subscriber::after(&nodes[0], "the same, on the other side", stays).await);
         subscribers.push(Subscriber::on(&nodes[0], "came when it was over").await);
         sleep(A_WHILE).await;
-        let acknowledged = publishers.end().await;
-        for subscriber in subscribers {
-            subscriber.settle(&acknowledged).await;
-        }
-        for node in cluster.nodes() {
-            node.assert_well().await;
-        }
+        end_well(&mut cluster, publishers, subscribers).await;
     });
 }
 
@@ -71,10 +59,7 @@ fn again_and_again() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
-        let mut subscribers = Vec::new();
-        for node in &*nodes {
-            subscribers.push(Subscriber::on(node, "there from the beginning").await);
-        }
+        let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let publishers = Publishers::on(nodes).await;
         for seconds in [1, 2, 0, 3] {
             let cuts = cut_off(&network, cluster.nodes());
@@ -87,12 +72,6 @@ fn again_and_again() {
         }
         cluster.until_linked().await;
         sleep(A_WHILE / 2).await;
-        let acknowledged = publishers.end().await;
-        for subscriber in subscribers {
-            subscriber.settle(&acknowledged).await;
-        }
-        for node in cluster.nodes() {
-            node.assert_well().await;
-        }
+        end_well(&mut cluster, publishers, subscribers).await;
     });
 }

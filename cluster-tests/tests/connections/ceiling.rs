@@ -38,13 +38,7 @@ async fn one_past_the_ceiling_of_a_tenant_is_refused_over_all_its_accounts() {
         assert_eq!(count(&node, key).await, json!({"connections": 2, "limit": 2}));
     }
     let authorization = http::basic(KEY);
-    let upgrade = [
-        ("authorization", &*authorization),
-        ("connection", "upgrade"),
-        ("upgrade", "websocket"),
-        ("sec-websocket-version", "13"),
-        ("sec-websocket-key", "AAAAAAAAAAAAAAAAAAAAAA=="),
-    ];
+    let upgrade = http::upgrade(&authorization);
     let mut reused = http::Connection::open(node.addr()).await.expect("a connection");
     assert_eq!(reused.request("GET", "/health", &[], "").await.expect("an answer").status, 200);
     let refused = reused.request("GET", "/realtime", &upgrade, "").await.expect("an answer");
