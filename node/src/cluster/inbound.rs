@@ -216,7 +216,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             return Ok(());
         }
         Some(v1::item::Kind::Request(v1::Request { number, kind })) => {
-            inbound.asked(from, number, kind.map(request).transpose()?.flatten());
+            inbound.asked(from, number, kind.map(request).transpose()?);
             return Ok(());
         }
         Some(v1::item::Kind::Answer(v1::Answer { number, kind })) => {
@@ -245,37 +245,36 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
     Ok(())
 }
 
-fn request(kind: v1::request::Kind) -> Result<Option<Request>, Malformed> {
+fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
     match kind {
         v1::request::Kind::Refill(v1::Refill { channel, after, back_ms }) => {
             let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
             let after = after.parse().map_err(|_| Malformed("a bad serial"))?;
-            Ok(Some(Request::Refill { key, after, back_ms }))
+            Ok(Request::Refill { key, after, back_ms })
         }
         v1::request::Kind::CloseClient(v1::CloseClient { account, client_id }) => {
             let (account, client_id) = (account_id(&account)?, self::client_id(&client_id)?);
-            Ok(Some(Request::CloseClient { account, client_id }))
+            Ok(Request::CloseClient { account, client_id })
         }
         v1::request::Kind::TakeOver(v1::TakeOver { channel }) => {
-            Ok(Some(Request::TakeOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? }))
+            Ok(Request::TakeOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? })
         }
-        v1::request::Kind::Load(_) => Ok(Some(Request::Load)),
+        v1::request::Kind::Load(_) => Ok(Request::Load),
         v1::request::Kind::HandOver(v1::HandOver { channel }) => {
-            Ok(Some(Request::HandOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? }))
+            Ok(Request::HandOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? })
         }
         v1::request::Kind::Claim(v1::Claim { nonce }) => {
-            Ok(Some(Request::Claim(once::nonce(nonce.ok_or(Malformed("no nonce"))?)?.nonce)))
+            Ok(Request::Claim(once::nonce(nonce.ok_or(Malformed("no nonce"))?)?.nonce))
         }
         v1::request::Kind::NoncesAsked(v1::NoncesAsked { after }) => {
-            Ok(Some(Request::NoncesAsked { after: (!after.is_empty()).then(|| after.as_ref().into()) }))
+            Ok(Request::NoncesAsked { after: (!after.is_empty()).then(|| after.as_ref().into()) })
         }
         v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last }) => {
-            Ok(Some(Request::NoncesGiven { nonces: once::nonces(nonces)?, last }))
+            Ok(Request::NoncesGiven { nonces: once::nonces(nonces)?, last })
         }
         v1::request::Kind::Revoke(v1::Revoke { revocations }) => {
-            Ok(Some(Request::Revoke(once::revocations(revocations)?)))
+            Ok(Request::Revoke(once::revocations(revocations)?))
         }
-        _ => Ok(None),
     }
 }
 

@@ -220,12 +220,7 @@ impl Routing {
     /// Runs `done` when each receipt has come, or too late.
     pub fn after(&self, owed: Vec<Receipt>, done: impl FnOnce() + Send + 'static) {
         self.tasks.spawn("receipts", OnStop::Finish, async move {
-            let all = async {
-                for receipt in owed {
-                    receipt.await.ok();
-                }
-            };
-            tokio::time::timeout(CONFIRM_WAIT, all).await.ok();
+            have_come(owed, CONFIRM_WAIT).await;
             done();
         });
     }
@@ -492,6 +487,11 @@ impl Inbound for Routing {
         let waiting = waiting(&self.own.lock());
         waiting.into_iter().for_each(|number| self.wait_no_more(number, to.incarnation));
     }
+}
+
+/// Waits for each to come or be lost. False when that is not known of all in time.
+async fn have_come(receipts: Vec<Receipt>, within: Duration) -> bool {
+    tokio::time::timeout(within, futures_util::future::join_all(receipts)).await.is_ok()
 }
 
 /// The same on every lane.

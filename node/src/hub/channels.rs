@@ -289,6 +289,11 @@ impl Hub {
         }
     }
 
+    /// The channels that live now, to be locked one by one: one that is being forgotten takes its own lock before that of the map.
+    pub(super) fn all(&self) -> Vec<Arc<Channel>> {
+        self.channels.iter().map(|entry| Arc::clone(&entry)).collect()
+    }
+
     /// The channel if it lives.
     pub fn live(&self, key: &ChannelKey) -> Option<Arc<Channel>> {
         self.channels.get(key).map(|channel| Arc::clone(&channel))

@@ -78,8 +78,7 @@ impl Hub {
 
     /// These runs have been gone for so long that nobody comes back who has not heard all of them.
     pub fn forget_runs(&self, runs: &[u64]) {
-        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
-        for channel in &channels {
+        for channel in &self.all() {
             let state = &mut *channel.state.lock();
             state.former.take(&mut state.mark, runs);
         }

@@ -25,8 +25,9 @@ pub struct HandedOver<M> {
 impl Hub {
     /// The channels that somebody is attached to, or was lately.
     pub fn channels_heard(&self) -> Vec<Arc<Channel>> {
-        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
-        channels.into_iter().filter(|channel| channel.state.lock().is_heard()).collect()
+        let mut channels = self.all();
+        channels.retain(|channel| channel.state.lock().is_heard());
+        channels
     }
 
     /// The latest messages of a channel, about `bytes_max` of them. None where something is missing.

@@ -123,8 +123,7 @@ impl Hub {
     /// Something that another node had for this one is lost, of whatever channel. Until it has told how far it is, by
     /// [`Hub::heard`], nobody is resumed.
     pub fn lost(&self, incarnation: u64) {
-        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
-        for channel in &channels {
+        for channel in &self.all() {
             let mut state = channel.state.lock();
             if matches!(state.joining, Joining::Not) {
                 continue;
@@ -174,8 +173,7 @@ impl Hub {
 
     /// The channels in whose position a run stands, and those of these numbers.
     fn each_with(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
-        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
-        for channel in &channels {
+        for channel in &self.all() {
             let mut state = channel.state.lock();
             let others = state.mark.others.as_ref();
             let stands = others.is_some_and(|others| others.sequence_of(incarnation).is_some());

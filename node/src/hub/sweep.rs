@@ -13,8 +13,7 @@ impl Hub {
     /// milliseconds where there are many channels; to be called a few times within a resume window.
     pub fn sweep(&self) {
         let now_ms = self.now_ms();
-        // Locked one by one: a channel that is being forgotten takes its own lock before that of the map.
-        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        let channels = self.all();
         for channel in &channels {
             let mut state = channel.state.lock();
             let keep_ms = self.rings.keep_ms;

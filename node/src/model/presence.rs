@@ -98,22 +98,8 @@ impl PresenceEvent {
         data: MemberData,
         stamp: PresenceStamp,
     ) -> Arc<Self> {
-        let PresenceStamp { timestamp_ms, incarnation, sequence, position } = stamp;
-        let owner = Owner { epoch, incarnation };
-        let _made_by_publish = ();
-        Arc::new(Self {
-            key,
-            member,
-            owner,
-            is_departure: false,
-            action,
-            data,
-            timestamp_ms,
-            incarnation,
-            sequence,
-            position,
-            _made_by_publish,
-        })
+        let owner = Owner { epoch, incarnation: stamp.incarnation };
+        Self::made(key, member, owner, false, (action, data), stamp)
     }
 
     /// Lets a member leave whose connection is lost.
@@ -124,8 +110,19 @@ impl PresenceEvent {
         data: MemberData,
         stamp: PresenceStamp,
     ) -> Arc<Self> {
+        Self::made(key, member, owner, true, (PresenceAction::Leave, data), stamp)
+    }
+
+    fn made(
+        key: ChannelKey,
+        member: MemberId,
+        owner: Owner,
+        is_departure: bool,
+        (action, data): (PresenceAction, MemberData),
+        stamp: PresenceStamp,
+    ) -> Arc<Self> {
         let PresenceStamp { timestamp_ms, incarnation, sequence, position } = stamp;
-        let (action, is_departure, _made_by_publish) = (PresenceAction::Leave, true, ());
+        let _made_by_publish = ();
         Arc::new(Self {
             key,
             member,

@@ -122,6 +122,23 @@ impl Routing {
         Answers { routing: self, number, answers }
     }
 
+    /// What one node answers within `wait`.
+    pub(super) async fn ask_one(
+        &self,
+        peer: u64,
+        hash: u64,
+        request: &Request,
+        wait: Duration,
+    ) -> Option<Answer> {
+        let mut answers = self.ask(vec![peer], hash, request);
+        tokio::time::timeout(wait, answers.next()).await.ok()?
+    }
+
+    /// Those that are alive and linked to.
+    pub(super) fn reachable(&self) -> Vec<u64> {
+        self.expected.lock().iter().copied().filter(|peer| self.is_up(*peer)).collect()
+    }
+
     pub(super) fn next_number(&self) -> u64 {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }

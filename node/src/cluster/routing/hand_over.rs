@@ -28,8 +28,8 @@ const HANDED_KIB_MAX: usize = 12 * 1024;
 const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 
 /// Of what this node gives, and of what it takes.
-pub(super) fn bounds() -> (Semaphore, Semaphore) {
-    (Semaphore::new(HANDED_KIB_MAX), Semaphore::new(TAKE_OVERS_MAX))
+pub(super) fn bounds() -> (Semaphore, Arc<Semaphore>) {
+    (Semaphore::new(HANDED_KIB_MAX), Arc::new(Semaphore::new(TAKE_OVERS_MAX)))
 }
 
 impl Routing {
@@ -56,9 +56,8 @@ impl Routing {
         survivors.sort_unstable_by_key(hash);
         for peer in survivors {
             let request = Request::TakeOver { key: channel.key().clone() };
-            let mut answers = self.ask(vec![peer], hash_of(channel.key()), &request);
-            let answer = tokio::time::timeout(HAND_OVER_WAIT, answers.next()).await;
-            if matches!(answer, Ok(Some(Answer::TakenOver(true)))) {
+            let answer = self.ask_one(peer, hash_of(channel.key()), &request, HAND_OVER_WAIT).await;
+            if answer == Some(Answer::TakenOver(true)) {
                 self.leaving.handed.lock().insert(channel.number(), peer);
                 return;
             }
@@ -67,23 +66,23 @@ impl Routing {
 
     /// A node that leaves asks this one to keep a channel.
     pub(super) fn asked_to_take_over(&self, from: u64, number: u64, key: ChannelKey) {
-        let Some(routing) = self.this.upgrade() else { return };
+        let is_leaving = self.leaving.has_begun.load(Ordering::Relaxed);
+        let turn = Arc::clone(&self.leaving.taking).try_acquire_owned().ok().filter(|_| !is_leaving);
+        let (Some(turn), Some(routing)) = (turn, self.this.upgrade()) else {
+            return self.answer(from, number, &Answer::TakenOver(false));
+        };
         self.tasks.spawn("take over", OnStop::Cancel, async move {
-            let is_leaving = routing.leaving.has_begun.load(Ordering::Relaxed);
-            let done = match routing.leaving.taking.try_acquire().ok().filter(|_| !is_leaving) {
-                Some(_turn) => {
-                    tokio::time::timeout(HAND_OVER_WAIT, routing.take_over(from, &key)).await.unwrap_or(false)
-                }
-                None => false,
-            };
-            routing.answer(from, number, &Answer::TakenOver(done));
+            let taken = tokio::time::timeout(HAND_OVER_WAIT, routing.take_over(from, &key)).await;
+            routing.answer(from, number, &Answer::TakenOver(taken.unwrap_or(false)));
+            drop(turn);
         });
     }
 
     async fn take_over(&self, from: u64, key: &ChannelKey) -> bool {
         let Some(channel) = self.held(key).await else { return false };
-        let mut answers = self.ask(vec![from], hash_of(key), &Request::HandOver { key: key.clone() });
-        let Some(Answer::HandedOver(Some(handed))) = answers.next().await else { return false };
+        let request = Request::HandOver { key: key.clone() };
+        let answer = self.ask_one(from, hash_of(key), &request, HAND_OVER_WAIT).await;
+        let Some(Answer::HandedOver(Some(handed))) = answer else { return false };
         let own = self.hub.incarnation();
         let expected = self.expected.lock().clone();
         self.hub.take_over(&channel, *handed, |run| run != own && !expected.contains(&run))
@@ -108,9 +107,12 @@ impl Routing {
     /// Who takes a channel over asks for what there is.
     pub(super) fn asked_to_hand_over(&self, to: u64, number: u64, key: ChannelKey) {
         let Some(routing) = self.this.upgrade() else { return };
+        // Nobody asks for more than is handed over at a time.
+        let Ok(permit) = Arc::clone(&self.local_waiting).try_acquire_owned() else { return };
         self.tasks.spawn("hand over", OnStop::Cancel, async move {
             // By then nobody waits for it any more.
             tokio::time::timeout(HAND_OVER_WAIT, routing.give(to, number, &key)).await.ok();
+            drop(permit);
         });
     }
 

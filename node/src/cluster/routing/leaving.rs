@@ -1,6 +1,7 @@
 //! Nodes that end in good order: this one says goodbye when all that it had for others is there, and others do.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::{Item, PeerAddr, Receipt};
-use super::Routing;
+use super::{Routing, have_come};
 
 /// What others get to take the last that there is for them.
 const GOODBYE_WAIT: Duration = Duration::from_secs(2);
@@ -26,7 +27,7 @@ pub(super) struct Leaving {
     /// Of this node's channels, by their numbers, who has taken them over.
     pub(super) handed: Mutex<HashMap<u64, u64>>,
     pub(super) handing: Semaphore,
-    pub(super) taking: Semaphore,
+    pub(super) taking: Arc<Semaphore>,
     peers: Mutex<Peers>,
 }
 
@@ -129,12 +130,7 @@ impl Routing {
         for peer in peers.into_iter().filter(|peer| links.is_up(*peer)) {
             receipts.extend((0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye)));
         }
-        let all = async {
-            for receipt in receipts {
-                receipt.await.ok();
-            }
-        };
-        if tokio::time::timeout(GOODBYE_WAIT, all).await.is_err() {
+        if !have_come(receipts, GOODBYE_WAIT).await {
             tracing::warn!("not all other nodes have what there was for them");
         }
     }

@@ -13,8 +13,8 @@ use crate::tasks::OnStop;
 
 /// A node that does not say what it remembers of a nonce by then is passed over.
 const CLAIM_WAIT: Duration = Duration::from_millis(800);
-/// The same for a part of what it remembers.
-const PART_WAIT: Duration = Duration::from_secs(2);
+/// What a node gets for one part of many that it says or is told.
+pub(super) const PART_WAIT: Duration = Duration::from_secs(2);
 /// Parts that are taken of a node at most; the rest of a longer list is not asked for.
 const PARTS_MAX: usize = 1_000_000;
 /// How often it is looked for nodes that were not asked yet.
@@ -81,32 +81,23 @@ impl Routing {
         let mut others = self.reachable();
         let first = others.iter().copied().min().filter(|peer| *peer < self.hub.incarnation());
         others.retain(|peer| Some(*peer) != first);
-        let mut said = match first {
-            Some(first) => self.claim_at(vec![first], &nonce).await,
-            None => vec![self.claim_here(&**local, nonce.clone()).await?],
-        };
         let is_used = |said: &[Claimed]| said.iter().any(|claimed| !claimed.first);
-        if is_used(&said) {
+        let mut elsewhere = self.claim_at(first.into_iter().collect(), &nonce).await;
+        if is_used(&elsewhere) {
             return Some(false);
         }
-        let here = async {
-            match first {
-                Some(_) => Some(self.claim_here(&**local, nonce.clone()).await?),
-                None => None,
-            }
-        };
-        let (others, here) = tokio::join!(self.claim_at(others, &nonce), here);
-        let clocks_ms: Vec<u64> =
-            if first.is_some() { said.iter().chain(&others) } else { others.iter().chain(&[]) }
-                .map(|claimed| claimed.now_ms)
-                .collect();
-        said.extend(others.into_iter().chain(here));
-        if is_used(&said) {
+        let here = self.claim_here(&**local, nonce.clone()).await?;
+        if !here.first {
             return Some(false);
         }
+        elsewhere.extend(self.claim_at(others, &nonce).await);
+        if is_used(&elsewhere) {
+            return Some(false);
+        }
+        let clocks_ms = elsewhere.iter().map(|claimed| claimed.now_ms).collect();
         *self.clocks.lock() = Clocks { said_ms: clocks_ms, at: Some(Instant::now()) };
         let is_near = self.clocks.lock().is_near(local.now_ms());
-        let remembering = said.iter().filter(|claimed| claimed.counts).count();
+        let remembering = elsewhere.iter().chain([&here]).filter(|claimed| claimed.counts).count();
         let is_majority = self.quorum.lock().is_majority(remembering, Instant::now());
         if !is_near || !is_majority {
             tracing::warn!(
@@ -154,7 +145,7 @@ impl Routing {
             let last = page.next.is_none();
             let given = &Request::NoncesGiven { nonces: page.nonces, last };
             let taking = to.into_iter().map(|peer| async move {
-                let taken = self.ask_one(peer, given).await;
+                let taken = self.ask_one(peer, 0, given, PART_WAIT).await;
                 (taken == Some(Answer::Done)).then_some(peer)
             });
             to = futures_util::future::join_all(taking).await.into_iter().flatten().collect();
@@ -190,7 +181,7 @@ impl Routing {
         let mut after = None;
         for _ in 0..PARTS_MAX {
             let asked = Request::NoncesAsked { after: after.take() };
-            let Some(Answer::Nonces(known)) = self.ask_one(peer, &asked).await else { return };
+            let Some(Answer::Nonces(known)) = self.ask_one(peer, 0, &asked, PART_WAIT).await else { return };
             if local.keep_nonces(known.page.nonces).await.is_none() {
                 return;
             }
@@ -200,16 +191,6 @@ impl Routing {
                 return;
             }
         }
-    }
-
-    pub(super) async fn ask_one(&self, peer: u64, request: &Request) -> Option<Answer> {
-        let mut answers = self.ask(vec![peer], 0, request);
-        tokio::time::timeout(PART_WAIT, answers.next()).await.ok()?
-    }
-
-    /// Those that are alive and linked to.
-    pub(super) fn reachable(&self) -> Vec<u64> {
-        self.expected.lock().iter().copied().filter(|peer| self.is_up(*peer)).collect()
     }
 
     /// A peer claims a nonce.

@@ -65,7 +65,7 @@ mod tests {
         let mut counts = HashMap::<u64, usize>::new();
         for number in 0..200_u8 {
             let connection_id = ConnectionId::from_bytes([number; 16]);
-            let of = |runs: &[u64]| chosen(connection_id, runs).unwrap();
+            let of = |runs: &[u64]| chosen(connection_id, runs).expect("there is a run");
             let first = of(&runs);
             *counts.entry(first).or_default() += 1;
             let mut turned = runs.clone();

@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 
 use super::super::inbound::{Answer, Request};
 use super::Routing;
+use super::nonces::PART_WAIT;
 use crate::model::Revocation;
 use crate::tasks::OnStop;
 
@@ -22,10 +23,9 @@ impl Routing {
     pub async fn revoke(&self, revocation: Revocation) -> bool {
         let request = &Request::Revoke(vec![revocation]);
         let told = self.reachable().into_iter().map(|peer| async move {
-            let mut answers = self.ask(vec![peer], 0, request);
-            let answer = tokio::time::timeout(REVOKE_WAIT, answers.next()).await;
+            let answer = self.ask_one(peer, 0, request, REVOKE_WAIT).await;
             // Whose link is down by now is told when it is up again.
-            answer == Ok(Some(Answer::Done)) || !self.is_up(peer)
+            answer == Some(Answer::Done) || !self.is_up(peer)
         });
         join_all(told).await.into_iter().all(|is_told| is_told)
     }
@@ -43,7 +43,7 @@ impl Routing {
         let Some(routing) = self.this.upgrade().filter(|_| !rest.is_empty()) else { return };
         self.tasks.spawn("revocations", OnStop::Cancel, async move {
             for part in rest {
-                if routing.ask_one(to, &part).await.is_none() {
+                if routing.ask_one(to, 0, &part, PART_WAIT).await.is_none() {
                     // It is told all when its link is up again.
                     return;
                 }

@@ -444,7 +444,7 @@ impl World {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
-        panic!("seed {}: it does not settle: {}", self.seed, self.unsettled().unwrap_or_default());
+        assert_eq!(self.unsettled(), None, "seed {}: it does not settle", self.seed);
     }
 
     /// What is still under way.

@@ -220,6 +220,22 @@ pub struct HistoryQuery {
     pub until: Option<Serial>,
 }
 
+impl HistoryQuery {
+    /// The oldest and the newest position that it may give, of which the cursor is not given again. None: no row can be between.
+    fn ends(&self) -> Option<(Position, Position)> {
+        let from_ms = self.oldest_ms.max(self.start_ms.unwrap_or(0));
+        let to_ms = self.end_ms.map_or(Some(u64::MAX), |end_ms| end_ms.checked_sub(1))?;
+        let mut oldest = Position { timestamp_ms: from_ms, sequence: 0, incarnation: 0 };
+        let mut newest = Position { timestamp_ms: to_ms, sequence: u64::MAX, incarnation: u64::MAX };
+        match (self.cursor, self.direction) {
+            (Some(cursor), Direction::Backwards) => newest = newest.min(cursor),
+            (Some(cursor), Direction::Forwards) => oldest = oldest.max(cursor),
+            (None, _) => {}
+        }
+        (self.limit > 0 && oldest <= newest).then_some((oldest, newest))
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     pub position: Position,

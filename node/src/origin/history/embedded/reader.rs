@@ -95,16 +95,8 @@ struct Range {
 impl Range {
     /// None: no row can be in it.
     fn of(query: &HistoryQuery) -> Option<Self> {
-        let from_ms = query.oldest_ms.max(query.start_ms.unwrap_or(0));
-        let to_ms = query.end_ms.map_or(Some(u64::MAX), |end_ms| end_ms.checked_sub(1))?;
-        let mut oldest = Position { timestamp_ms: from_ms, sequence: 0, incarnation: 0 };
-        let mut newest = Position { timestamp_ms: to_ms, sequence: u64::MAX, incarnation: u64::MAX };
-        match (query.cursor, query.direction) {
-            (Some(cursor), Direction::Backwards) => newest = newest.min(cursor),
-            (Some(cursor), Direction::Forwards) => oldest = oldest.max(cursor),
-            (None, _) => {}
-        }
-        if query.limit == 0 || oldest > newest || (oldest == newest && query.cursor == Some(oldest)) {
+        let (oldest, newest) = query.ends()?;
+        if oldest == newest && query.cursor == Some(oldest) {
             return None;
         }
         let mut key = Vec::new();
