@@ -30,6 +30,9 @@ struct Own {
 }
 
 impl Cassandra {
+    /// User and password of whoever may do everything in [`Cassandra::start_with_users`].
+    pub const ADMIN: (&str, &str) = ("cassandra", "cassandra");
+
     /// The server of this run, which no test may disturb; none where it cannot be started, which `CI=true` forbids.
     pub fn shared() -> Option<Self> {
         static STARTED: OnceLock<Option<Cassandra>> = OnceLock::new();
@@ -48,10 +51,19 @@ impl Cassandra {
     /// A server of `nodes` nodes for one test; `batch` acknowledges a write when it is on the disk. None where it cannot be
     /// started, which `CI=true` forbids.
     pub fn start(nodes: usize) -> Option<Self> {
+        Self::start_with(&["--nodes", &nodes.to_string()])
+    }
+
+    /// The same, of one node that asks who it is; it knows [`Cassandra::ADMIN`].
+    pub fn start_with_users() -> Option<Self> {
+        Self::start_with(&["--access", "users"])
+    }
+
+    fn start_with(options: &[&str]) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let keeper = keeper(&folder);
         let own = Own { folder, keeper: Mutex::new(keeper) };
-        let points = own.run(&["start", "--address", "auto", "--nodes", &nodes.to_string()]);
+        let points = own.run(&[&["start", "--address", "auto"], options].concat());
         if points.is_none() {
             assert!(std::env::var("CI").as_deref() != Ok("true"), "Cassandra cannot be started");
             eprintln!("NOT CHECKED: Cassandra cannot be started");
@@ -90,6 +102,14 @@ impl Cassandra {
     pub async fn session(&self) -> Session {
         wait_for(SOON, "a session with the server", async || {
             SessionBuilder::new().known_nodes(&*self.points).build().await.ok()
+        })
+        .await
+    }
+
+    /// The same, as a user; the first is there a moment after the server.
+    pub async fn session_as(&self, (user, password): (&str, &str)) -> Session {
+        wait_for(2 * SOON, "a session with the server", async || {
+            SessionBuilder::new().known_nodes(&*self.points).user(user, password).build().await.ok()
         })
         .await
     }

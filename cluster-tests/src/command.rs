@@ -2,10 +2,11 @@
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
-use crate::{SOON, binary, system, wait_for};
+use crate::{SOON, binary, system, wait_for, wait_until};
 
 /// A command under way. Dropping it kills it.
 pub struct Running {
@@ -16,7 +17,13 @@ pub struct Running {
 
 /// Whole lines, as they come.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
+struct Lines(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    lines: Vec<String>,
+    is_over: bool,
+}
 
 impl Lines {
     fn of(output: impl Read + Send + 'static) -> Self {
@@ -24,14 +31,19 @@ impl Lines {
         let kept = lines.clone();
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                kept.lock().lines.push(line);
             }
+            kept.lock().is_over = true;
         });
         lines
     }
 
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn all(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().lines.clone()
     }
 }
 
@@ -96,10 +108,20 @@ impl Running {
         system::interrupt(self.process.id());
     }
 
-    /// Waits for the end.
+    /// Waits for the end, and for the last line.
     pub async fn ended(&mut self) -> ExitStatus {
+        self.ended_within(SOON).await
+    }
+
+    pub async fn ended_within(&mut self, deadline: Duration) -> ExitStatus {
         let process = &mut self.process;
-        wait_for(SOON, "the command to end", async || process.try_wait().expect("a child process")).await
+        let ended =
+            wait_for(deadline, "the command to end", async || process.try_wait().expect("a child process"))
+                .await;
+        let outputs = [&self.stdout, &self.stderr];
+        let is_over = async || outputs.iter().all(|lines| lines.lock().is_over);
+        wait_until(deadline, "its last line", is_over).await;
+        ended
     }
 }
 

@@ -142,36 +142,58 @@ async fn a_nonce_is_taken_once_over_all_nodes() {
     }
 }
 
+/// What each node has counted of publishes, as rows of the database: its name, the minute and the count.
+async fn counted(session: &Session, keyspace: &str) -> Vec<(String, i64, i64)> {
+    let asked = format!("SELECT node_id, minute_ms, kind, counted FROM {keyspace}.metrics");
+    let found = session.query_unpaged(asked, ()).await.expect("read").into_rows_result().expect("rows");
+    let rows = found.rows::<(String, i64, String, i64)>().expect("the columns are what they are");
+    let rows = rows.map(|row| row.expect("a row")).filter(|(_, _, kind, _)| kind == "publish");
+    rows.map(|(node, minute, _, count)| (node, minute, count)).collect()
+}
+
+/// Their sum for one node, which has no more than one row for a minute.
+fn sum_of(rows: &[(String, i64, i64)], node_id: &str) -> i64 {
+    let own: Vec<_> = rows.iter().filter(|(node, ..)| node == node_id).collect();
+    let minutes: HashSet<_> = own.iter().map(|(_, minute, _)| minute).collect();
+    assert_eq!(minutes.len(), own.len(), "{own:?}");
+    own.iter().map(|(.., count)| count).sum()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn counts_of_all_nodes_add_up_and_those_of_a_dead_node_stay() {
-    let Some((mut cluster, _, _)) = cluster(2).await else { return };
-    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
-    for (node, count) in [(&*n0, 3), (&*n1, 4)] {
+    let Some((mut cluster, cassandra, keyspace)) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    let session = cassandra.session().await;
+    let published = async |node: &Node, count: usize| {
         for number in 0..count {
             assert_eq!(publish(node, "room", &json!({"data": number})).await.status, 200);
         }
+    };
+    let stored = async |node_id: &str, count: i64| {
+        wait_until(SOON, "the counts to be stored", async || {
+            sum_of(&counted(&session, &keyspace).await, node_id) == count
+        })
+        .await;
+    };
+    for (place, node) in nodes.iter().enumerate() {
+        published(node, 3 + place).await;
     }
-    let published = async |node: &Node, query: &str| {
-        let series = get(node, &format!("/api/metrics/series?{query}")).await.json();
+    stored("n0", 3).await;
+    // Counted on, and stored in the place of what was there.
+    published(&nodes[0], 4).await;
+    stored("n0", 7).await;
+    nodes[0].kill();
+    let summed = async |node: &Node| {
+        let series = get(node, "/api/metrics/series?aggregate=sum").await.json();
         let rows = series["series"].as_array().expect("a list").clone();
-        let of_kind = rows.into_iter().filter(|row| row["kind"] == "publish");
-        let mut counts: Vec<(String, u64)> = of_kind
-            .map(|row| (row["nodeId"].to_string(), row["count"].as_u64().expect("a number")))
-            .collect();
-        counts.sort();
-        counts
+        let of_kind = rows.iter().filter(|row| row["kind"] == "publish");
+        of_kind.map(|row| row["count"].as_u64().expect("a number")).sum::<u64>()
     };
-    let is_there = async |counts: &[(String, u64)], of: &str, sum: u64| {
-        counts.iter().filter(|(node, _)| node.contains(of)).map(|(_, count)| count).sum::<u64>() == sum
-    };
-    wait_until(SOON, "the counts of the other node", async || {
-        is_there(&published(n1, "").await, "n0", 3).await
-    })
-    .await;
-    n0.kill();
-    let counts = published(n1, "").await;
-    assert!(is_there(&counts, "n0", 3).await && is_there(&counts, "n1", 4).await, "{counts:?}");
-    assert!(is_there(&published(n1, "aggregate=sum").await, "*", 7).await);
+    for node in &nodes[1..] {
+        wait_until(SOON, "the counts of all, also of the dead", async || summed(node).await == 7 + 4 + 5)
+            .await;
+    }
+    assert_eq!(sum_of(&counted(&session, &keyspace).await, "n0"), 7);
 }
 
 #[tokio::test(flavor = "multi_thread")]

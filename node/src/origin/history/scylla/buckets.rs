@@ -1,7 +1,7 @@
 //! Which partition a row goes to, and which times a partition holds.
 //!
-//! A channel's day is one partition. Where a node has put much into that, it goes on with one for each hour, then for each
-//! minute, then for each second. From its number follows which times a partition holds, so nothing has to be agreed on between
+//! A channel's day is one partition. Where a node has put much into that, it goes on with that of the hour, then of the
+//! minute, then of each second, and begins with that of the hour or the minute again where the next one begins. From its number follows which times a partition holds, so nothing has to be agreed on between
 //! nodes, and a reader knows where to look.
 
 use std::collections::HashMap;
@@ -28,6 +28,17 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
+    /// The numbers of the narrowest partitions of a day.
+    pub(super) const NARROW: Range<i32> = 1_465..87_865;
+
+    pub(super) fn whole(day: i32) -> Self {
+        Self { day, number: 0 }
+    }
+
+    pub(super) fn narrowest(timestamp_ms: u64) -> Self {
+        Self::of(timestamp_ms, WIDTHS.len() - 1)
+    }
+
     fn of(timestamp_ms: u64, level: usize) -> Self {
         let (width_ms, first) = WIDTHS[level];
         let number = first + timestamp_ms % DAY_MS / width_ms;
@@ -57,7 +68,7 @@ pub(super) struct Bounds {
 }
 
 pub(super) struct Buckets {
-    bounds: Bounds,
+    pub(super) bounds: Bounds,
     known: Mutex<Known>,
 }
 
@@ -68,11 +79,13 @@ struct Known {
     older: HashMap<(ChannelKey, RowKind), Filling>,
 }
 
-/// What this node has put into the partition that it writes to.
+/// What one writer has put into the partition that it writes to.
 #[derive(Clone, Copy)]
-struct Filling {
+pub(super) struct Filling {
     bucket: Bucket,
     level: usize,
+    /// The time of the last row.
+    last_ms: u64,
     rows: u64,
     bytes: u64,
     /// The index says until then that the partition is there.
@@ -95,17 +108,8 @@ impl Buckets {
     ) -> (Bucket, bool) {
         let mut known = self.known.lock();
         let filling = known.filling(key, kind, timestamp_ms);
-        if day_of(timestamp_ms) != filling.bucket.day {
-            *filling = Filling::begin(timestamp_ms, 0);
-        }
-        let is_full = filling.rows >= self.bounds.rows || filling.bytes >= self.bounds.bytes;
-        let level = (filling.level + usize::from(is_full)).min(WIDTHS.len() - 1);
-        if Bucket::of(timestamp_ms, level) != filling.bucket {
-            *filling = Filling::begin(timestamp_ms, level);
-        }
-        filling.rows += 1;
-        filling.bytes += bytes;
-        (filling.bucket, filling.told_until_ms < kept_until_ms)
+        let bucket = filling.place(self.bounds, timestamp_ms, bytes);
+        (bucket, filling.told_until_ms < kept_until_ms)
     }
 
     /// The index has it.
@@ -130,8 +134,33 @@ impl Known {
 }
 
 impl Filling {
+    /// Of the widest partition.
+    pub(super) fn new(timestamp_ms: u64) -> Self {
+        Self::begin(timestamp_ms, 0)
+    }
+
     fn begin(timestamp_ms: u64, level: usize) -> Self {
-        Self { bucket: Bucket::of(timestamp_ms, level), level, rows: 0, bytes: 0, told_until_ms: 0 }
+        let bucket = Bucket::of(timestamp_ms, level);
+        Self { bucket, level, last_ms: timestamp_ms, rows: 0, bytes: 0, told_until_ms: 0 }
+    }
+
+    /// Where the next row goes.
+    pub(super) fn place(&mut self, bounds: Bounds, timestamp_ms: u64, bytes: u64) -> Bucket {
+        if day_of(timestamp_ms) != self.bucket.day {
+            *self = Self::new(timestamp_ms);
+        }
+        let is_full = self.rows >= bounds.rows || self.bytes >= bounds.bytes;
+        let level = (self.level + usize::from(is_full)).min(WIDTHS.len() - 1);
+        // Where an hour or a minute begins, its own partition is empty yet.
+        let began = |level: &usize| Bucket::of(self.last_ms, *level) != Bucket::of(timestamp_ms, *level);
+        let level = (1..level).find(began).unwrap_or(level);
+        self.last_ms = timestamp_ms;
+        if Bucket::of(timestamp_ms, level) != self.bucket {
+            *self = Self::begin(timestamp_ms, level);
+        }
+        self.rows += 1;
+        self.bytes += bytes;
+        self.bucket
     }
 }
 
@@ -152,6 +181,8 @@ mod tests {
         }
         let numbers: Vec<i32> = (0..4).map(|level| Bucket::of(timestamp_ms, level).number).collect();
         assert_eq!(numbers, [0, 24, 1_464, 87_864]);
+        assert_eq!(Bucket::NARROW, 1_465..Bucket::narrowest(DAY_MS - 1).number + 1);
+        assert_eq!(Bucket::narrowest(0).number, Bucket::NARROW.start);
     }
 
     #[test]
@@ -163,7 +194,13 @@ mod tests {
         };
         let numbers: Vec<i32> = (0..9).map(|at| place(at, 1).0.number).collect();
         assert_eq!(numbers, [0, 0, 1, 1, 25, 25, 1_465, 1_465, 1_465], "the narrowest takes what comes");
-        assert_eq!(place(DAY_MS - 1, 1).0.number, 87_864);
+        let second_later: Vec<i32> = (0..3).map(|at| place(1_000 + at, 1).0.number).collect();
+        assert_eq!(second_later, [1_466; 3]);
+        let minute_later: Vec<i32> = (0..4).map(|at| place(MINUTE_MS + at, 1).0.number).collect();
+        assert_eq!(minute_later, [26, 26, 1_525, 1_525], "a minute that begins is tried as a whole");
+        let hour_later: Vec<i32> = (0..6).map(|at| place(HOUR_MS + at, 1).0.number).collect();
+        assert_eq!(hour_later, [2, 2, 85, 85, 5_065, 5_065], "and so is an hour");
+        assert_eq!(place(DAY_MS - 1, 1).0.number, 24, "never the day, which is full");
         assert_eq!(place(DAY_MS, 200).0, Bucket { day: 1, number: 0 }, "a new day begins anew");
         assert_eq!(place(DAY_MS + HOUR_MS, 1).0, Bucket { day: 1, number: 2 }, "bytes count as well");
     }

@@ -8,7 +8,10 @@ use scylla::client::PoolSize;
 use scylla::client::execution_profile::ExecutionProfile;
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
-use scylla::errors::{NewSessionError, PrepareError};
+use scylla::errors::{
+    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, MetadataError,
+    NewSessionError, PrepareError,
+};
 use scylla::frame::types::{Consistency, SerialConsistency};
 use scylla::serialize::row::SerializeRow;
 use scylla::statement::batch::{Batch, BatchStatement, BatchType};
@@ -52,7 +55,16 @@ impl fmt::Debug for Connection {
 /// Why the database cannot be used.
 #[derive(Debug)]
 pub enum ScyllaError {
-    Unreachable { nodes: String, source: Box<NewSessionError> },
+    Unreachable {
+        nodes: String,
+        source: Box<NewSessionError>,
+    },
+    /// It asks who it is, and nothing was said.
+    Unnamed,
+    NotLetIn {
+        user: String,
+        source: Box<NewSessionError>,
+    },
     Schema(SchemaError),
     Prepare(Box<PrepareError>),
     Read(StoreError),
@@ -64,6 +76,13 @@ impl fmt::Display for ScyllaError {
             Self::Unreachable { nodes, .. } => {
                 write!(f, "no node of the database answers at {nodes} (--scylla-node)")
             }
+            Self::Unnamed => f.write_str(
+                "the database asks for a user: name one with --scylla-user and --scylla-password-file",
+            ),
+            Self::NotLetIn { user, .. } => write!(
+                f,
+                "the database does not let {user} in with this password (--scylla-user, --scylla-password-file)"
+            ),
             Self::Schema(error) => error.fmt(f),
             Self::Prepare(_) => f.write_str("the database does not take a statement"),
             Self::Read(_) => f.write_str("the database cannot be read"),
@@ -74,7 +93,8 @@ impl fmt::Display for ScyllaError {
 impl std::error::Error for ScyllaError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Unreachable { source, .. } => Some(&**source),
+            Self::Unreachable { source, .. } | Self::NotLetIn { source, .. } => Some(&**source),
+            Self::Unnamed => None,
             Self::Schema(error) => error.source(),
             Self::Prepare(error) => Some(&**error),
             Self::Read(error) => Some(error),
@@ -114,9 +134,31 @@ impl Connection {
         if let Some((user, password)) = &self.credentials {
             builder = builder.user(user, password);
         }
-        let unreachable =
-            |source| ScyllaError::Unreachable { nodes: self.nodes.join(", "), source: Box::new(source) };
-        builder.build().await.map_err(unreachable)
+        builder.build().await.map_err(|error| self.explain(error))
+    }
+
+    fn explain(&self, error: NewSessionError) -> ScyllaError {
+        use ConnectionSetupRequestErrorKind as Kind;
+        let user = self.credentials.as_ref().map(|(user, _)| user.clone()).unwrap_or_default();
+        match setup_error(&error) {
+            Some(Kind::MissingAuthentication) => ScyllaError::Unnamed,
+            Some(Kind::DbError(DbError::AuthenticationError | DbError::Unauthorized, _)) => {
+                ScyllaError::NotLetIn { user, source: Box::new(error) }
+            }
+            _ => ScyllaError::Unreachable { nodes: self.nodes.join(", "), source: Box::new(error) },
+        }
+    }
+}
+
+/// Why a node of the database that answers did not take a connection.
+fn setup_error(error: &NewSessionError) -> Option<&ConnectionSetupRequestErrorKind> {
+    let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(error)) = error else {
+        return None;
+    };
+    let ConnectionPoolError::Broken { last_connection_error } = error else { return None };
+    match last_connection_error {
+        ConnectionError::ConnectionSetupRequestError(error) => Some(error.get_error()),
+        _ => None,
     }
 }
 
@@ -187,9 +229,16 @@ statements! {
         AND (timestamp_ms, sequence, incarnation) > (?, ?, ?) \
         AND (timestamp_ms, sequence, incarnation) <= (?, ?, ?) \
         ORDER BY timestamp_ms ASC, sequence ASC, incarnation ASC LIMIT ?";
-    insert_day: "INSERT INTO {}.days (account, channel, kind, day, bucket) VALUES (?, ?, ?, ?, ?) USING TTL ?";
-    days: "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = ? \
-        AND day >= ? AND day <= ?";
+    insert_day: "INSERT INTO {}.days (account, channel, kind, day, bucket) VALUES (?, ?, ?, ?, ?) \
+        USING TTL ? AND TIMESTAMP ?";
+    days_backwards: "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = ? \
+        AND day >= ? AND day <= ? LIMIT ?";
+    days_forwards: "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = ? \
+        AND day >= ? AND day <= ? ORDER BY day ASC, bucket ASC LIMIT ?";
+    buckets_backwards: "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = ? AND day = ? \
+        AND bucket >= ? AND bucket <= ? LIMIT ?";
+    buckets_forwards: "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = ? AND day = ? \
+        AND bucket >= ? AND bucket <= ? ORDER BY day ASC, bucket ASC LIMIT ?";
     claim_id: "INSERT INTO {}.message_ids (account, channel, key_name, client_id, id, owner) \
         VALUES (?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?";
     take_id: "UPDATE {}.message_ids USING TTL ? SET owner = ?, incarnation = null, sequence = null, \

@@ -27,7 +27,7 @@ const LANE_MAX: usize = 4_096;
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// A claim outlives the window by this, since clocks differ.
-const SLACK_MS: u64 = 60_000;
+pub(super) const SLACK_MS: u64 = 60_000;
 /// In the place of a partition: of a channel without history.
 const NO_ROW: i32 = -1;
 

@@ -7,9 +7,11 @@ mod buckets;
 mod connection;
 mod health;
 mod ids;
+mod index;
 mod members;
 mod metrics;
 mod node;
+mod once;
 mod reader;
 mod reads;
 mod revocations;
@@ -92,7 +94,7 @@ impl ScyllaOptions {
             wait: Duration::from_millis(limits.store_wait_ms),
             write_queue_rows: 131_072,
             write_queue_bytes: 64 * 1024 * 1024,
-            partition_rows: 50_000,
+            partition_rows: 30_000,
             partition_bytes: 32 * 1024 * 1024,
         }
     }

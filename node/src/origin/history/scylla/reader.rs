@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::buckets::{Bucket, day_of};
+use super::buckets::Bucket;
 use super::connection::Database;
+use super::index::Index;
 use super::values::{kind_value, position, position_values};
 use super::{Shared, failed};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, RowKind, StoreError};
@@ -25,7 +26,8 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
     };
     let Some(range) = Range::of(query) else { return Ok(filling.page) };
     let database = shared.database();
-    let mut unopened = partitions(&database, query, &range).await?;
+    let mut index = Index::new(&database, query, (range.oldest, range.newest));
+    let mut unopened: Vec<Bucket> = Vec::new();
     let mut sources: Vec<Source> = Vec::new();
     loop {
         let best = best(&sources, query.direction);
@@ -37,7 +39,14 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
             let mut source = Source::new(*bucket, range);
             unopened.pop();
             source.fetch(&database, query, filling.wants()).await?;
-            sources.push(source);
+            if source.head().is_some() {
+                sources.push(source);
+            }
+            continue;
+        }
+        if index.may_precede(next) {
+            unopened.extend(index.more().await?);
+            sort(&mut unopened, query.direction);
             continue;
         }
         let Some(place) = best else { return Ok(filling.page) };
@@ -46,37 +55,21 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
         if source.rows.is_empty() && !source.is_over {
             source.fetch(&database, query, filling.wants()).await?;
         }
+        if source.rows.is_empty() {
+            sources.swap_remove(place);
+        }
         if !filling.take(row) {
             return Ok(filling.page);
         }
     }
 }
 
-/// From the partition that is read first to the last one, the other way round.
-async fn partitions(
-    database: &Database,
-    query: &HistoryQuery,
-    range: &Range,
-) -> Result<Vec<Bucket>, StoreError> {
-    let (account, channel) = (query.key.account().as_str(), query.key.channel());
-    let days = (day_of(range.oldest.timestamp_ms), day_of(range.newest.timestamp_ms));
-    let asked = (account, channel, kind_value(query.kind), days.0, days.1);
-    let found = database.session.execute_unpaged(&database.statements.days, asked).await.map_err(failed)?;
-    let rows = found.into_rows_result().map_err(failed)?;
-    let mut buckets = Vec::with_capacity(rows.rows_num());
-    for row in rows.rows::<(i32, i32)>().map_err(failed)? {
-        let (day, number) = row.map_err(failed)?;
-        let bucket = Bucket { day, number };
-        let times = bucket.times();
-        if times.start <= range.newest.timestamp_ms && times.end > range.oldest.timestamp_ms {
-            buckets.push(bucket);
-        }
-    }
-    match query.direction {
+/// What is read first comes last.
+fn sort(buckets: &mut [Bucket], direction: Direction) {
+    match direction {
         Direction::Backwards => buckets.sort_by_key(|bucket| bucket.times().end),
         Direction::Forwards => buckets.sort_by_key(|bucket| std::cmp::Reverse(bucket.times().start)),
     }
-    Ok(buckets)
 }
 
 fn may_precede(bucket: Bucket, next: Position, direction: Direction) -> bool {

@@ -18,7 +18,7 @@ type Answer = oneshot::Sender<Result<HistoryPage, StoreError>>;
 
 pub(super) struct Reads {
     asked: Mutex<Asked>,
-    permits: Semaphore,
+    pub(super) permits: Semaphore,
 }
 
 #[derive(Default)]
@@ -32,6 +32,13 @@ struct Asked {
 impl Reads {
     pub(super) fn new() -> Self {
         Self { asked: Mutex::default(), permits: Semaphore::new(UNDER_WAY_MAX) }
+    }
+
+    /// How many reads are under way, and how many wait behind one that asks the same.
+    #[cfg(test)]
+    pub(super) fn under_way(&self) -> (usize, usize) {
+        let asked = self.asked.lock();
+        (asked.next.len(), asked.next.values().map(Vec::len).sum())
     }
 }
 

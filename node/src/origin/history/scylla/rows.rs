@@ -9,6 +9,7 @@ use super::buckets::Bucket;
 use super::connection::Database;
 use super::ids::GivenId;
 use super::members::{self, MemberChange};
+use super::once;
 use super::values::{kind_value, number, ordered, ttl_s, written_at};
 use super::{DAY_MS, HOUR_MS, Shared, failed};
 use crate::model::{ChannelKey, PresenceEvent, Published, Stamp};
@@ -25,14 +26,23 @@ pub(super) struct Content {
     kept_until_ms: u64,
     ids: Vec<GivenId>,
     member: Option<MemberChange>,
+    /// Other nodes may write the same event.
+    is_shared: bool,
     pub(super) bytes: usize,
 }
 
-struct NewRow {
-    position: Position,
+#[derive(Clone)]
+pub(super) struct NewRow {
+    pub(super) position: Position,
     /// Of the message, or of the event.
-    id: Box<str>,
-    record: Box<str>,
+    pub(super) id: Box<str>,
+    pub(super) record: Box<str>,
+}
+
+impl NewRow {
+    pub(super) fn bytes(&self) -> u64 {
+        (self.record.len() + self.id.len()) as u64
+    }
 }
 
 impl Content {
@@ -77,7 +87,10 @@ impl Content {
             id: event.id().into(),
             record: text(|out| record::write_presence(out, event)),
         });
-        Self::new(RowKind::Presence, row.into_iter().collect(), kept_until_ms, Vec::new(), member)
+        let is_shared = event.is_departure && event.owner.incarnation != incarnation;
+        let content =
+            Self::new(RowKind::Presence, row.into_iter().collect(), kept_until_ms, Vec::new(), member);
+        Self { is_shared, ..content }
     }
 
     fn new(
@@ -90,7 +103,7 @@ impl Content {
         let bytes = rows.iter().map(|row| row.record.len() + row.id.len()).sum::<usize>()
             + ids.iter().map(|given| given.id.len() + size_of::<GivenId>()).sum::<usize>()
             + member.as_ref().map_or(0, MemberChange::bytes);
-        Self { kind, rows, kept_until_ms, ids, member, bytes }
+        Self { kind, rows, kept_until_ms, ids, member, is_shared: false, bytes }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -123,7 +136,7 @@ fn text(write: impl FnOnce(&mut Vec<u8>)) -> Box<str> {
 }
 
 /// Rows of one partition that go in one batch.
-struct Part {
+pub(super) struct Part {
     kind: RowKind,
     bucket: Bucket,
     /// The index is to be told that the partition is there until then.
@@ -150,6 +163,13 @@ pub(super) async fn write(
     for (result, stamped) in results.iter_mut().zip(join_all(stamped).await) {
         *result = stamped;
     }
+    let once = contents.iter().zip(&mut placed).map(|(content, rows)| place_once(shared, key, content, rows));
+    let once: Vec<_> = once.collect();
+    for (result, once) in results.iter_mut().zip(join_all(once).await) {
+        if result.is_ok() {
+            *result = once;
+        }
+    }
     let mut parts: Vec<Part> = Vec::new();
     // Behind which part each content is all there.
     let mut ends = Vec::with_capacity(contents.len());
@@ -161,7 +181,7 @@ pub(super) async fn write(
     }
     let (mut written, mut failure) = (0, Ok(()));
     for part in parts {
-        failure = write_part(shared, key, part).await;
+        failure = write_part(shared, key, &part).await;
         if failure.is_err() {
             break;
         }
@@ -185,28 +205,56 @@ async fn stamp(shared: &Shared, content: &Content, rows: &[PlacedRow]) -> Result
     try_join_all(each).await.map(drop)
 }
 
-struct PlacedRow {
+/// What other nodes may write too goes where the first of them has it, and nowhere if it is there.
+async fn place_once(
+    shared: &Shared,
+    key: &ChannelKey,
+    content: &Content,
+    placed: &mut Vec<PlacedRow>,
+) -> Result<(), StoreError> {
+    let (true, [row], [own]) = (content.is_shared, &content.rows[..], &placed[..]) else { return Ok(()) };
+    let place = once::claim(shared, key, &row.id, (row.position, own.bucket)).await?;
+    let Some((position, bucket)) = place.filter(|place| *place != (row.position, own.bucket)) else {
+        if place.is_none() {
+            placed.clear();
+        }
+        return Ok(());
+    };
+    let ttl = own.values.11;
+    let row = NewRow { position, ..row.clone() };
+    let tell_until_ms = Some(told_until_ms(content.kept_until_ms));
+    *placed = vec![PlacedRow::new(shared, &names(key), (content.kind, bucket), &row, ttl, tell_until_ms)];
+    Ok(())
+}
+
+pub(super) struct PlacedRow {
     kind: RowKind,
     bucket: Bucket,
     tell_until_ms: Option<u64>,
     values: RowValues,
 }
 
-/// The rows, each with its partition.
-fn place(shared: &Shared, key: &ChannelKey, content: &Content) -> Vec<PlacedRow> {
-    let Content { kind, rows, kept_until_ms, .. } = content;
-    let Some(ttl) = ttl_s(*kept_until_ms, shared.clock.now_ms()) else { return Vec::new() };
-    let (account, channel): (Arc<str>, Arc<str>) = (key.account().as_str().into(), key.channel().into());
-    let placed = rows.iter().map(|row| {
+/// Of a channel, as rows name it.
+pub(super) type Names = (Arc<str>, Arc<str>);
+
+pub(super) fn names(key: &ChannelKey) -> Names {
+    (key.account().as_str().into(), key.channel().into())
+}
+
+impl PlacedRow {
+    pub(super) fn new(
+        shared: &Shared,
+        (account, channel): &Names,
+        (kind, bucket): (RowKind, Bucket),
+        row: &NewRow,
+        ttl: i32,
+        tell_until_ms: Option<u64>,
+    ) -> Self {
         let Position { timestamp_ms, sequence, incarnation } = row.position;
-        let bytes = (row.record.len() + row.id.len()) as u64;
-        let (bucket, is_new) = shared.buckets.place(key, *kind, timestamp_ms, bytes, *kept_until_ms);
-        // The rows that follow in the same day are kept as long.
-        let tell_until_ms = is_new.then(|| kept_until_ms.saturating_add(DAY_MS));
         let values = (
-            Arc::clone(&account),
-            Arc::clone(&channel),
-            kind_value(*kind),
+            Arc::clone(account),
+            Arc::clone(channel),
+            kind_value(kind),
             bucket.day,
             bucket.number,
             number(timestamp_ms),
@@ -218,12 +266,30 @@ fn place(shared: &Shared, key: &ChannelKey, content: &Content) -> Vec<PlacedRow>
             ttl,
             written_at(timestamp_ms),
         );
-        PlacedRow { kind: *kind, bucket, tell_until_ms, values }
+        Self { kind, bucket, tell_until_ms, values }
+    }
+}
+
+/// The rows, each with its partition.
+fn place(shared: &Shared, key: &ChannelKey, content: &Content) -> Vec<PlacedRow> {
+    let Content { kind, rows, kept_until_ms, .. } = content;
+    let Some(ttl) = ttl_s(*kept_until_ms, shared.clock.now_ms()) else { return Vec::new() };
+    let names = names(key);
+    let placed = rows.iter().map(|row| {
+        let timestamp_ms = row.position.timestamp_ms;
+        let (bucket, is_new) = shared.buckets.place(key, *kind, timestamp_ms, row.bytes(), *kept_until_ms);
+        let tell_until_ms = is_new.then(|| told_until_ms(*kept_until_ms));
+        PlacedRow::new(shared, &names, (*kind, bucket), row, ttl, tell_until_ms)
     });
     placed.collect()
 }
 
-fn add(parts: &mut Vec<Part>, row: PlacedRow) {
+/// The rows that follow in the same day are kept as long.
+pub(super) fn told_until_ms(kept_until_ms: u64) -> u64 {
+    kept_until_ms.saturating_add(DAY_MS)
+}
+
+pub(super) fn add(parts: &mut Vec<Part>, row: PlacedRow) {
     let PlacedRow { kind, bucket, tell_until_ms, values } = row;
     let bytes = values.9.len() + values.10.len();
     let fits = |part: &Part| {
@@ -241,7 +307,7 @@ fn add(parts: &mut Vec<Part>, row: PlacedRow) {
     }
 }
 
-async fn write_part(shared: &Arc<Shared>, key: &ChannelKey, part: Part) -> Result<(), StoreError> {
+pub(super) async fn write_part(shared: &Shared, key: &ChannelKey, part: &Part) -> Result<(), StoreError> {
     let Part { kind, bucket, tell_until_ms, values, .. } = part;
     let highest_ms = values.iter().map(|values| values.5.cast_unsigned()).max().unwrap_or(0);
     let database = shared.database();
@@ -250,15 +316,15 @@ async fn write_part(shared: &Arc<Shared>, key: &ChannelKey, part: Part) -> Resul
         if let [only] = &values[..] {
             return database.session.execute_unpaged(statement, only).await.map(drop).map_err(failed);
         }
-        database.write_all(statement, &values).await
+        database.write_all(statement, values).await
     };
-    let index = tell(shared, &database, key, (kind, bucket), tell_until_ms);
+    let index = tell(shared, &database, key, (*kind, *bucket), *tell_until_ms);
     try_join(rows, index).await?;
     shared.wrote_up_to(highest_ms);
     Ok(())
 }
 
-async fn tell(
+pub(super) async fn tell(
     shared: &Shared,
     database: &Database,
     key: &ChannelKey,
@@ -268,7 +334,8 @@ async fn tell(
     let Some(until_ms) = until_ms else { return Ok(()) };
     let Some(ttl) = ttl_s(until_ms, shared.clock.now_ms()) else { return Ok(()) };
     let (account, channel) = (key.account().as_str(), key.channel());
-    let told = (account, channel, kind_value(kind), bucket.day, bucket.number, ttl);
+    // Of two writes the one that lasts longer is the later one. Milliseconds, since ScyllaDB refuses times that lie ahead.
+    let told = (account, channel, kind_value(kind), bucket.day, bucket.number, ttl, number(until_ms));
     database.session.execute_unpaged(&database.statements.insert_day, told).await.map_err(failed)?;
     shared.buckets.told(key, kind, bucket, until_ms - DAY_MS);
     Ok(())

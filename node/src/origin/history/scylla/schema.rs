@@ -56,10 +56,27 @@ pub enum SchemaError {
         keyspace: String,
         found: usize,
     },
+    /// The user may not.
+    Forbidden {
+        keyspace: String,
+        source: Box<ExecutionError>,
+    },
     Refused {
         keyspace: String,
         source: Box<ExecutionError>,
     },
+}
+
+impl SchemaError {
+    fn of(keyspace: &str, error: ExecutionError) -> Self {
+        let (keyspace, forbidden) = (keyspace.to_owned(), is_forbidden(&error));
+        let source = Box::new(error);
+        if forbidden { Self::Forbidden { keyspace, source } } else { Self::Refused { keyspace, source } }
+    }
+}
+
+fn is_forbidden(error: &ExecutionError) -> bool {
+    matches!(error, ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Unauthorized, _)))
 }
 
 impl fmt::Display for SchemaError {
@@ -78,7 +95,14 @@ impl fmt::Display for SchemaError {
                 "the keyspace {keyspace} has version {found} of the schema, and this program knows only {}",
                 MIGRATIONS.len()
             ),
-            Self::Refused { keyspace, .. } => write!(f, "the keyspace {keyspace} cannot be made"),
+            Self::Forbidden { keyspace, .. } => write!(
+                f,
+                "this user (--scylla-user) may not make or read the keyspace {keyspace}: \
+                 grant it that, or run `fanfare schema apply` as one who may"
+            ),
+            Self::Refused { keyspace, .. } => {
+                write!(f, "the keyspace {keyspace} (--scylla-keyspace) cannot be made")
+            }
         }
     }
 }
@@ -86,7 +110,7 @@ impl fmt::Display for SchemaError {
 impl std::error::Error for SchemaError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Refused { source, .. } => Some(&**source),
+            Self::Forbidden { source, .. } | Self::Refused { source, .. } => Some(&**source),
             _ => None,
         }
     }
@@ -131,7 +155,7 @@ pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<
 
 /// None: there is no such keyspace, or nobody has finished making it.
 async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, SchemaError> {
-    let refused = |source| SchemaError::Refused { keyspace: keyspace.to_owned(), source: Box::new(source) };
+    let refused = |error| SchemaError::of(keyspace, error);
     let tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
     let found = session.query_unpaged(tables, (keyspace, "schema_version")).await.map_err(refused)?;
     if !found.into_rows_result().is_ok_and(|rows| rows.rows_num() > 0) {
@@ -190,8 +214,8 @@ async fn alter(session: &Session, keyspace: &str, text: &str) -> Result<(), Sche
     loop {
         match session.query_unpaged(statement.clone(), ()).await {
             Ok(_) => return Ok(()),
-            Err(error) if attempt == ATTEMPTS => {
-                return Err(SchemaError::Refused { keyspace: keyspace.to_owned(), source: Box::new(error) });
+            Err(error) if attempt == ATTEMPTS || is_forbidden(&error) => {
+                return Err(SchemaError::of(keyspace, error));
             }
             Err(error) => {
                 tracing::warn!(%error, "the database did not alter its schema, once more");

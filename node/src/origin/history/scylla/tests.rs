@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock, mpsc};
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::model::{ChannelKey, Stamp};
+use crate::model::{ChannelKey, ClientId, ConnectionId, MemberId, Owner, PresenceStamp, Stamp};
 use crate::origin::history::contract::{
     PATIENCE, Place, WINDOW_MS, channel, contract_tests, messages, query, scope, sequences, wait, with_ids,
 };
-use crate::origin::history::{Direction, Position};
+use crate::origin::history::{Direction, Position, RowKind};
 
 /// All stores of the tests work on it.
 fn runtime() -> &'static Runtime {
@@ -211,4 +211,84 @@ fn who_reads_sees_what_was_acknowledged_before_however_many_read_the_same() {
         assert!(newest >= at_least, "{newest} of at least {at_least}");
         assert_eq!(seen, (1..=newest).rev().collect::<Vec<_>>(), "a beginning");
     }
+}
+
+#[test]
+fn who_asks_the_same_shares_one_read_after_the_one_that_is_under_way() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let store = place.open_with(Keyspace::options(), &clock);
+    let key = channel("acme", "a");
+    (1..=3).for_each(|sequence| append(&store, &key, clock.now_ms(), sequence));
+    let reads = &store.shared.reads;
+    let all = u32::try_from(reads.permits.available_permits()).expect("few");
+    let permits = runtime().block_on(reads.permits.acquire_many(all)).expect("never closed");
+    let same: Vec<_> = (0..100).map(|_| store.read(query(&key))).collect();
+    let other = store.read(HistoryQuery { limit: 1, ..query(&key) });
+    assert_eq!(reads.under_way(), (2, 99));
+    drop(permits);
+    for read in same {
+        assert_eq!(sequences(&wait(read).expect("read")), [3, 2, 1]);
+    }
+    assert_eq!(sequences(&wait(other).expect("read")), [3]);
+    assert_eq!(reads.under_way(), (0, 0));
+}
+
+/// The leave of a member of a run that has died, as one of the others makes it.
+fn departure(key: &ChannelKey, by: u64, timestamp_ms: u64, epoch: u64) -> Arc<PresenceEvent> {
+    let member =
+        MemberId { connection_id: ConnectionId::from_bytes([7; 16]), client_id: ClientId::of("ada") };
+    let position = Stamp { incarnation: by, sequence: 0 };
+    let stamp = PresenceStamp { timestamp_ms, incarnation: by, sequence: by, position };
+    PresenceEvent::departure(key.clone(), member, Owner { epoch, incarnation: 99 }, None, stamp)
+}
+
+/// However often a database that has other work has to be asked.
+fn append_leave(store: &Scylla, event: &Arc<PresenceEvent>) {
+    let stored = (0..20).any(|_| {
+        let (send, receive) = mpsc::channel();
+        let done = Box::new(move |result| send.send(result).expect("test waits"));
+        store.append_presence(Arc::clone(event), Some(72), done);
+        receive.recv_timeout(PATIENCE).expect("answered").is_ok()
+    });
+    assert!(stored, "it was asked often");
+}
+
+#[test]
+fn a_leave_that_several_nodes_make_is_one_row() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let nodes: Vec<_> = (0..3).map(|_| place.open_with(Keyspace::options(), &clock)).collect();
+    let (key, now_ms) = (channel("acme", "a"), clock.now_ms());
+    let rows = || {
+        let counted = format!(
+            "SELECT record FROM {}.history WHERE kind = 1 ALLOW FILTERING",
+            place.connection.keyspace
+        );
+        let found = runtime().block_on(nodes[0].shared.database().session.query_unpaged(counted, ()));
+        found.expect("read").into_rows_result().expect("rows").rows_num()
+    };
+    for (by, node) in (1..).zip(&nodes) {
+        append_leave(node, &departure(&key, by, now_ms + 700 * by, 1));
+        append_leave(node, &departure(&key, by, now_ms + 700 * by, 1));
+    }
+    assert_eq!(rows(), 1);
+    // The one that was first has died before it was written.
+    let event = departure(&key, 1, now_ms, 2);
+    let at = Position { timestamp_ms: now_ms, sequence: 1, incarnation: 1 };
+    let shared = &nodes[0].shared;
+    let (bucket, _) = shared.buckets.place(&key, RowKind::Presence, now_ms, 1, now_ms + DAY_MS);
+    let claim = || runtime().block_on(once::claim(shared, &key, &event.id(), (at, bucket)));
+    let claimed = std::iter::repeat_with(claim).find_map(Result::ok).expect("it is asked until it answers");
+    assert_eq!(claimed, Some((at, bucket)));
+    assert_eq!(rows(), 1);
+    std::thread::scope(|scope| {
+        for (by, node) in (2..).zip(&nodes[1..]) {
+            let event = departure(&key, by, now_ms + 5_000, 2);
+            scope.spawn(move || append_leave(node, &event));
+        }
+    });
+    assert_eq!(rows(), 2);
+    append_leave(&nodes[0], &departure(&key, 1, now_ms + 9_000, 3));
+    assert_eq!(rows(), 3, "it was there again, and lost again");
 }

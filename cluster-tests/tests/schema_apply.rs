@@ -1,0 +1,156 @@
+//! `fanfare schema apply`, and what a node says of a database that it cannot use: once made the schema is made, whoever comes at the
+//! same time, and each refusal is a sentence that names the setting.
+
+use std::process::{Command, Stdio};
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, Running, history, http};
+use scylla::client::session::Session;
+use serde_json::json;
+
+const KEY: &str = "secret.k1";
+/// Of which no node of a database can be.
+const NOWHERE: &str = "127.0.0.1:1";
+
+fn apply(points: &str, keyspace: &str) -> Running {
+    Running::start(&[
+        "schema",
+        "apply",
+        "--store",
+        "scylla",
+        "--scylla-node",
+        points,
+        "--scylla-keyspace",
+        keyspace,
+    ])
+}
+
+/// What the command says, which is to end with this code.
+async fn said(mut command: Running, code: i32) -> String {
+    let ended = command.ended_within(3 * fanfare_cluster_tests::SOON).await;
+    let text = [command.stdout(), command.stderr()].concat().join("\n");
+    assert_eq!(ended.code(), Some(code), "{text}");
+    text
+}
+
+/// What a node says that cannot start.
+async fn refusal(points: &str, keyspace: &str, schema: &str) -> String {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let data = folder.path().display().to_string();
+    let serve = Running::start(&[
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin-listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        &data,
+        "--store",
+        "scylla",
+        "--scylla-node",
+        points,
+        "--scylla-keyspace",
+        keyspace,
+        "--scylla-schema",
+        schema,
+    ]);
+    said(serve, 1).await
+}
+
+async fn tables(session: &Session, keyspace: &str) -> Vec<(String, String)> {
+    let asked = "SELECT table_name, CAST(id AS text) FROM system_schema.tables WHERE keyspace_name = ?";
+    let found = session.query_unpaged(asked, (keyspace,)).await.expect("read").into_rows_result();
+    let found = found.expect("rows");
+    let rows = found.rows::<(String, String)>().expect("the columns are what they are");
+    rows.map(|row| row.expect("a row")).collect()
+}
+
+async fn set_version(session: &Session, keyspace: &str, version: i32) {
+    let set = format!("UPDATE {keyspace}.schema_version SET version = {version} WHERE part = 'all'");
+    session.query_unpaged(set, ()).await.expect("set");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_that_apply_at_once_make_one_schema() {
+    let Some(cassandra) = Cassandra::shared() else { return };
+    let (points, keyspace) = (cassandra.points().join(","), cassandra.keyspace());
+    let missing = refusal(&points, &keyspace, "check").await;
+    assert!(missing.contains("has no tables of this program: run `fanfare schema apply`"), "{missing}");
+    let commands = [(); 3].map(|()| apply(&points, &keyspace));
+    for text in futures_util::future::join_all(commands.map(|command| said(command, 0))).await {
+        let is_ready = text == format!("the keyspace {keyspace} is ready");
+        assert!(is_ready || text == format!("the keyspace {keyspace} has everything already"), "{text}");
+    }
+    let session = cassandra.session().await;
+    let made = tables(&session, &keyspace).await;
+    let text = said(apply(&points, &keyspace), 0).await;
+    assert_eq!(text, format!("the keyspace {keyspace} has everything already"));
+    assert_eq!(tables(&session, &keyspace).await, made);
+
+    let directory = Directory::default().account("acme").key("k1", "secret", ALL);
+    let options = NodeOptions::default()
+        .directory(directory, KEY)
+        .limit("store_wait_ms", 8_000)
+        .environment("FANFARE_SCYLLA_SCHEMA", "check");
+    let node = Node::start(cassandra.store(options, &keyspace)).await;
+    let headers = [("authorization", &*http::basic(KEY))];
+    let body = json!({"data": 1}).to_string();
+    let answer = http::request(node.addr(), "POST", "/api/channels/room/publish", &headers, body).await;
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+    assert_eq!(history::read_all(node.addr(), KEY, "room", "").await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_another_version_is_brought_up_and_never_down() {
+    let Some(cassandra) = Cassandra::shared() else { return };
+    let (points, keyspace) = (cassandra.points().join(","), cassandra.keyspace());
+    said(apply(&points, &keyspace), 0).await;
+    let session = cassandra.session().await;
+    set_version(&session, &keyspace, 99).await;
+    let newer = "has version 99 of the schema, and this program knows only";
+    for text in [
+        said(apply(&points, &keyspace), 1).await,
+        refusal(&points, &keyspace, "auto").await,
+        refusal(&points, &keyspace, "check").await,
+    ] {
+        assert!(text.contains(&keyspace) && text.contains(newer), "{text}");
+    }
+    set_version(&session, &keyspace, 0).await;
+    let text = refusal(&points, &keyspace, "check").await;
+    assert!(text.contains("is needed: run `fanfare schema apply`"), "{text}");
+    assert_eq!(said(apply(&points, &keyspace), 0).await, format!("the keyspace {keyspace} is ready"));
+    assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_not_there_is_named() {
+    let text = said(apply(NOWHERE, "chat"), 1).await;
+    assert!(text.contains("no node of the database answers at 127.0.0.1:1 (--scylla-node)"), "{text}");
+    let text = refusal(NOWHERE, "chat", "auto").await;
+    assert!(text.contains("no node of the database answers at 127.0.0.1:1 (--scylla-node)"), "{text}");
+    let text = said(apply("nowhere.invalid:9042", "chat"), 1).await;
+    assert!(text.contains("nowhere.invalid:9042 (--scylla-node)"), "{text}");
+}
+
+/// This program again, for one test that needs a server where none can be started.
+fn without_server(ci: Option<&str>) -> (bool, String) {
+    let mut command = Command::new(std::env::current_exe().expect("the test executable has a path"));
+    command
+        .args(["--exact", "three_that_apply_at_once_make_one_schema", "--nocapture"])
+        .env_remove("FANFARE_TEST_CQL")
+        .env_remove("CI")
+        .env("JAVA_HOME", "/nowhere")
+        .envs(ci.map(|ci| ("CI", ci)))
+        .stdin(Stdio::null());
+    let output = command.output().expect("the test executable can be started");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn tests_without_a_server_say_so_and_fail_where_ci_is_true() {
+    let (passed, said) = without_server(None);
+    assert!(passed && said.contains("NOT CHECKED"), "{said}");
+    let (passed, said) = without_server(Some("true"));
+    assert!(!passed && said.contains("no Cassandra to test with"), "{said}");
+}
