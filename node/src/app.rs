@@ -444,6 +444,7 @@ async fn upkeep(metrics: PrometheusHandle) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
         metrics.run_upkeep();
+        telemetry::tell_held_back();
     }
 }
 

@@ -26,6 +26,7 @@ use crate::model::{
     Published, Stamp, UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
+use crate::telemetry::OFTEN;
 
 pub use departures::Departure;
 use departures::Departures;
@@ -223,7 +224,7 @@ impl Publisher {
             }
             Err(StoreError::Busy) => done(Err(PublishError::Busy)),
             Err(error) => {
-                tracing::warn!(%error, "ids could not be looked up");
+                tracing::warn!(target: OFTEN, %error, "ids could not be looked up");
                 done(Err(PublishError::Unavailable));
             }
         };
@@ -303,7 +304,7 @@ impl Inner {
                 }
                 Err(error) => {
                     inner.missed.fetch_or(retention_hours.is_some(), Ordering::SeqCst);
-                    tracing::warn!(%error, "a publish was not stored");
+                    tracing::warn!(target: OFTEN, %error, "a publish was not stored");
                     (answer.done)(Err(PublishError::Unavailable));
                 }
             });

@@ -1,5 +1,7 @@
 //! Logs and metrics of the process.
 
+mod often;
+
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
@@ -8,6 +10,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
+
+pub use often::{OFTEN, tell_held_back};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -48,12 +52,21 @@ pub fn start_logs(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
         LogFormat::Json => false,
     };
     let lines = fmt::layer().with_writer(std::io::stderr);
-    let registry = tracing_subscriber::registry().with(EnvFilter::new(filter));
+    let filter = EnvFilter::new(with_quiet_driver(filter));
+    let registry = tracing_subscriber::registry().with(filter).with(often::Once);
     if text {
         registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()
     } else {
         registry.with(lines.json().flatten_event(true).with_current_span(false)).try_init()
     }
+}
+
+/// The driver of the database tells of each of its connections as the node tells of itself.
+fn with_quiet_driver(filter: &str) -> String {
+    let mut parts = filter.split(',').map(str::trim);
+    let is_plain = parts.clone().any(|part| part.eq_ignore_ascii_case("info"));
+    let is_named = parts.any(|part| part.starts_with("scylla"));
+    if is_plain && !is_named { format!("{filter},scylla=warn") } else { filter.to_owned() }
 }
 
 /// What renders the metrics; the first call makes it the recorder of the process, all nodes of which share it.
@@ -83,4 +96,19 @@ fn install_recorder() -> PrometheusHandle {
     }
     metrics::describe_counter!("fanfare_http_requests_total", "HTTP requests answered, by route and status");
     handle
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_is_quiet_unless_somebody_asks() {
+        assert_eq!(with_quiet_driver("info"), "info,scylla=warn");
+        assert_eq!(with_quiet_driver("INFO, fanfare=debug"), "INFO, fanfare=debug,scylla=warn");
+        for other in ["warn", "debug", "info,scylla=info", "info, scylla::cluster=debug", "fanfare=info"] {
+            assert_eq!(with_quiet_driver(other), other);
+        }
+        assert!(EnvFilter::builder().parse(with_quiet_driver("info")).is_ok());
+    }
 }

@@ -10,6 +10,7 @@ use crate::cluster::routing::Routing;
 use crate::config::Config;
 use crate::model::{Clock, Nonce, Revocation};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
+use crate::telemetry::OFTEN;
 
 struct StoredTokens {
     store: Arc<dyn HistoryStore>,
@@ -84,11 +85,11 @@ async fn in_time<T>(
     match tokio::time::timeout(wait, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => {
-            tracing::warn!(what, %error, "not stored");
+            tracing::warn!(target: OFTEN, what, %error, "not stored");
             Err(TokenStoreError)
         }
         Err(_) => {
-            tracing::warn!(what, "not stored in time");
+            tracing::warn!(target: OFTEN, what, "not stored in time");
             Err(TokenStoreError)
         }
     }

@@ -135,7 +135,7 @@ static SETTINGS: &[Setting] = &[
     setting!("threads", threads: usize, "COUNT",
         "Threads that serve sockets, and as many that serve HTTP, at most 64; 0: one per core", read_threads, Field::show),
     setting!("log", log: String, "FILTER",
-        "What is logged: a level, or a filter such as info,fanfare=debug", read_log_filter, Field::show),
+        "What is logged: a level, or a filter such as info,fanfare=debug; at info the driver of the database from warnings on, unless scylla is in it", read_log_filter, Field::show),
     setting!("log_format", log_format: crate::telemetry::LogFormat, "auto|text|json",
         "Logs go to stderr; auto is text on a terminal and JSON elsewhere"),
 ];

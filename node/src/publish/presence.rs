@@ -10,6 +10,7 @@ use crate::accounts::Account;
 use crate::hub::{Change, PresenceRefused};
 use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind, message_bytes};
 use crate::origin::history::Done;
+use crate::telemetry::OFTEN;
 
 /// What a client does on a channel, under a principal whose capability was checked.
 #[derive(Debug)]
@@ -102,7 +103,7 @@ impl Inner {
         let bytes = message_bytes(None, event.data.as_deref(), None, Some(client_id)) as u64;
         let stored: Done = Box::new(move |result| match result {
             Err(error) if retention_hours.is_some() => {
-                tracing::warn!(%error, "a presence event was not stored");
+                tracing::warn!(target: OFTEN, %error, "a presence event was not stored");
                 done(Err(PresenceError::Unavailable));
             }
             _ => {

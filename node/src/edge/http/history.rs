@@ -16,6 +16,7 @@ use crate::auth::Principal;
 use crate::edge::errors::Refusal;
 use crate::model::{Limits, Operation, Usage, UsageKind};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, RowKind, StoreError};
+use crate::telemetry::OFTEN;
 
 const HOUR_MS: u64 = 3_600_000;
 /// A store that has not read a page by then is taken for gone.
@@ -129,7 +130,7 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, St
         let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
         let more = read.inspect_err(|error| {
             if let StoreError::Failed(reason) = error {
-                tracing::error!(reason, "history could not be read");
+                tracing::error!(target: OFTEN, reason, "history could not be read");
             }
         })?;
         let bytes = more.rows.iter().map(|row| row.json.len()).sum();

@@ -21,6 +21,7 @@ use crate::edge::errors::Refusal;
 use crate::model::AccountId;
 use crate::origin::history::{BoxFuture, StoreError};
 use crate::origin::metering::{KEPT_MS, MINUTE_MS, Meter, Point, sum_nodes};
+use crate::telemetry::OFTEN;
 
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 /// A store that has not read the rows by then is taken for gone.
@@ -75,7 +76,9 @@ impl Series {
         while let Some(minutes) = self.rest.take() {
             let read = tokio::time::timeout(READ_WAIT, self.meter.series(&self.account, minutes)).await;
             let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
-            let page = read.inspect_err(|error| tracing::error!(%error, "metric rows could not be read"))?;
+            let page = read.inspect_err(|error| {
+                tracing::error!(target: OFTEN, %error, "metric rows could not be read");
+            })?;
             self.write(&mut text, page.points);
             self.rest = page.rest;
             if text.len() > SMALL_BYTES / 2 && self.rest.is_some() {
