@@ -1,6 +1,7 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
 mod cluster;
+mod copy;
 mod drain;
 mod files;
 mod identities;
@@ -34,12 +35,14 @@ use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
+pub use crate::origin::history::Progress;
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use crate::{edge, telemetry};
 use cluster::{Gossip, OfNode};
+pub use copy::copy_history;
 use operators::Operators;
 pub use store::apply_schema;
 

@@ -16,7 +16,7 @@ pub(super) async fn open(
 ) -> Result<Arc<dyn HistoryStore>, StartError> {
     match config.store {
         StoreKind::Embedded | StoreKind::None => embedded(config, stamps).await,
-        StoreKind::Scylla => shared(config, node_id, stamps).await,
+        StoreKind::Scylla => Ok(Arc::new(shared(config, node_id, stamps).await?)),
     }
 }
 
@@ -30,18 +30,18 @@ async fn embedded(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistoryStor
     Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
 }
 
-async fn shared(
+pub(super) async fn shared(
     config: &Config,
     node_id: &Arc<str>,
     stamps: &Clock,
-) -> Result<Arc<dyn HistoryStore>, StartError> {
+) -> Result<Scylla, StartError> {
     let options = ScyllaOptions {
         keeps_members: config.gossip_listen.is_none(),
         makes_schema: config.scylla_schema == SchemaMode::Auto,
         ..ScyllaOptions::new(Arc::clone(node_id), &config.limits)
     };
     let opened = Scylla::open(connection(config)?, options, stamps.clone()).await;
-    Ok(Arc::new(opened.map_err(StartError::at("cannot open the store (--store scylla)"))?))
+    opened.map_err(StartError::at("cannot open the store (--store scylla)"))
 }
 
 /// Makes what the shared store needs in its database. True when something was missing.

@@ -3,6 +3,7 @@
 mod banner;
 mod check;
 mod failure;
+mod history;
 mod key;
 mod output;
 mod presence;
@@ -52,6 +53,10 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
             Some(("apply", matches)) => schema::apply(&configuration(matches)?),
             _ => Err(Failure::usage("schema: only apply is known")),
         },
+        Some(("history", matches)) => match matches.subcommand() {
+            Some(("copy", matches)) => history::copy(&configuration(matches)?, matches),
+            _ => Err(Failure::usage("history: only copy is known")),
+        },
         Some((other, _)) => Err(Failure::usage(format!("there is no command {other}"))),
     }
 }
@@ -72,6 +77,7 @@ fn command() -> Command {
         ))
         .subcommand(key_command())
         .subcommand(schema_command())
+        .subcommand(history::command())
         .subcommand(
             Command::new("check-config")
                 .about("Says everything that is wrong with the configuration, and runs nothing")

@@ -146,6 +146,11 @@ impl PresenceEvent {
             let who = Digest::default().of(connection_id.as_bytes()).of(client_id.as_str().as_bytes());
             return format!("{connection_id}:{}:{:016x}", self.owner.epoch, who.number());
         }
-        format!("p:{:016x}:{}", self.incarnation, self.sequence)
+        Self::id_at(self.incarnation, self.sequence)
+    }
+
+    /// The id of an event that is no departure.
+    pub fn id_at(incarnation: u64, sequence: u64) -> String {
+        format!("p:{incarnation:016x}:{sequence}")
     }
 }

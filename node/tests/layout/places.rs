@@ -44,6 +44,7 @@ const RULES: &[Rule] = &[
         except: &[
             "node/src/auth/",
             "node/src/origin/history/embedded/members.rs",
+            "node/src/origin/history/embedded/export.rs",
             "node/src/origin/history/scylla/members.rs",
             "node/src/cluster/inbound.rs",
         ],

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod contract;
+mod copy;
 mod embedded;
 mod position;
 mod record;
@@ -20,6 +21,7 @@ use crate::model::{
 };
 
 pub use crate::model::{IdScope, Nonce};
+pub use copy::{CopyError, Progress, Source, copy};
 pub use embedded::{Embedded, OpenError, Options};
 pub use position::{BadPosition, Position};
 pub use scylla::{Connection, Scylla, ScyllaError, ScyllaOptions, apply_schema};

@@ -13,9 +13,10 @@ use fanfare_proto::serial::Serial;
 use super::{Direction, HistoryPage, HistoryQuery, HistoryStore, IdScope, Position, StoreError};
 use crate::model::{ClientId, Clock, ConnectionId, KeyName, Message, Published, Stamp};
 
-use bench::{Bench, stamp};
+use bench::Bench;
 pub(super) use bench::{
-    PATIENCE, channel, message, messages, nonce, published, query, raw, scope, sequences, wait, with_ids,
+    PATIENCE, channel, message, messages, nonce, published, query, raw, scope, sequences, stamp, wait,
+    with_ids,
 };
 pub(super) use metrics::{
     metric_rows_after_shutdown, metric_rows_are_kept_for_their_time, metric_rows_begin_at_their_minute,
@@ -65,7 +66,7 @@ pub(super) use contract_tests;
 
 pub(super) const WINDOW_MS: u64 = 120_000;
 const DAY_MS: u64 = 24 * 3_600_000;
-const INCARNATION: u64 = 0xfa_fa;
+pub(super) const INCARNATION: u64 = 0xfa_fa;
 
 pub(super) fn append_then_read(place: &dyn Place) {
     let bench = Bench::new(place);

@@ -37,6 +37,15 @@ pub(super) fn id_prefix(scope: &IdScope, out: &mut Vec<u8>) {
     push_part(out, scope.client_id.as_ref().map_or("", |id| id.as_str()));
 }
 
+/// Account, channel, key and clientId of an id, the clientId empty for none, and the id.
+pub(super) fn read_id_key(key: &[u8]) -> Option<[&str; 5]> {
+    let (account, rest) = take_part(key)?;
+    let (channel, rest) = take_part(rest)?;
+    let (key_name, rest) = take_part(rest)?;
+    let (client_id, id) = take_part(rest)?;
+    Some([account, channel, key_name, client_id, std::str::from_utf8(id).ok()?])
+}
+
 pub(super) fn nonce_key(nonce: &Nonce) -> Vec<u8> {
     let mut key = Vec::with_capacity(nonce.key_name.len() + nonce.nonce.len() + 10);
     push_part(&mut key, &nonce.key_name);

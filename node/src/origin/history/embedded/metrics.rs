@@ -41,7 +41,6 @@ pub(super) fn read(
         let range = (Bound::Included(first.as_slice()), Bound::Excluded(end.as_slice()));
         for pair in keyspace.range::<&[u8], _>(range) {
             let (key, value) = pair.into_inner().map_err(failed)?;
-            let damaged = || failed("a stored metric row is damaged");
             let (minute_ms, node_id, incarnation, kind) =
                 keys::metric_parts(account, &key).ok_or_else(damaged)?;
             if rows.len() >= rows_max && rows.last().is_some_and(|last| last.minute_ms < minute_ms) {
@@ -49,19 +48,37 @@ pub(super) fn read(
             }
             // A kind that a later version counts is left to it.
             let Some(kind) = UsageKind::parse(kind) else { continue };
-            let field = |at: usize| value.get(at..)?.first_chunk().copied().map(u64::from_be_bytes);
-            let (Some(count), Some(bytes)) = (field(0), field(8)) else { return Err(damaged()) };
             rows.push(MetricRow {
                 account: account.clone(),
                 minute_ms,
                 node_id: shared(node_id, rows.last()),
                 incarnation,
                 kind,
-                amount: Amount { count, bytes },
+                amount: amount(&value)?,
             });
         }
     }
     Ok(rows)
+}
+
+/// One row of any account; none where a later version counts what this one does not know.
+pub(super) fn read_row(key: &[u8], value: &[u8]) -> Result<Option<MetricRow>, StoreError> {
+    let (account, _) = keys::take_part(key).ok_or_else(damaged)?;
+    let account = AccountId::new(account);
+    let (minute_ms, node_id, incarnation, kind) = keys::metric_parts(&account, key).ok_or_else(damaged)?;
+    let (node_id, kind) = (node_id.into(), UsageKind::parse(kind));
+    let amount = amount(value)?;
+    Ok(kind.map(|kind| MetricRow { account, minute_ms, node_id, incarnation, kind, amount }))
+}
+
+fn amount(value: &[u8]) -> Result<Amount, StoreError> {
+    let field = |at: usize| value.get(at..)?.first_chunk().copied().map(u64::from_be_bytes);
+    let (Some(count), Some(bytes)) = (field(0), field(8)) else { return Err(damaged()) };
+    Ok(Amount { count, bytes })
+}
+
+fn damaged() -> StoreError {
+    failed("a stored metric row is damaged")
 }
 
 /// Most rows are of the same node as the one before.

@@ -5,6 +5,7 @@
 //! not begun to be written, such as the rows of a new day whose table could not be made, is only answered `Failed` itself.
 
 mod engine;
+mod export;
 mod health;
 mod ids;
 mod keys;
@@ -50,6 +51,7 @@ use reader::Read;
 use revocations::Revocations;
 use writer::{Append, Job, Rows};
 
+pub(super) use export::Export;
 pub use open::OpenError;
 
 const HOUR_MS: u64 = 3_600_000;

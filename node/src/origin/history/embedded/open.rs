@@ -38,11 +38,13 @@ const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
 const MEMBERS_UNSEALED_BYTES_MAX: u64 = 8 * 1024 * 1024;
 const FORMAT_VERSION: &[u8] = b"fanfare 1";
 /// The file by which fjall knows its own folder; written last when a database is made.
-const MARKER: &str = "version";
+pub(super) const MARKER: &str = "version";
 
 /// Why the store could not be opened; the text names the folder.
 #[derive(Debug)]
 pub enum OpenError {
+    /// There is none where one was expected.
+    Missing(PathBuf),
     Locked(PathBuf),
     Foreign(PathBuf),
     /// Written by another version of this program.
@@ -63,6 +65,7 @@ pub enum OpenError {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Missing(path) => write!(f, "{} holds no store", path.display()),
             Self::Locked(path) => {
                 write!(
                     f,
@@ -105,13 +108,7 @@ impl Embedded {
         if is_foreign(path).map_err(io_error)? {
             return Err(OpenError::Foreign(path.to_owned()));
         }
-        engine::listen();
-        let opened = catch_unwind(AssertUnwindSafe(|| Opened::open(path)));
-        let damaged = |_| OpenError::Damaged {
-            path: path.to_owned(),
-            reason: "its files contradict each other".into(),
-        };
-        let opened = opened.unwrap_or_else(|panic| Err(damaged(panic)))?;
+        let opened = Opened::open(path)?;
         if opened.highest_ms > 0 {
             clock.raise(opened.highest_ms + 1);
         }
@@ -119,17 +116,27 @@ impl Embedded {
     }
 }
 
-struct Opened {
+pub(super) struct Opened {
     database: Database,
-    state: Table,
-    partitions: Partitions,
-    members: Members,
-    highest_ms: u64,
+    pub(super) state: Table,
+    pub(super) partitions: Partitions,
+    pub(super) members: Members,
+    pub(super) highest_ms: u64,
     journal_bytes: u64,
 }
 
 impl Opened {
-    fn open(path: &Path) -> Result<Self, OpenError> {
+    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
+        engine::listen();
+        let opened = catch_unwind(AssertUnwindSafe(|| Self::try_open(path)));
+        let damaged = |_| OpenError::Damaged {
+            path: path.to_owned(),
+            reason: "its files contradict each other".into(),
+        };
+        opened.unwrap_or_else(|panic| Err(damaged(panic)))
+    }
+
+    fn try_open(path: &Path) -> Result<Self, OpenError> {
         let explain = |error| explain(path, error);
         let database = Database::builder(path)
             .manual_journal_persist(true)

@@ -26,7 +26,7 @@ pub(super) struct Partition {
     pub(super) kind: Kind,
     pub(super) start_ms: u64,
     width_ms: u64,
-    keep_ms: u64,
+    pub(super) keep_ms: u64,
 }
 
 impl Partition {
@@ -49,7 +49,7 @@ impl Partition {
         self.end_ms().saturating_add(self.keep_ms).saturating_add(GRACE_MS) <= now_ms
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let kind = match self.kind {
             Kind::Messages => "messages",
             Kind::Presence => "presence",
@@ -61,7 +61,7 @@ impl Partition {
         format!("{kind}.{}.{}.{}", self.start_ms, self.width_ms, self.keep_ms)
     }
 
-    fn parse(name: &str) -> Option<Self> {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         let mut parts = name.split('.');
         let kind = match parts.next()? {
             "messages" => Kind::Messages,

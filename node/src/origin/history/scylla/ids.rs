@@ -29,7 +29,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// A claim outlives the window by this, since clocks differ.
 pub(super) const SLACK_MS: u64 = 60_000;
 /// In the place of a partition: of a channel without history.
-const NO_ROW: i32 = -1;
+pub(super) const NO_ROW: i32 = -1;
 
 /// An id, and what its message was numbered.
 #[derive(Clone)]
@@ -296,7 +296,7 @@ impl Stamped {
     }
 }
 
-fn names<'a>(scope: &'a IdScope, id: &'a str) -> (&'a str, &'a str, &'a str, &'a str, &'a str) {
+pub(super) fn names<'a>(scope: &'a IdScope, id: &'a str) -> (&'a str, &'a str, &'a str, &'a str, &'a str) {
     // No client id is empty, so an empty one says that there is none.
     let client_id = scope.client_id.as_ref().map_or("", ClientId::as_str);
     (scope.key.account().as_str(), scope.key.channel(), &scope.key_name, client_id, id)

@@ -7,7 +7,7 @@ use futures_util::TryStreamExt as _;
 use futures_util::future::{try_join, try_join_all};
 use serde_json::value::RawValue;
 
-use super::values::{natural, number};
+use super::values::{natural, number, written_at};
 use super::{Shared, failed};
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, FormerMember, MemberId, PresenceAction,
@@ -40,6 +40,14 @@ impl MemberChange {
         let state = State { epoch: owner.epoch, data: data.clone(), timestamp_ms: *timestamp_ms };
         let state = (event.action != PresenceAction::Leave).then_some(state);
         Self { key: key.clone(), member: member.clone(), state, number }
+    }
+
+    /// Of a member that is there, as another store has it.
+    pub(super) fn kept(former: &FormerMember) -> Self {
+        let FormerMember { key, member, epoch, data, timestamp_ms } = former;
+        let state = State { epoch: *epoch, data: data.clone(), timestamp_ms: *timestamp_ms };
+        let number = written_at(*timestamp_ms);
+        Self { key: key.clone(), member: member.clone(), state: Some(state), number }
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -5,6 +5,7 @@
 
 mod buckets;
 mod connection;
+mod copy;
 mod health;
 mod ids;
 mod index;
@@ -51,6 +52,7 @@ use values::{conditional, number, ttl_s, written_at};
 use writes::Writes;
 
 pub use connection::{Connection, ScyllaError, apply_schema};
+pub(super) use copy::Copying;
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;

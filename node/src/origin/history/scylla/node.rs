@@ -36,6 +36,19 @@ pub(super) async fn begin(
     Ok(former)
 }
 
+/// Notes runs of another store of this node, unless it has begun here.
+pub(super) async fn take_over(shared: &Shared, runs: Vec<u8>) -> Result<(), StoreError> {
+    let _one_at_a_time = shared.noting.lock().await;
+    let (stored, _) = read(shared).await?;
+    if !stored.is_empty() {
+        return Ok(());
+    }
+    let database = shared.database();
+    let values = (&*shared.options.node_id, runs);
+    let noted = database.session.execute_unpaged(&database.statements.set_runs, values).await;
+    noted.map(drop).map_err(failed)
+}
+
 pub(super) async fn note_highest(shared: &Shared) -> Result<(), StoreError> {
     let highest_ms = shared.highest_ms();
     if highest_ms == 0 {

@@ -1,5 +1,7 @@
 //! The contract of a history store, over a real database.
 
+mod copy;
+
 use std::sync::{Arc, OnceLock, mpsc};
 
 use tokio::runtime::Runtime;

@@ -1,0 +1,263 @@
+//! The store of one node, copied into the database that nodes share: all that it keeps, once, however often the copy was cut short.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use fanfare_client::sign::{self, JwtParams, TokenParams};
+use fanfare_cluster_tests::clock::{self, Shifted};
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{
+    Cassandra, Directory, Node, NodeOptions, Response, Running, SOON, Socket, history, http, presence,
+    wait_for, wait_until,
+};
+use scylla::client::session::Session;
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+/// With the hours that they are kept for.
+const CHANNELS: [(&str, u64); 4] = [("news", 72), ("orders:1", 72), ("long:chat", 240), ("brief:note", 24)];
+/// Of each channel on each of three days.
+const MESSAGES: usize = 1_000;
+const MESSAGES_IN_ONE: usize = 100;
+const DAY_S: i64 = 24 * 3_600;
+const HOUR_MS: u64 = 3_600_000;
+/// Nothing here is about a database that is slow.
+const STORE_WAIT_MS: u64 = 8_000;
+const COPIED_WITHIN: Duration = Duration::from_secs(120);
+
+fn options() -> NodeOptions {
+    let directory = Directory::default()
+        .account("acme")
+        .channels("pattern = \"long:*\"\nretention_hours = 240")
+        .channels("pattern = \"brief:*\"\nretention_hours = 24")
+        .key("k1", "secret", ALL);
+    // Longer than the test takes on a busy machine.
+    NodeOptions::default()
+        .directory(directory, KEY)
+        .environment("FANFARE_NODE_ID", "n1")
+        .environment("FANFARE_DRAIN_TIMEOUT", "3s")
+        .limit("idempotency_window_ms", HOUR_MS)
+        .limit("store_wait_ms", STORE_WAIT_MS)
+        .limit("presence_grace_ms", HOUR_MS / 2)
+}
+
+async fn post(node: &Node, path: &str, body: &Value) -> Response {
+    http::request(node.addr(), "POST", path, &[("authorization", &http::basic(KEY))], body.to_string()).await
+}
+
+async fn get(node: &Node, path: &str) -> Value {
+    let answer = http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await;
+    assert_eq!(answer.status, 200, "{path}: {:?}", answer.body);
+    answer.json()
+}
+
+fn publish_path(channel: &str) -> String {
+    format!("/api/channels/{}/publish", fanfare_proto::path::encode_channel(channel))
+}
+
+/// Some of one day on every channel.
+async fn publish_day(node: &Node, day: usize) {
+    for (channel, _) in CHANNELS {
+        for part in 0..MESSAGES / MESSAGES_IN_ONE {
+            let first = (day * MESSAGES) + part * MESSAGES_IN_ONE;
+            let messages: Vec<Value> =
+                (first..first + MESSAGES_IN_ONE).map(|number| json!({"data": number})).collect();
+            let answer = post(node, &publish_path(channel), &json!(messages)).await;
+            assert_eq!(answer.status, 200, "{:?}", answer.body);
+        }
+    }
+}
+
+/// A node whose messages are of three days, and which runs in the present at last.
+async fn source() -> (Node, Shifted) {
+    let shifted = Shifted::default();
+    shifted.ahead(-2 * DAY_S);
+    let mut node = Node::start(shifted.under(options())).await;
+    for day in 0..3 {
+        if day > 0 {
+            shifted.ahead((day - 2) * DAY_S);
+            assert!(node.stop().await.success());
+            node.restart().await;
+        }
+        publish_day(&node, usize::try_from(day).expect("small")).await;
+    }
+    (node, shifted)
+}
+
+fn copy(from: &Node, cassandra: &Cassandra, keyspace: &str) -> Running {
+    let from = from.data_dir().display().to_string();
+    let points = cassandra.points().join(",");
+    Running::start(&[
+        "history",
+        "copy",
+        "--from",
+        &from,
+        "--store",
+        "scylla",
+        "--scylla-node",
+        &points,
+        "--scylla-keyspace",
+        keyspace,
+        "--node-id",
+        "n1",
+    ])
+}
+
+async fn copied(from: &Node, cassandra: &Cassandra, keyspace: &str) -> String {
+    let mut copy = copy(from, cassandra, keyspace);
+    let ended = copy.ended_within(COPIED_WITHIN).await;
+    assert!(ended.success(), "{:?}", copy.stderr());
+    copy.stdout().join("\n")
+}
+
+/// The rows that stand in the database, each with the seconds that it has left: channel, kind, time and sequence.
+async fn rows(session: &Session, keyspace: &str) -> Vec<(String, i8, u64, i64, i32)> {
+    let asked = format!("SELECT channel, kind, timestamp_ms, sequence, ttl(record) FROM {keyspace}.history");
+    let Ok(found) = session.query_unpaged(asked, ()).await else { return Vec::new() };
+    let found = found.into_rows_result().expect("rows");
+    let rows = found.rows::<(String, i8, i64, i64, i32)>().expect("the columns are what they are");
+    let read = |(channel, kind, at_ms, sequence, left_s): (String, i8, i64, i64, i32)| {
+        (channel, kind, u64::try_from(at_ms).expect("a time"), sequence, left_s)
+    };
+    rows.map(|row| read(row.expect("a row"))).collect()
+}
+
+/// Kills a copy when it has written something and not all; none when it was always too fast for that.
+async fn cut_short(from: &Node, cassandra: &Cassandra, session: &Session) -> Option<String> {
+    for _ in 0..10 {
+        let keyspace = cassandra.keyspace();
+        let copy = copy(from, cassandra, &keyspace);
+        wait_until(COPIED_WITHIN, "the first rows", async || {
+            let asked = format!("SELECT sequence FROM {keyspace}.history LIMIT 1");
+            let found = session.query_unpaged(asked, ()).await;
+            found.is_ok_and(|found| found.into_rows_result().is_ok_and(|rows| rows.rows_num() > 0))
+        })
+        .await;
+        drop(copy);
+        if rows(session, &keyspace).await.len() < CHANNELS.len() * MESSAGES {
+            return Some(keyspace);
+        }
+    }
+    None
+}
+
+/// What clients can see of all channels, and the answer to a page that begins behind a cursor.
+async fn seen(node: &Node, cursors: &BTreeMap<&str, String>) -> Vec<Value> {
+    let mut seen = Vec::new();
+    for (channel, _) in CHANNELS {
+        seen.push(json!(history::read_all(node.addr(), KEY, channel, "limit=500").await));
+        seen.push(json!(history::read_all(node.addr(), KEY, channel, "limit=500&direction=forwards").await));
+        seen.push(get(node, &cursors[channel]).await);
+    }
+    seen.push(get(node, "/api/channels/news/presence/history").await);
+    seen
+}
+
+async fn cursors(node: &Node) -> BTreeMap<&'static str, String> {
+    let mut cursors = BTreeMap::new();
+    for (channel, _) in CHANNELS {
+        let path = history::path(channel, "limit=17");
+        let authorization = http::basic(KEY);
+        let page = http::request(node.addr(), "GET", &path, &[("authorization", &authorization)], "").await;
+        cursors.insert(channel, history::next_of(page.header("link").expect("there is more")));
+    }
+    cursors
+}
+
+/// What this node and its former runs counted of publishes, by minute.
+async fn counted(node: &Node) -> BTreeMap<u64, u64> {
+    let series = get(node, "/api/metrics/series?window=7d").await;
+    let rows = series["series"].as_array().expect("a list").clone();
+    let mut counted = BTreeMap::new();
+    for row in rows.iter().filter(|row| row["kind"] == "publish") {
+        *counted.entry(row["minute"].as_u64().expect("a time")).or_default() +=
+            row["count"].as_u64().expect("a count");
+    }
+    counted
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_a_node_keeps_is_copied_once_however_often_it_is_cut_short() {
+    let Some(cassandra) = Cassandra::shared() else { return };
+    let (mut node, _shifted) = source().await;
+    let mut member = Socket::open(&node, "?clientId=ann").await;
+    presence::present(&mut member, "enter", "news", json!({"data": 1})).await;
+    presence::present(&mut member, "update", "news", json!({"data": 2})).await;
+    let own = json!({"id": "own-1", "data": "own"});
+    assert_eq!(post(&node, &publish_path("news"), &own).await.status, 200);
+    let request = sign::token_request(&KEY.parse().expect("a key"), TokenParams::default());
+    let request = serde_json::to_value(request.expect("a request")).expect("it is JSON");
+    assert_eq!(post(&node, "/keys/k1/requestToken", &request).await.status, 200);
+    let params = JwtParams {
+        capability: r#"{"*":["history"]}"#.into(),
+        client_id: Some("eve".into()),
+        issued_s: Some(clock::now_s() - 10),
+        ttl_s: 3_600,
+    };
+    let token = sign::jwt(&KEY.parse().expect("a key"), &params).expect("a token");
+    let revoked = post(&node, "/keys/k1/revokeTokens", &json!({"clientId": "eve"})).await;
+    assert_eq!(revoked.status, 200, "{:?}", revoked.body);
+    let cursors = cursors(&node).await;
+    let before = seen(&node, &cursors).await;
+    let published = u64::try_from(3 * MESSAGES * CHANNELS.len() + 1).expect("few");
+    wait_until(SOON, "the counts", async || counted(&node).await.values().sum::<u64>() == published).await;
+
+    let mut refused = copy(&node, &cassandra, &cassandra.keyspace());
+    assert_eq!(refused.ended().await.code(), Some(1), "its node runs");
+    let said = refused.stderr().join("\n");
+    assert!(
+        said.contains("its node must not run") && said.contains("is in use by another process"),
+        "{said}"
+    );
+    let counts = counted(&node).await;
+    // Its last counts are stored with that.
+    assert!(node.stop().await.success());
+
+    let session = cassandra.session().await;
+    let keyspace = cut_short(&node, &cassandra, &session).await.expect("a copy takes its time");
+    let said = copied(&node, &cassandra, &keyspace).await;
+    assert!(said.contains(&format!("the keyspace {keyspace} has all that")), "{said}");
+    assert_kept_for_their_time(&rows(&session, &keyspace).await);
+
+    let target = Node::start(cassandra.store(options(), &keyspace)).await;
+    assert_eq!(seen(&target, &cursors).await, before, "every message once, in its place");
+    let now = counted(&target).await;
+    assert!(counts.iter().all(|(minute, count)| now.get(minute) >= Some(count)), "{counts:?} {now:?}");
+    assert_eq!(post(&target, &publish_path("news"), &own).await.status, 200);
+    assert_eq!(seen(&target, &cursors).await, before, "the id was stored before");
+    assert_eq!(post(&target, "/keys/k1/requestToken", &request).await.status, 401, "the nonce was used");
+    let bearer = http::bearer(&token);
+    let path = history::path("news", "");
+    let answer = http::request(target.addr(), "GET", &path, &[("authorization", &bearer)], "").await;
+    assert_eq!(answer.status, 401, "the token is revoked");
+    wait_for(SOON, "the member that was there", async || {
+        let names = presence::names(&target, "news").await;
+        (names == ["ann"]).then_some(())
+    })
+    .await;
+    target.assert_no_panic();
+
+    let there = rows(&session, &keyspace).await.len();
+    let said = copied(&node, &cassandra, &keyspace).await;
+    assert!(said.contains(" of them earlier"), "{said}");
+    assert_eq!(rows(&session, &keyspace).await.len(), there, "the same rows");
+}
+
+/// No row is there twice, and each ends when its message was to end where it was stored.
+fn assert_kept_for_their_time(rows: &[(String, i8, u64, i64, i32)]) {
+    let mut names = HashSet::new();
+    let now_ms = clock::now_ms();
+    for (channel, kind, at_ms, sequence, left_s) in rows {
+        assert!(names.insert((channel, kind, at_ms, sequence)), "twice: {channel} {at_ms} {sequence}");
+        let (_, hours) = CHANNELS.iter().find(|(name, _)| name == channel).expect("a channel of the test");
+        let left_ms = (at_ms + hours * HOUR_MS).saturating_sub(now_ms);
+        let too_long_ms = (u64::try_from(*left_s).expect("a time") * 1_000).abs_diff(left_ms);
+        assert!(too_long_ms < 60_000, "{channel} {at_ms}: {left_s} s left");
+    }
+    let of = |name: &str| rows.iter().filter(|(channel, kind, ..)| channel == name && *kind == 0).count();
+    assert_eq!(of("orders:1"), 3 * MESSAGES);
+    assert_eq!(of("long:chat"), 3 * MESSAGES);
+    assert_eq!(of("brief:note"), MESSAGES, "those of the days before are over");
+    assert_eq!(of("news"), 3 * MESSAGES + 1);
+    assert_eq!(rows.iter().filter(|(_, kind, ..)| *kind == 1).count(), 2, "two events");
+}
