@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::presence::present;
 use fanfare_cluster_tests::socket::Ended;
-use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
+use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -277,4 +278,64 @@ async fn of_two_that_take_a_connection_up_at_once_one_has_it() {
         }
         assert_eq!(alive, 1);
     }
+}
+
+/// What the node has said to the others is there when this returns, on each lane.
+async fn until_told(node: &Node) {
+    let mut socket = Socket::open(node, "").await;
+    for number in 0..8 {
+        // Its answer waits for theirs.
+        present(&mut socket, "enter", &format!("lane-{number}"), json!({"clientId": "ann"})).await;
+    }
+}
+
+/// As what a connection came back, which was `of` before.
+async fn comes_back(node: &Node, of: &Value) -> Value {
+    let key = of["connectionKey"].as_str().expect("a key");
+    Socket::open(node, &format!("?clientId=ann&resume={key}")).await.connected
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_ended_for_good_is_over_everywhere() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut ended = Vec::new();
+    // By its client, one that is on its second node too, and by the account.
+    let mut closed = Socket::open(&nodes[0], "?clientId=ann").await;
+    let before = Socket::open(&nodes[1], "?clientId=ann").await.connected;
+    let key = before["connectionKey"].as_str().expect("a key");
+    let mut moved = Socket::open(&nodes[0], &format!("?clientId=ann&resume={key}")).await;
+    assert_eq!(moved.connected["resumed"], true);
+    for socket in [&mut closed, &mut moved] {
+        socket.send(&json!({"op": 5})).await;
+        assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(1000));
+        ended.push(socket.connected.clone());
+    }
+    ended.push(before);
+    let mut shut = Socket::open(&nodes[0], "?clientId=ann").await;
+    let lost = Socket::open(&nodes[0], "?clientId=ann2").await;
+    let path = "/api/clients/ann/connections/close";
+    let authorization = http::basic(&nodes[1].key());
+    let answer = http::request(nodes[1].addr(), "POST", path, &[("authorization", &authorization)], "").await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(shut.to_end(SOON).await.1, Ended::Closed(4003));
+    ended.push(shut.connected.clone());
+    until_told(&nodes[0]).await;
+    for node in &*nodes {
+        for of in &ended {
+            let fresh = comes_back(node, of).await;
+            assert_eq!(fresh["resumed"], false, "on {}", fresh["nodeId"]);
+            assert_ne!(fresh["connectionId"], of["connectionId"]);
+        }
+    }
+    // Also when the node is gone on which they were.
+    nodes[0].kill();
+    wait_until(SOON, "its death to be known", async || nodes[1].metric("fanfare_peers_known").await == 1.0)
+        .await;
+    for of in &ended {
+        assert_eq!(comes_back(&nodes[1], of).await["resumed"], false);
+    }
+    let key = lost.connected["connectionKey"].as_str().expect("a key");
+    let back = Socket::open(&nodes[1], &format!("?clientId=ann2&resume={key}")).await;
+    assert_eq!(back.connected["resumed"], true, "that one was only lost");
 }

@@ -9,7 +9,7 @@ use crate::cluster::routing::{Connections, Routing};
 use crate::config::Config;
 use crate::edge::socket::{Identities, Shards};
 use crate::hub::Hub;
-use crate::model::{Clock, NotOpen, TakenUp};
+use crate::model::{Clock, NotOpen, Over, TakenUp};
 use crate::origin::history::FormerRun;
 
 /// Nodes of a cluster have the secret of connection keys in common; one that is alone keeps its own.
@@ -42,6 +42,10 @@ pub(super) fn open(
 impl Connections for Identities {
     fn taken_elsewhere(&self, taken: &TakenUp) -> Option<NotOpen> {
         self.taken_elsewhere(taken)
+    }
+
+    fn over_elsewhere(&self, over: &Over) {
+        self.over_elsewhere(over);
     }
 
     fn not_open(&self, not_open: NotOpen) -> Option<(u64, NotOpen)> {

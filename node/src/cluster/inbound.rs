@@ -14,7 +14,8 @@ use serde_json::value::RawValue;
 use crate::hub::HandedOver;
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, ForwardedPresence,
-    KeptNonce, Nonce, NotOpen, Place, Revocation, Stamp, TakenUp, Tenure, ToldMembers, check_name,
+    KeptNonce, Nonce, NotOpen, Over, Owner, Place, Revocation, Stamp, TakenUp, Tenure, ToldMembers,
+    check_name,
 };
 pub use once::{Claimed, NoncesKnown};
 pub use presence::PresenceSaid;
@@ -43,11 +44,7 @@ pub trait Inbound: Send + Sync + 'static {
 
     fn answered(&self, from: &Peer, number: u64, answer: Answer);
 
-    /// A connection is served there from now on.
-    fn taken_up(&self, from: &Peer, taken: TakenUp);
-
-    /// The peer says so of what was taken up here.
-    fn not_open(&self, from: &Peer, not_open: NotOpen);
+    fn connection_said(&self, from: &Peer, said: ConnectionSaid);
 
     fn tenants(&self, from: &Peer, tenants: Tenants);
 
@@ -103,6 +100,17 @@ pub enum Interest {
     Left {
         lanes: u32,
     },
+}
+
+/// What a peer says of a connection of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectionSaid {
+    /// It is served there from now on.
+    TakenUp(TakenUp),
+    /// It was taken up here, and had no open socket there.
+    NotOpen(NotOpen),
+    /// It has ended for good there.
+    Over(Over),
 }
 
 /// What nodes say of the connections of tenants.
@@ -197,7 +205,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         }
         Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes })) => Interest::Left { lanes },
         Some(v1::item::Kind::TakenUp(taken)) => {
-            inbound.taken_up(from, taken_up(taken, from)?);
+            inbound.connection_said(from, ConnectionSaid::TakenUp(taken_up(taken, from)?));
             return Ok(());
         }
         Some(v1::item::Kind::PresenceDelta(delta)) => {
@@ -225,7 +233,13 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         }
         Some(v1::item::Kind::NotOpen(v1::NotOpen { connection_id, epoch })) => {
             let connection_id = self::connection_id(&connection_id)?;
-            inbound.not_open(from, NotOpen { connection_id, epoch });
+            inbound.connection_said(from, ConnectionSaid::NotOpen(NotOpen { connection_id, epoch }));
+            return Ok(());
+        }
+        Some(v1::item::Kind::ConnectionOver(v1::ConnectionOver { connection_id, epoch })) => {
+            let connection_id = self::connection_id(&connection_id)?;
+            let owner = Owner { epoch, incarnation: from.incarnation };
+            inbound.connection_said(from, ConnectionSaid::Over(Over { connection_id, owner }));
             return Ok(());
         }
         Some(v1::item::Kind::TenantConnections(connections)) => {

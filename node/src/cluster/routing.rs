@@ -42,12 +42,10 @@ use tenants::Counting;
 use tokio::sync::Semaphore;
 use wants::Wants;
 
-use super::inbound::{Answer, Inbound, Interest, Peer, PresenceSaid, Request, Tenants};
+use super::inbound::{Answer, ConnectionSaid, Inbound, Interest, Peer, PresenceSaid, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub, Mark};
-use crate::model::{
-    ChannelKey, Forwarded, ForwardedPresence, NotOpen, Published, Stamp, TakenUp, ToldMembers,
-};
+use crate::model::{ChannelKey, Forwarded, ForwardedPresence, Published, Stamp, ToldMembers};
 use crate::tasks::{OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
@@ -398,13 +396,8 @@ impl Inbound for Routing {
         self.take_presence_said(from.incarnation, said);
     }
 
-    fn taken_up(&self, from: &Peer, taken: TakenUp) {
-        self.hub.take_over_presence(taken.tenure.connection_id, taken.tenure.owner());
-        self.taken_elsewhere(from.incarnation, &taken);
-    }
-
-    fn not_open(&self, _from: &Peer, not_open: NotOpen) {
-        self.was_not_open(not_open);
+    fn connection_said(&self, from: &Peer, said: ConnectionSaid) {
+        self.take_connection_said(from.incarnation, said);
     }
 
     fn interest(&self, from: &Peer, interest: Interest) {

@@ -51,6 +51,14 @@ pub struct NotOpen {
     pub epoch: u64,
 }
 
+/// A connection ended for good: its client closed it, or was refused. Nobody takes it up any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Over {
+    pub connection_id: ConnectionId,
+    /// Whose it was then.
+    pub owner: Owner,
+}
+
 /// A run of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Run {

@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 use super::{Inner, Publisher};
 use crate::accounts::Account;
 use crate::model::{
-    AccountId, Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, Owner, PresenceEvent,
-    TakenUp,
+    AccountId, Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, Over, Owner,
+    PresenceEvent, TakenUp,
 };
 
 /// How long leaves wait for a store or a shard that has too much to do.
@@ -103,6 +103,13 @@ impl Publisher {
     /// The connection is lost: its members leave when nobody has taken it up within the grace.
     pub fn lost(&self, departure: Departure) {
         self.depart(departure, Duration::from_millis(self.inner.limits.presence_grace_ms));
+    }
+
+    /// The connection has ended for good, which other nodes are to know.
+    pub fn is_over(&self, over: &Over) {
+        if let Some(routing) = &self.inner.routing {
+            routing.tell_over(over);
+        }
     }
 
     /// The connection is another socket's from now on, under a higher epoch.

@@ -38,7 +38,7 @@ pub use queue::{Lost, QueueBounds, Receipt};
 use super::inbound::once::{self, Claimed};
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use crate::hub::{Content, Delivery, HandedOver};
-use crate::model::{ChannelKey, ClientId, NotOpen, Place, Published, Stamp, TakenUp};
+use crate::model::{ChannelKey, ClientId, NotOpen, Over, Place, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 
@@ -186,6 +186,13 @@ impl Item {
         let NotOpen { connection_id, epoch } = *not_open;
         let connection_id = Bytes::copy_from_slice(connection_id.as_bytes());
         Self::of(v1::item::Kind::NotOpen(v1::NotOpen { connection_id, epoch }))
+    }
+
+    /// Of a connection of this run.
+    pub fn over(over: &Over) -> Self {
+        let connection_id = Bytes::copy_from_slice(over.connection_id.as_bytes());
+        let epoch = over.owner.epoch;
+        Self::of(v1::item::Kind::ConnectionOver(v1::ConnectionOver { connection_id, epoch }))
     }
 
     /// As [`Tenants`] has it.

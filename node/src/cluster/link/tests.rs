@@ -18,10 +18,10 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::cluster::ClusterKey;
-use crate::cluster::inbound::{Answer, PresenceSaid, Tenants};
+use crate::cluster::inbound::{Answer, ConnectionSaid, PresenceSaid, Tenants};
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedPresence, Message,
-    NotOpen, TakenUp, ToldMembers,
+    ToldMembers,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -65,9 +65,7 @@ impl Inbound for Recorder {
 
     fn presence_said(&self, _from: &Peer, _said: PresenceSaid) {}
 
-    fn taken_up(&self, _from: &Peer, _taken: TakenUp) {}
-
-    fn not_open(&self, _from: &Peer, _not_open: NotOpen) {}
+    fn connection_said(&self, _from: &Peer, _said: ConnectionSaid) {}
 
     fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Routing;
+use crate::cluster::inbound::ConnectionSaid;
 use crate::cluster::link::Item;
-use crate::model::{ConnectionId, NotOpen, Run, TakenUp};
+use crate::model::{ConnectionId, NotOpen, Over, Run, TakenUp};
 use crate::tasks::OnStop;
 
 /// Runs that ended; beyond it the earliest is forgotten, and with it the way back of its connections.
@@ -23,6 +24,9 @@ pub(super) const SEATS_MAX: usize = 16_384;
 pub trait Connections: Send + Sync + 'static {
     /// Another node has taken a connection up. What there is to say to that, if it was here.
     fn taken_elsewhere(&self, taken: &TakenUp) -> Option<NotOpen>;
+
+    /// A connection has ended for good on another node.
+    fn over_elsewhere(&self, over: &Over);
 
     /// What was taken up here took nobody's place: it stays if there is a seat for it. The run that has it now is to be told, if
     /// it is another one.
@@ -71,16 +75,38 @@ impl Routing {
 
     /// Tells every node that a connection is served here from now on.
     pub fn tell_taken_up(&self, taken: &TakenUp) {
+        self.tell_of(taken.tenure.connection_id, &Item::taken_up(taken));
+    }
+
+    /// Tells every node that a connection of this one has ended for good.
+    pub fn tell_over(&self, over: &Over) {
+        self.tell_of(over.connection_id, &Item::over(over));
+    }
+
+    fn tell_of(&self, connection_id: ConnectionId, item: &Item) {
         let Some(links) = self.links.get() else { return };
-        let item = Item::taken_up(taken);
-        let lane = lane_of(taken.tenure.connection_id);
         for peer in self.peers.read().keys() {
             // Whoever cannot be told now is told when the link is back.
-            drop(links.send(*peer, lane, &item));
+            drop(links.send(*peer, lane_of(connection_id), item));
         }
     }
 
-    pub(super) fn taken_elsewhere(&self, from: u64, taken: &TakenUp) {
+    pub(super) fn take_connection_said(&self, from: u64, said: ConnectionSaid) {
+        match said {
+            ConnectionSaid::TakenUp(taken) => {
+                self.hub.take_over_presence(taken.tenure.connection_id, taken.tenure.owner());
+                self.taken_elsewhere(from, &taken);
+            }
+            ConnectionSaid::NotOpen(not_open) => self.was_not_open(not_open),
+            ConnectionSaid::Over(over) => {
+                if let Some(connections) = self.connections.get() {
+                    connections.over_elsewhere(&over);
+                }
+            }
+        }
+    }
+
+    fn taken_elsewhere(&self, from: u64, taken: &TakenUp) {
         let not_open = self.connections.get().and_then(|connections| connections.taken_elsewhere(taken));
         self.tell_not_open(not_open.map(|not_open| (from, not_open)));
     }
@@ -91,7 +117,7 @@ impl Routing {
         }
     }
 
-    pub(super) fn was_not_open(&self, not_open: NotOpen) {
+    fn was_not_open(&self, not_open: NotOpen) {
         let (Some(connections), Some(routing)) =
             (self.connections.get().map(Arc::clone), self.this.upgrade())
         else {

@@ -16,7 +16,9 @@ use parking_lot::Mutex;
 
 use super::{Input, ShardHandle};
 use crate::auth::{ConnectionKeys, Principal};
-use crate::model::{ClientId, Clock, ConnectionId, Limits, NotOpen, Owner, Place, Run, TakenUp, Tenure};
+use crate::model::{
+    ClientId, Clock, ConnectionId, Limits, NotOpen, Over, Owner, Place, Run, TakenUp, Tenure,
+};
 
 /// Channels of lost connections that are kept, for each connection that may be kept.
 const HELD_FOR_EACH: usize = 10;
@@ -34,10 +36,12 @@ pub struct Identities {
     /// By shard and slot the generation that is open there, 0 where none is.
     open: Vec<Mutex<Vec<u32>>>,
     handles: Vec<Arc<ShardHandle>>,
-    /// What was lost, or taken up, within the window.
+    /// What was lost, taken up, or ended for good within the window.
     records: DashMap<ConnectionId, Record>,
     /// The same by age. Bounded by `lost_max`: beyond it the oldest is forgotten, and with it the way back.
-    by_age: Mutex<VecDeque<(u64, ConnectionId)>>,
+    by_age: Ages,
+    /// Those that ended for good, bounded in the same way: the others do not give way to them.
+    over_by_age: Ages,
     lost_max: usize,
     /// What the records hold of channels, all together.
     held: Arc<AtomicUsize>,
@@ -46,13 +50,33 @@ pub struct Identities {
     elsewhere: Runs,
 }
 
+type Ages = Mutex<VecDeque<(u64, ConnectionId)>>;
+
 #[derive(Debug)]
 struct Record {
     epoch: u64,
     since_ms: u64,
-    /// Where it is served, here or on another node; none while it is lost, which it is here.
-    place: Option<Place>,
+    stands: Stands,
     held: Held,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stands {
+    /// It is served, here or on another node.
+    At(Place),
+    /// It is lost, which it is here.
+    Lost,
+    /// It ended for good, on that run.
+    Over(u64),
+}
+
+impl Stands {
+    fn place(self) -> Option<Place> {
+        match self {
+            Self::At(place) => Some(place),
+            Self::Lost | Self::Over(_) => None,
+        }
+    }
 }
 
 /// The channels of a connection before it was lost: what it was given of them then it may have later too.
@@ -130,6 +154,7 @@ impl Identities {
             handles,
             records: DashMap::new(),
             by_age: Mutex::default(),
+            over_by_age: Mutex::default(),
             lost_max: limits.lost_connections,
             held: Arc::default(),
             former,
@@ -173,14 +198,14 @@ impl Identities {
                 match entry {
                     Entry::Occupied(mut occupied) => {
                         let record = occupied.get_mut();
-                        (record.epoch, record.since_ms, record.place) = (epoch, since_ms, Some(place));
+                        (record.epoch, record.since_ms, record.stands) = (epoch, since_ms, Stands::At(place));
                     }
                     Entry::Vacant(vacant) => {
                         let held = self.nothing_held();
-                        vacant.insert(Record { epoch, since_ms, place: Some(place), held });
+                        vacant.insert(Record { epoch, since_ms, stands: Stands::At(place), held });
                     }
                 }
-                self.remember(since_ms, tenure.connection_id);
+                self.remember(&self.by_age, since_ms, tenure.connection_id);
                 if let Some(holder) = holder {
                     self.end_here(holder);
                 }
@@ -201,25 +226,43 @@ impl Identities {
                 let record = occupied.get_mut();
                 if self.owner(record) >= tenure.owner() {
                     // Whoever has it now took it from this one, and could not tell where it was before.
-                    if record.place != Some(*former) {
+                    if record.stands != Stands::At(*former) {
                         self.end_here(*former);
                     }
                     return None;
                 }
                 (record.epoch, record.since_ms) = (tenure.epoch, since_ms);
-                record.place.replace(tenure.place)
+                std::mem::replace(&mut record.stands, Stands::At(tenure.place)).place()
             }
             Entry::Vacant(vacant) => {
-                let (epoch, place, held) = (tenure.epoch, Some(tenure.place), self.nothing_held());
-                vacant.insert(Record { epoch, since_ms, place, held });
+                let (epoch, stands, held) = (tenure.epoch, Stands::At(tenure.place), self.nothing_held());
+                vacant.insert(Record { epoch, since_ms, stands, held });
                 Some(*former)
             }
         };
-        self.remember(since_ms, tenure.connection_id);
+        self.remember(&self.by_age, since_ms, tenure.connection_id);
         // What is on a third node is that one's to end.
         let is_not_open =
             here.is_none_or(|here| here.incarnation == self.incarnation && !self.end_here(here));
         is_not_open.then_some(NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch })
+    }
+
+    /// A connection ended for good on another node. Who has taken it up before this was known goes on with it.
+    pub fn over_elsewhere(&self, over: &Over) {
+        let since_ms = self.now_ms();
+        let new = || self.over(over.owner, since_ms);
+        let mut record = self.records.entry(over.connection_id).or_insert_with(new);
+        if self.owner(&record) > over.owner {
+            return;
+        }
+        *record = new();
+        drop(record);
+        self.remember(&self.over_by_age, since_ms, over.connection_id);
+    }
+
+    fn over(&self, owner: Owner, since_ms: u64) -> Record {
+        let (epoch, stands, held) = (owner.epoch, Stands::Over(owner.incarnation), self.nothing_held());
+        Record { epoch, since_ms, stands, held }
     }
 
     /// What was taken up here had no socket where it was before. Whoever has taken it up since has come by its seat in the same
@@ -227,7 +270,7 @@ impl Identities {
     pub fn not_open(&self, not_open: NotOpen) -> Option<(u64, NotOpen)> {
         let record =
             self.records.get(&not_open.connection_id).filter(|record| record.epoch >= not_open.epoch)?;
-        let (place, epoch) = (record.place?, record.epoch);
+        let (place, epoch) = (record.stands.place()?, record.epoch);
         drop(record);
         let Place { incarnation, shard, slot, generation } = place;
         if !self.is_own(&place) {
@@ -253,7 +296,11 @@ impl Identities {
     }
 
     fn owner(&self, record: &Record) -> Owner {
-        let incarnation = record.place.map_or(self.incarnation, |place| place.incarnation);
+        let incarnation = match record.stands {
+            Stands::At(place) => place.incarnation,
+            Stands::Lost => self.incarnation,
+            Stands::Over(run) => run,
+        };
         Owner { epoch: record.epoch, incarnation }
     }
 
@@ -271,20 +318,26 @@ impl Identities {
             return false;
         }
         if for_good {
-            if let Entry::Occupied(occupied) = entry {
-                occupied.remove();
+            // Where it was never taken up all its keys name a place here that is not open.
+            if tenure.epoch == 0 {
+                if let Entry::Occupied(occupied) = entry {
+                    occupied.remove();
+                }
+            } else {
+                drop(entry.insert(self.over(tenure.owner(), since_ms)));
+                self.remember(&self.over_by_age, since_ms, tenure.connection_id);
             }
             return true;
         }
         let mut record = entry.or_insert_with(|| {
             let held = self.nothing_held();
-            Record { epoch: tenure.epoch, since_ms, place: None, held }
+            Record { epoch: tenure.epoch, since_ms, stands: Stands::Lost, held }
         });
-        (record.epoch, record.since_ms, record.place) = (tenure.epoch, since_ms, None);
+        (record.epoch, record.since_ms, record.stands) = (tenure.epoch, since_ms, Stands::Lost);
         record.held.forget_before(since_ms.saturating_sub(self.window_ms));
         record.held.add(&held, since_ms, true, total_max);
         drop(record);
-        self.remember(since_ms, tenure.connection_id);
+        self.remember(&self.by_age, since_ms, tenure.connection_id);
         true
     }
 
@@ -306,7 +359,8 @@ impl Identities {
         let is_served =
             |place: &Place| self.is_own(place) || (self.elsewhere)(place.incarnation) == Some(Run::Alive);
         match record.filter(|record| self.now_ms() <= record.since_ms + self.window_ms) {
-            Some(record) => Some(record.place.filter(is_served)),
+            Some(Record { stands: Stands::Over(_), .. }) => None,
+            Some(record) => Some(record.stands.place().filter(is_served)),
             None if tenure.place.incarnation == self.incarnation => {
                 self.is_open(tenure.place).then_some(Some(tenure.place))
             }
@@ -322,8 +376,8 @@ impl Identities {
         }
     }
 
-    fn remember(&self, since_ms: u64, connection_id: ConnectionId) {
-        let mut by_age = self.by_age.lock();
+    fn remember(&self, ages: &Ages, since_ms: u64, connection_id: ConnectionId) {
+        let mut by_age = ages.lock();
         by_age.push_back((since_ms, connection_id));
         let mut gone: Vec<(u64, ConnectionId)> = Vec::new();
         while let Some((since_ms, _)) = by_age.front().copied()

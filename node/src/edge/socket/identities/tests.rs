@@ -364,3 +364,51 @@ fn whoever_has_it_now_is_told_that_there_was_no_socket() {
     told();
     assert_eq!((identities.not_open(of_third), told()), (None, vec![]), "it is lost");
 }
+
+#[test]
+fn what_ended_for_good_elsewhere_is_over_here() {
+    let over = |of: &Tenure| Over { connection_id: of.connection_id, owner: of.owner() };
+    for run in [OTHER, ENDED] {
+        let identities = among_others();
+        let there = of_run(run, 5);
+        assert!(identities.former(&there).is_some());
+        let former = identities.former(&there);
+        identities.over_elsewhere(&over(&there));
+        assert!(identities.former(&there).is_none());
+        let (fresh, former) = identities.begin(former, place(1));
+        assert!(former.is_none() && fresh.connection_id != there.connection_id, "it ended in between");
+        // Somebody who had not heard that has it.
+        let taken = Tenure { epoch: 6, ..of_run(OTHER, 6) };
+        identities.taken_elsewhere(&TakenUp { tenure: taken, former: there.place });
+        identities.over_elsewhere(&over(&there));
+        assert!(identities.former(&there).is_some_and(|former| former.is_open), "that was before");
+        identities.over_elsewhere(&over(&taken));
+        assert!(identities.former(&there).is_none());
+        assert_eq!(identities.records.len(), 1);
+    }
+}
+
+#[test]
+fn the_keys_of_before_are_no_good_when_what_was_taken_up_here_is_over() {
+    for of in [of_run(OTHER, 1), of_run(ENDED, 1), of_run(FORMER, 1)] {
+        let identities = among_others();
+        let (here, former) = identities.begin(identities.former(&of), place(1));
+        assert!(former.is_some());
+        assert!(identities.end(&here, true, vec![(7, 70)]));
+        assert!(identities.former(&of).is_none() && identities.former(&here).is_none());
+        assert_eq!((identities.records.len(), identities.held.load(Ordering::Relaxed)), (1, 0));
+    }
+}
+
+#[test]
+fn what_is_over_is_bounded_and_nobody_else_gives_way_to_it() {
+    let identities = identities(&Limits { lost_connections: 3, ..Limits::default() });
+    let lost = identities.fresh(1);
+    identities.end(&lost, false, Vec::new());
+    for number in 10..20 {
+        let (connection_id, owner) = (ConnectionId::from_bytes([number; 16]), of_run(OTHER, 5).owner());
+        identities.over_elsewhere(&Over { connection_id, owner });
+    }
+    assert!(identities.former(&lost).is_some());
+    assert_eq!(identities.records.len(), 1 + 3);
+}

@@ -8,7 +8,7 @@ use super::super::connection::{Connection, Subscription};
 use super::super::identities::Former;
 use super::Shard;
 use super::lifecycle::{CLOSE_AFTER_MS, refused_ms};
-use crate::model::{Place, TakenUp, Tenure};
+use crate::model::{Over, Place, TakenUp, Tenure};
 
 impl Shard {
     /// Whose connection a fresh socket carries on, and whether it was another's before.
@@ -35,7 +35,10 @@ impl Shard {
     pub(super) fn end_tenure(&self, tenure: &Tenure, for_good: bool, subscriptions: &[Subscription]) {
         let taking = subscriptions.iter().filter(|subscription| subscription.since != Subscription::NEVER);
         let held = taking.map(|subscription| (subscription.number, subscription.since)).collect();
-        self.services.identities.end(tenure, for_good, held);
+        if self.services.identities.end(tenure, for_good, held) && for_good {
+            let over = Over { connection_id: tenure.connection_id, owner: tenure.owner() };
+            self.services.publisher.is_over(&over);
+        }
     }
 
     /// Another socket goes on with the connection of this one.
