@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::accounts::Account;
 use crate::cluster::link::Receipt;
-use crate::cluster::routing::Routing;
+use crate::cluster::routing::{ClaimedIds, NotClaimed, Routing};
 use crate::hub::{Hub, Numbering};
 use crate::model::{
     ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, PresenceEvent,
@@ -104,6 +104,8 @@ struct Inner {
     departures: Departures,
     /// The other nodes, where there may be some.
     routing: Option<Arc<Routing>>,
+    /// Given ids are claimed on these nodes, too: the store is that of this one.
+    claims_ids: bool,
     /// Something was delivered that its store did not take.
     missed: AtomicBool,
 }
@@ -127,6 +129,7 @@ impl Publisher {
                 presence: metrics::counter!("fanfare_presence_events_total"),
                 departures: Departures::default(),
                 routing: routing.map(Arc::clone),
+                claims_ids: routing.is_some() && !store.is_shared(),
                 missed: AtomicBool::new(false),
             }),
         }
@@ -169,7 +172,8 @@ impl Publisher {
             }
         }
         if !queued && request.messages.iter().all(|draft| draft.id.is_none()) {
-            let answer = Answer { stamps: vec![None; request.messages.len()], repeats: Vec::new(), done };
+            let stamps = vec![None; request.messages.len()];
+            let answer = Answer { stamps, repeats: Vec::new(), done, _claimed: ClaimedIds::default() };
             return self.inner.commit(request, answer);
         }
         self.claim(request, done);
@@ -194,7 +198,7 @@ impl Publisher {
         }
     }
 
-    /// Asks the store which of the given ids were published before; its answers come one after another.
+    /// Finds out which of the given ids were published before; one publish of a channel and clientId comes after another.
     fn claim(&self, mut request: PublishRequest, done: PublishDone) {
         let scope = IdScope {
             key: request.key.clone(),
@@ -206,30 +210,29 @@ impl Publisher {
         if !ids.is_empty() && self.inner.store.is_full() {
             return done(Err(PublishError::Busy));
         }
-        let inner = Arc::clone(&self.inner);
-        let begun = Instant::now();
-        let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
-            // The publisher was told so by now, and what it sent since may have gone ahead.
-            Ok(_) if begun.elapsed() >= inner.store_wait => done(Err(PublishError::Unavailable)),
-            Ok(found) => {
-                let mut found = found.into_iter();
-                let drafts = request.messages.iter();
-                let stamps =
-                    drafts.map(|draft| draft.id.as_ref().and_then(|_| found.next().flatten())).collect();
-                let answer = Answer { stamps, repeats, done };
-                let mut first_time = answer.stamps.iter().map(Option::is_none);
-                request.messages.retain(|_| first_time.next().unwrap_or(true));
-                drop(first_time);
-                inner.commit(request, answer);
-            }
-            Err(StoreError::Busy) => done(Err(PublishError::Busy)),
-            Err(error) => {
-                tracing::warn!(target: OFTEN, %error, "ids could not be looked up");
-                done(Err(PublishError::Unavailable));
-            }
+        let claim = Claim { scope, ids, request, repeats, begun: Instant::now(), done };
+        let Some(routing) = self.inner.routing.as_ref().filter(|_| self.inner.claims_ids) else {
+            return self.inner.look_up(claim, ClaimedIds::default());
         };
-        self.inner.store.find_ids(scope, ids, Box::new(found));
+        let inner = Arc::clone(&self.inner);
+        let (scope, ids, until) = (claim.scope.clone(), claim.ids.clone(), claim.begun + inner.store_wait);
+        let claimed = move |claimed| match claimed {
+            Ok(claimed) => inner.look_up(claim, claimed),
+            Err(NotClaimed::Busy) => (claim.done)(Err(PublishError::Busy)),
+            Err(NotClaimed::Late) => (claim.done)(Err(PublishError::Unavailable)),
+        };
+        routing.claim_ids(scope, &ids, until, Box::new(claimed));
     }
+}
+
+/// A publish with what it must know of its ids.
+struct Claim {
+    scope: IdScope,
+    ids: Vec<Box<str>>,
+    request: PublishRequest,
+    repeats: Vec<(usize, usize)>,
+    begun: Instant,
+    done: PublishDone,
 }
 
 /// Takes out every message whose id stands earlier in the same publish; gives for each its place and the earlier one's.
@@ -260,6 +263,8 @@ struct Answer {
     stamps: Vec<Option<Stamp>>,
     repeats: Vec<(usize, usize)>,
     done: PublishDone,
+    /// Claimed until it is given.
+    _claimed: ClaimedIds,
 }
 
 impl Answer {
@@ -280,6 +285,35 @@ impl Answer {
 }
 
 impl Inner {
+    /// Asks the store which of the ids were published before, here or as others have told.
+    fn look_up(self: &Arc<Self>, claim: Claim, claimed: ClaimedIds) {
+        let inner = Arc::clone(self);
+        let Claim { scope, ids, mut request, repeats, begun, done } = claim;
+        let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
+            // The publisher was told so by now, and what it sent since may have gone ahead.
+            Ok(_) if begun.elapsed() >= inner.store_wait => done(Err(PublishError::Unavailable)),
+            Ok(found) => {
+                let mut elsewhere = claimed.known.iter().copied();
+                let mut found = found.into_iter().map(|found| found.or(elsewhere.next().flatten()));
+                let drafts = request.messages.iter();
+                let stamps =
+                    drafts.map(|draft| draft.id.as_ref().and_then(|_| found.next().flatten())).collect();
+                drop(found);
+                let answer = Answer { stamps, repeats, done, _claimed: claimed };
+                let mut first_time = answer.stamps.iter().map(Option::is_none);
+                request.messages.retain(|_| first_time.next().unwrap_or(true));
+                drop(first_time);
+                inner.commit(request, answer);
+            }
+            Err(StoreError::Busy) => done(Err(PublishError::Busy)),
+            Err(error) => {
+                tracing::warn!(target: OFTEN, %error, "ids could not be looked up");
+                done(Err(PublishError::Unavailable));
+            }
+        };
+        self.store.find_ids(scope, ids, Box::new(found));
+    }
+
     /// Numbers, delivers and stores what is left of the request: all of it, or nothing.
     fn commit(self: &Arc<Self>, request: PublishRequest, answer: Answer) {
         if request.messages.is_empty() {
@@ -316,10 +350,13 @@ impl Inner {
 
     /// Sends the publish to the nodes that want it; what is to run when the store has it waits for them too.
     fn forward(&self, published: &Published, done: Done) -> Done {
-        match &self.routing {
-            Some(routing) => owe(routing, routing.forward(published), done),
-            None => done,
+        let Some(routing) = &self.routing else { return done };
+        let owed = routing.forward(published);
+        let is_given = |message: &Message| message.id_given;
+        if self.claims_ids && published.messages.iter().any(is_given) {
+            return both(done, |confirmed| routing.after_with_ids(owed, published, confirmed));
         }
+        owe(routing, owed, done)
     }
 
     /// Sends the event to all nodes; the same.
@@ -331,11 +368,16 @@ impl Inner {
     }
 }
 
-/// What is to run when the store has something then waits for these receipts too; that it is not stored is told at once.
+/// What is to run when the store has something then waits for these receipts too.
 fn owe(routing: &Routing, owed: Vec<Receipt>, done: Done) -> Done {
     if owed.is_empty() {
         return done;
     }
+    both(done, |confirmed| routing.after(owed, confirmed))
+}
+
+/// What is to run when the store has something then waits for what `begin` has begun, too; that it is not stored is told at once.
+fn both(done: Done, begin: impl FnOnce(Box<dyn FnOnce() + Send>)) -> Done {
     let both = Arc::new(Mutex::new((Some(done), 0)));
     let stored = Arc::clone(&both);
     let one = move |both: &Mutex<(Option<Done>, u8)>, result: Result<(), StoreError>| {
@@ -347,7 +389,7 @@ fn owe(routing: &Routing, owed: Vec<Receipt>, done: Done) -> Done {
             done(result);
         }
     };
-    routing.after(owed, move || one(&both, Ok(())));
+    begin(Box::new(move || one(&both, Ok(()))));
     Box::new(move |result| one(&stored, result))
 }
 

@@ -21,7 +21,9 @@ use crate::cluster::routing::{KeptNodes, Later, Local, Routing, Seats, Standing}
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
-use crate::model::{AccountId, ClientId, Clock, KeptNonce, Nonce, NoncePage, Revocation};
+use crate::model::{
+    AccountId, ClientId, Clock, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
+};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::tasks::{OnStop, Tasks};
 
@@ -119,6 +121,8 @@ pub(super) struct OfNode {
     data_dir: PathBuf,
     /// Who is to know of the others.
     others: Others,
+    /// Of messages that others published.
+    ids_forgotten: metrics::Counter,
 }
 
 impl OfNode {
@@ -131,7 +135,9 @@ impl OfNode {
         others: Others,
     ) -> Self {
         let (shards, store, auth) = (Arc::clone(shards), Arc::clone(store), Arc::clone(auth));
-        Self { shards, store, auth, clock: clock.clone(), data_dir: config.data_dir.clone(), others }
+        let (clock, data_dir) = (clock.clone(), config.data_dir.clone());
+        let ids_forgotten = metrics::counter!("fanfare_ids_forgotten_total");
+        Self { shards, store, auth, clock, data_dir, others, ids_forgotten }
     }
 }
 
@@ -159,6 +165,18 @@ impl Local for OfNode {
 
     fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>> {
         of_store("the nonces of a peer were not stored", self.store.keep_nonces(nonces))
+    }
+
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>) -> Later<Option<Vec<Option<Stamp>>>> {
+        let (answer, found) = tokio::sync::oneshot::channel();
+        self.store.find_ids(scope, ids, Box::new(move |found| drop(answer.send(found.ok()))));
+        Box::pin(async move { found.await.ok().flatten() })
+    }
+
+    fn keep_ids(&self, scope: IdScope, ids: StampedIds) {
+        let (count, forgotten) = (ids.len() as u64, self.ids_forgotten.clone());
+        let kept = move |result: Result<(), StoreError>| forgotten.increment(result.map_or(count, |()| 0));
+        self.store.keep_ids(scope, ids, Box::new(kept));
     }
 
     fn revoke(&self, revocations: Vec<Revocation>) -> Later<Option<()>> {

@@ -14,10 +14,10 @@ use serde_json::value::RawValue;
 use crate::hub::HandedOver;
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, ForwardedPresence,
-    KeptNonce, Nonce, NotOpen, Over, Owner, Place, Revocation, Stamp, TakenUp, Tenure, ToldMembers,
-    check_name,
+    GivenIds, IdScope, KeptNonce, Nonce, NotOpen, Over, Owner, Place, Revocation, Stamp, StampedIds, TakenUp,
+    Tenure, ToldMembers, check_name,
 };
-pub use once::{Claimed, NoncesKnown};
+pub use once::{Claimed, NoncesKnown, Taken, TakenIds};
 pub use presence::PresenceSaid;
 
 /// Far above what any node may allow its clients.
@@ -55,6 +55,9 @@ pub trait Inbound: Send + Sync + 'static {
     fn presence_told(&self, from: &Peer, number: u64, members: ToldMembers);
 
     fn presence_said(&self, from: &Peer, said: PresenceSaid);
+
+    /// Published by the peer under ids that are to be remembered.
+    fn ids_settled(&self, _from: &Peer, _scope: IdScope, _ids: StampedIds) {}
 
     /// Items that the peer had for this node are lost: its channels are to be refilled.
     fn continuity_lost(&self, from: &Peer);
@@ -143,6 +146,8 @@ pub enum Request {
     NoncesGiven { nonces: Vec<KeptNonce>, last: bool },
     /// These tokens are not to be taken any more.
     Revoke(Vec<Revocation>),
+    /// Whether messages may be published under these ids.
+    ClaimIds(Vec<GivenIds>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,6 +164,7 @@ pub enum Answer {
     Loaded(u64),
     Claimed(Claimed),
     Nonces(NoncesKnown),
+    ClaimedIds(TakenIds),
     /// What was asked for is done.
     Done,
     /// The request is not known there.
@@ -221,6 +227,11 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             if let Some(said) = presence::said(said)? {
                 inbound.presence_said(from, said);
             }
+            return Ok(());
+        }
+        Some(v1::item::Kind::IdsSettled(settled)) => {
+            let (scope, ids) = once::settled(settled, from.incarnation)?;
+            inbound.ids_settled(from, scope, ids);
             return Ok(());
         }
         Some(v1::item::Kind::Request(v1::Request { number, kind })) => {
@@ -289,6 +300,9 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
         v1::request::Kind::Revoke(v1::Revoke { revocations }) => {
             Ok(Request::Revoke(once::revocations(revocations)?))
         }
+        v1::request::Kind::ClaimIds(v1::ClaimIds { ids }) => {
+            Ok(Request::ClaimIds(ids.into_iter().map(once::ids).collect::<Result<_, _>>()?))
+        }
     }
 }
 
@@ -309,6 +323,7 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
             Ok(Answer::Claimed(Claimed { first, counts, now_ms }))
         }
         v1::answer::Kind::Nonces(nonces) => Ok(Answer::Nonces(once::known(nonces)?)),
+        v1::answer::Kind::ClaimedIds(claimed) => Ok(Answer::ClaimedIds(once::taken(claimed)?)),
         v1::answer::Kind::Done(v1::Done {}) => Ok(Answer::Done),
         _ => Ok(Answer::Unknown),
     }

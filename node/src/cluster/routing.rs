@@ -4,11 +4,13 @@ mod absent;
 mod ask;
 mod deaths;
 mod hand_over;
+mod ids;
 mod leaving;
 mod nonces;
 mod orphans;
 mod presence;
 mod quorum;
+mod receipts;
 mod refill;
 mod revocations;
 mod runs;
@@ -23,6 +25,7 @@ use std::time::{Duration, Instant};
 pub use ask::{Later, Local};
 use dashmap::DashMap;
 pub use deaths::Standing;
+pub use ids::{ClaimedIds, NotClaimed, OnClaimed};
 use parking_lot::{Mutex, RwLock};
 pub use quorum::KeptNodes;
 pub use runs::Connections;
@@ -32,10 +35,12 @@ pub use wants::Known;
 use absent::Absent;
 use ask::{Asked, LOCAL_MAX};
 use deaths::Deaths;
+use ids::Ids;
 use leaving::Leaving;
 use nonces::Clocks;
 use presence::Presence;
 use quorum::Quorum;
+use receipts::have_come;
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
 use tenants::Counting;
@@ -45,15 +50,15 @@ use wants::Wants;
 use super::inbound::{Answer, ConnectionSaid, Inbound, Interest, Peer, PresenceSaid, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub, Mark};
-use crate::model::{ChannelKey, Forwarded, ForwardedPresence, Published, Stamp, ToldMembers};
+use crate::model::{
+    ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, Stamp, StampedIds, ToldMembers,
+};
 use crate::tasks::{OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked for such peers.
 const JOIN_LOOK: Duration = Duration::from_millis(100);
-/// An ack waits no longer for a peer that does not confirm.
-const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 
 /// The channels of this node and of its peers. Locks: that of a channel comes before those of this.
 pub struct Routing {
@@ -91,6 +96,7 @@ pub struct Routing {
     leaving: Leaving,
     quorum: Mutex<Quorum>,
     clocks: Mutex<Clocks>,
+    ids: Ids,
     /// Peers that can be sent to, and of which it is known what they want.
     known: metrics::Gauge,
     sent: metrics::Counter,
@@ -138,6 +144,7 @@ impl Routing {
             leaving: Leaving::default(),
             quorum: Mutex::new(Quorum::new(node_id, kept, Instant::now())),
             clocks: Mutex::default(),
+            ids: Ids::default(),
             known: metrics::gauge!("fanfare_peers_known"),
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),
@@ -213,14 +220,6 @@ impl Routing {
         self.sent.increment(to.len() as u64);
         let send = |peer: &u64| (links.is_up(*peer), links.send(*peer, hash, &item));
         to.iter().map(send).filter(|(is_up, _)| *is_up).map(|(_, receipt)| receipt).collect()
-    }
-
-    /// Runs `done` when each receipt has come, or too late.
-    pub fn after(&self, owed: Vec<Receipt>, done: impl FnOnce() + Send + 'static) {
-        self.tasks.spawn("receipts", OnStop::Finish, async move {
-            have_come(owed, CONFIRM_WAIT).await;
-            done();
-        });
     }
 
     fn wanting(&self, key: &ChannelKey) -> Vec<u64> {
@@ -423,6 +422,10 @@ impl Inbound for Routing {
         }
     }
 
+    fn ids_settled(&self, _from: &Peer, scope: IdScope, ids: StampedIds) {
+        self.take_settled(scope, ids);
+    }
+
     fn asked(&self, from: &Peer, number: u64, request: Option<Request>) {
         self.asked_for(from.incarnation, number, request);
     }
@@ -480,11 +483,6 @@ impl Inbound for Routing {
         let waiting = waiting(&self.own.lock());
         waiting.into_iter().for_each(|number| self.wait_no_more(number, to.incarnation));
     }
-}
-
-/// Waits for each to come or be lost. False when that is not known of all in time.
-async fn have_come(receipts: Vec<Receipt>, within: Duration) -> bool {
-    tokio::time::timeout(within, futures_util::future::join_all(receipts)).await.is_ok()
 }
 
 /// The same on every lane.

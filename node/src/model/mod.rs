@@ -25,7 +25,7 @@ pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyNam
 pub(crate) use ids::{check_name, random_bytes};
 pub use limits::Limits;
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
-pub use once::{IdScope, KeptNonce, Nonce, NoncePage};
+pub use once::{GivenIds, IdScope, KeptNonce, Nonce, NoncePage, StampedIds};
 pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
 pub use presence_elsewhere::{ForwardedPresence, ToldMember, ToldMembers};
 pub use revocation::Revocation;

@@ -1,6 +1,7 @@
 //! What counts once: the nonce of a token request, and a message id that a client gave.
 
 use super::ids::{ChannelKey, ClientId, KeyName};
+use super::message::Stamp;
 
 /// What makes a token request usable once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,4 +34,14 @@ pub struct IdScope {
     pub key: ChannelKey,
     pub key_name: KeyName,
     pub client_id: Option<ClientId>,
+}
+
+/// Ids of one scope, each with what it was published as.
+pub type StampedIds = Vec<(Box<str>, Stamp)>;
+
+/// Ids of one scope.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GivenIds {
+    pub scope: IdScope,
+    pub ids: Vec<Box<str>>,
 }

@@ -181,6 +181,7 @@ impl Node {
             missed: AtomicBool::new(false),
             departures: Departures::default(),
             routing: None,
+            claims_ids: false,
         };
         Self { store, target, hub, account, publisher: Publisher { inner: Arc::new(inner) } }
     }

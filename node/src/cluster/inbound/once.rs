@@ -1,10 +1,13 @@
-//! What nodes tell each other of nonces and revocations, as it stands on the wire and as it is read.
+//! What nodes tell each other of nonces, of given ids and of revocations, as it stands on the wire and as it is read.
 
 use bytes::Bytes;
 use fanfare_proto::peer::v1;
 
-use super::{Malformed, NAME_BYTES_MAX, client_id};
-use crate::model::{ClientId, KeptNonce, Nonce, NoncePage, Revocation, check_name};
+use super::{Malformed, NAME_BYTES_MAX, channel_key, client_id};
+use crate::model::{
+    ChannelKey, ClientId, GivenIds, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
+    check_name,
+};
 
 /// Nodes that are taken from one answer, far more than there are.
 const NODES_MAX: usize = 4_096;
@@ -28,6 +31,74 @@ pub struct NoncesKnown {
     pub now_ms: u64,
     /// The nodes that it has seen, and how long ago.
     pub seen: Vec<(Box<str>, u64)>,
+}
+
+/// Why an id is not free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// By a message that was published.
+    Known(Stamp),
+    /// By a publish that has not ended.
+    UnderWay,
+}
+
+/// What a node says of ids: those that are taken, by their places in the request.
+pub type TakenIds = Vec<(u32, Taken)>;
+
+pub(in crate::cluster) fn write_ids<'a>(
+    (key, key_name, client_id): (&ChannelKey, &str, Option<&ClientId>),
+    ids: impl Iterator<Item = &'a str>,
+) -> v1::GivenIds {
+    v1::GivenIds {
+        channel: Some(v1::Channel { account: key.account().as_str().into(), name: key.channel().into() }),
+        key_name: key_name.to_owned(),
+        client_id: client_id.map(|id| id.as_str().to_owned()),
+        ids: ids.map(str::to_owned).collect(),
+    }
+}
+
+pub(in crate::cluster) fn write_taken(taken: &TakenIds) -> v1::ClaimedIds {
+    let mut claimed = v1::ClaimedIds::default();
+    for &(place, taken) in taken {
+        match taken {
+            Taken::Known(Stamp { incarnation, sequence }) => {
+                let stamp = Some(v1::Stamp { incarnation, sequence });
+                claimed.known.push(v1::claimed_ids::Known { place, stamp });
+            }
+            Taken::UnderWay => claimed.under_way.push(place),
+        }
+    }
+    claimed
+}
+
+pub(super) fn taken(claimed: v1::ClaimedIds) -> Result<TakenIds, Malformed> {
+    let known = claimed.known.into_iter().map(|v1::claimed_ids::Known { place, stamp }| {
+        Ok((place, Taken::Known(super::stamp(stamp.ok_or(Malformed("no stamp"))?))))
+    });
+    let under_way = claimed.under_way.into_iter().map(|place| Ok((place, Taken::UnderWay)));
+    known.chain(under_way).collect()
+}
+
+pub(super) fn ids(ids: v1::GivenIds) -> Result<GivenIds, Malformed> {
+    let v1::GivenIds { channel, key_name, client_id: client, ids } = ids;
+    let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
+    let is_plain = |text: &String| check_name(text, NAME_BYTES_MAX).is_ok();
+    if !is_plain(&key_name) || !ids.iter().all(is_plain) {
+        return Err(Malformed("a bad message id"));
+    }
+    let client_id = client.as_deref().map(client_id).transpose()?;
+    let scope = IdScope { key, key_name: key_name.into(), client_id };
+    Ok(GivenIds { scope, ids: ids.into_iter().map(String::into_boxed_str).collect() })
+}
+
+/// Each with what the peer of that incarnation numbered it.
+pub(super) fn settled(settled: v1::IdsSettled, incarnation: u64) -> Result<(IdScope, StampedIds), Malformed> {
+    let GivenIds { scope, ids } = self::ids(settled.ids.ok_or(Malformed("no ids"))?)?;
+    if ids.len() != settled.sequences.len() {
+        return Err(Malformed("not a sequence for each id"));
+    }
+    let stamps = settled.sequences.into_iter().map(|sequence| Stamp { incarnation, sequence });
+    Ok((scope, ids.into_iter().zip(stamps).collect()))
 }
 
 pub(in crate::cluster) fn write_nonce(nonce: &Nonce, age_ms: u64) -> v1::Nonce {
@@ -98,4 +169,50 @@ pub(super) fn known(known: v1::Nonces) -> Result<NoncesKnown, Malformed> {
         NoncePage { nonces: self::nonces(nonces)?, next: (!next.is_empty()).then(|| next.as_ref().into()) };
     let seen = seen.into_iter().map(|node| (node.node_id.into(), node.age_ms)).collect();
     Ok(NoncesKnown { page, counts, now_ms, seen })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written() -> v1::GivenIds {
+        let scope = scope();
+        write_ids((&scope.key, &scope.key_name, scope.client_id.as_ref()), ["a", "b"].into_iter())
+    }
+
+    fn scope() -> IdScope {
+        let channel = v1::Channel { account: "acme".to_owned(), name: "room".to_owned() };
+        let client_id = Some(ClientId::of("ana"));
+        IdScope { key: channel_key(channel).expect("a channel"), key_name: "k1".into(), client_id }
+    }
+
+    #[test]
+    fn ids_are_read_as_they_are_written() {
+        let read = ids(written());
+        assert_eq!(read, Ok(GivenIds { scope: scope(), ids: vec!["a".into(), "b".into()] }));
+        let without = ids(v1::GivenIds { client_id: None, ..written() }).expect("ids");
+        assert_eq!(without.scope, IdScope { client_id: None, ..scope() });
+        let stamp = |sequence| Stamp { incarnation: 7, sequence };
+        let settled = settled(v1::IdsSettled { ids: Some(written()), sequences: vec![3, 5] }, 7);
+        assert_eq!(settled, Ok((scope(), vec![("a".into(), stamp(3)), ("b".into(), stamp(5))])));
+        let said = vec![(4, Taken::Known(stamp(9))), (0, Taken::UnderWay)];
+        assert_eq!(taken(write_taken(&said)), Ok(said));
+    }
+
+    #[test]
+    fn what_no_node_says_of_ids_is_named() {
+        for (given, fault) in [
+            (v1::GivenIds { channel: None, ..written() }, "no channel"),
+            (v1::GivenIds { key_name: String::new(), ..written() }, "a bad message id"),
+            (v1::GivenIds { ids: vec!["\n".to_owned()], ..written() }, "a bad message id"),
+            (v1::GivenIds { client_id: Some(String::new()), ..written() }, "a bad clientId"),
+        ] {
+            assert_eq!(ids(given), Err(Malformed(fault)));
+        }
+        let settled = |ids, sequences| settled(v1::IdsSettled { ids, sequences }, 7);
+        assert_eq!(settled(None, vec![]), Err(Malformed("no ids")));
+        assert_eq!(settled(Some(written()), vec![1]), Err(Malformed("not a sequence for each id")));
+        let known = vec![v1::claimed_ids::Known { place: 0, stamp: None }];
+        assert_eq!(taken(v1::ClaimedIds { known, ..Default::default() }), Err(Malformed("no stamp")));
+    }
 }

@@ -38,7 +38,9 @@ pub use queue::{Lost, QueueBounds, Receipt};
 use super::inbound::once::{self, Claimed};
 use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
 use crate::hub::{Content, Delivery, HandedOver};
-use crate::model::{ChannelKey, ClientId, NotOpen, Over, Place, Published, Stamp, TakenUp};
+use crate::model::{
+    ChannelKey, ClientId, GivenIds, IdScope, NotOpen, Over, Place, Published, Stamp, TakenUp,
+};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 
@@ -120,6 +122,13 @@ impl Item {
                 let revocations = once::write_revocations(revocations);
                 v1::request::Kind::Revoke(v1::Revoke { revocations })
             }
+            Request::ClaimIds(ids) => {
+                let written =
+                    ids.iter().map(|GivenIds { scope: IdScope { key, key_name, client_id }, ids }| {
+                        once::write_ids((key, key_name, client_id.as_ref()), ids.iter().map(|id| &**id))
+                    });
+                v1::request::Kind::ClaimIds(v1::ClaimIds { ids: written.collect() })
+            }
         });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }
@@ -163,9 +172,19 @@ impl Item {
                 v1::answer::Kind::Claimed(v1::Claimed { first, counts, now_ms })
             }
             Answer::Nonces(known) => v1::answer::Kind::Nonces(once::write_known(known)),
+            Answer::ClaimedIds(taken) => v1::answer::Kind::ClaimedIds(once::write_taken(taken)),
             Answer::Done => v1::answer::Kind::Done(v1::Done {}),
         };
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind: Some(kind) }))
+    }
+
+    /// The ids that clients gave for these messages.
+    pub fn ids_settled(published: &Published) -> Self {
+        let Published { key, key_name, client_id, messages, .. } = published;
+        let given = || messages.iter().filter(|message| message.id_given);
+        let ids = once::write_ids((key, key_name, client_id.as_ref()), given().map(|message| &*message.id));
+        let sequences = given().map(|message| message.sequence).collect();
+        Self::of(v1::item::Kind::IdsSettled(v1::IdsSettled { ids: Some(ids), sequences }))
     }
 
     pub fn taken_up(taken: &TakenUp) -> Self {

@@ -10,7 +10,9 @@ use tokio::sync::mpsc;
 use super::super::inbound::{Answer, Request};
 use super::super::link::Item;
 use super::{KeptNodes, Routing};
-use crate::model::{AccountId, ClientId, KeptNonce, Nonce, NoncePage, Revocation};
+use crate::model::{
+    AccountId, ClientId, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
+};
 use crate::tasks::OnStop;
 
 /// Requests of peers that are answered at a time, beside those for what was missed; further ones are left without an answer.
@@ -38,6 +40,12 @@ pub trait Local: Send + Sync + 'static {
     /// Remembers these, too.
     fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>>;
 
+    /// What was published here within the time in which ids are remembered, by messages of this node and others. None: nobody knows.
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>) -> Later<Option<Vec<Option<Stamp>>>>;
+
+    /// Remembers what another node published, as far as there is room.
+    fn keep_ids(&self, scope: IdScope, ids: StampedIds);
+
     /// Takes these tokens no more from when it is called on; resolves when that is remembered. None: it cannot be.
     fn revoke(&self, revocations: Vec<Revocation>) -> Later<Option<()>>;
 
@@ -53,19 +61,24 @@ pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// Who may still answer a request, and where that goes.
 pub(super) struct Asked {
     from: Vec<u64>,
-    answers: mpsc::Sender<Answer>,
+    answers: mpsc::Sender<(u64, Answer)>,
 }
 
 /// The answers to one request: at most one of each node that was asked.
 pub(super) struct Answers<'a> {
     routing: &'a Routing,
     number: u64,
-    answers: mpsc::Receiver<Answer>,
+    answers: mpsc::Receiver<(u64, Answer)>,
 }
 
 impl Answers<'_> {
     /// None when nobody is left who may answer.
     pub(super) async fn next(&mut self) -> Option<Answer> {
+        self.answers.recv().await.map(|(_, answer)| answer)
+    }
+
+    /// The same, with the node that gave it.
+    pub(super) async fn next_of(&mut self) -> Option<(u64, Answer)> {
         self.answers.recv().await
     }
 }
@@ -151,7 +164,7 @@ impl Routing {
         };
         waiting.from.retain(|peer| *peer != from);
         // There is room for one of each.
-        waiting.answers.try_send(answer).ok();
+        waiting.answers.try_send((from, answer)).ok();
         if waiting.from.is_empty() {
             asked.remove(&number);
         }
@@ -194,6 +207,7 @@ impl Routing {
                 let revoked = local.revoke(revocations);
                 Box::pin(async move { revoked.await.map(|()| Answer::Done) })
             }
+            (Some(Request::ClaimIds(ids)), Some(local)) => self.ids_for_peer(local, to, ids),
             (None, _) | (_, None) => return self.answer(to, number, &Answer::Unknown),
         };
         let Ok(permit) = Arc::clone(&self.local_waiting).try_acquire_owned() else { return };

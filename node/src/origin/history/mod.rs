@@ -18,6 +18,7 @@ use fanfare_proto::serial::Serial;
 use super::metering::MetricRow;
 use crate::model::{
     AccountId, ChannelKey, FormerMember, KeptNonce, NoncePage, PresenceEvent, Published, Revocation, Stamp,
+    StampedIds,
 };
 
 pub use crate::model::{IdScope, Nonce};
@@ -74,6 +75,12 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// `append` by then: an id that is still being written is waited for, so that an answer always speaks of something
     /// stored. Nobody else waits for it.
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds);
+
+    /// Remembers ids under which another node has published, as [`HistoryStore::append`] does those of its messages. `Busy` comes before
+    /// the call returns.
+    fn keep_ids(&self, _scope: IdScope, _ids: StampedIds, done: Done) {
+        done(Ok(()));
+    }
 
     /// Resolves to true if nobody claimed this nonce within `nonce_memory_ms`; then the claim is durable.
     /// `Busy` also while as many are remembered as may be.

@@ -33,7 +33,8 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::model::{
-    AccountId, Clock, FormerMember, KeptNonce, Limits, NoncePage, PresenceEvent, Published, Revocation, Stamp,
+    AccountId, Clock, FormerMember, KeptNonce, Limits, NoncePage, PresenceEvent, Published, Revocation,
+    Stamp, StampedIds,
 };
 use crate::origin::metering::MetricRow;
 
@@ -125,7 +126,7 @@ impl HistoryStore for Embedded {
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
         let retention_hours = retention_hours.filter(|_| self.history);
         let messages = retention_hours.map_or_else(Vec::new, |_| message_rows(&published));
-        let ids = id_rows(&published);
+        let ids = given_rows(&published);
         if messages.is_empty() && ids.is_empty() {
             return done(Ok(()));
         }
@@ -186,6 +187,21 @@ impl HistoryStore for Embedded {
         if let Err((refused, Find::Lookup(lookup))) = self.lookups.push(Weight { items: 1, bytes }, lookup) {
             (lookup.found)(Err(refused.into()));
         }
+    }
+
+    fn keep_ids(&self, scope: IdScope, ids: StampedIds, done: Done) {
+        if let Err(error) = self.status.usable() {
+            return done(Err(error));
+        }
+        let mut ids = id_rows(&scope, ids.iter().map(|(id, stamp)| (&**id, *stamp)));
+        ids.retain(|id| id.key.len() <= KEY_BYTES_MAX);
+        let bytes = ids.iter().map(|id| id.key.len() + Position::BYTES).sum();
+        let weight = Weight { items: ids.len(), bytes };
+        self.pending.add(&ids);
+        let (kind, timestamp_ms) = (Kind::Messages, self.clock.now_ms());
+        let rows = Rows { kind, timestamp_ms, retention_hours: 0, rows: Vec::new(), ids, member: None };
+        let pushed = self.writes.push(weight, Job::Append(Append { rows, done }));
+        self.refuse(pushed);
     }
 
     fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
@@ -387,7 +403,7 @@ fn presence_row(event: &PresenceEvent) -> (fjall::Slice, fjall::Slice) {
     })
 }
 
-fn id_rows(published: &Published) -> Vec<Remembered> {
+fn given_rows(published: &Published) -> Vec<Remembered> {
     if !published.messages.iter().any(|message| message.id_given) {
         return Vec::new();
     }
@@ -396,14 +412,18 @@ fn id_rows(published: &Published) -> Vec<Remembered> {
         key_name: published.key_name.clone(),
         client_id: published.client_id.clone(),
     };
-    let mut key = Vec::new();
-    keys::id_prefix(&scope, &mut key);
-    let prefix = key.len();
     let given = published.messages.iter().filter(|message| message.id_given);
-    let rows = given.map(|message| {
+    let stamp = |sequence| Stamp { incarnation: published.incarnation, sequence };
+    id_rows(&scope, given.map(|message| (&*message.id, stamp(message.sequence))))
+}
+
+fn id_rows<'a>(scope: &IdScope, ids: impl Iterator<Item = (&'a str, Stamp)>) -> Vec<Remembered> {
+    let mut key = Vec::new();
+    keys::id_prefix(scope, &mut key);
+    let prefix = key.len();
+    let rows = ids.map(|(id, stamp)| {
         key.truncate(prefix);
-        key.extend_from_slice(message.id.as_bytes());
-        let stamp = Stamp { incarnation: published.incarnation, sequence: message.sequence };
+        key.extend_from_slice(id.as_bytes());
         Remembered { key: key.as_slice().into(), stamp }
     });
     rows.collect()

@@ -24,6 +24,32 @@ fn without_history_ids_and_nonces_are_still_kept() {
 }
 
 #[test]
+fn ids_of_other_nodes_are_remembered_for_as_long_as_those_of_this_one() {
+    let (folder, now_ms) = (folder(), 1_800_000_000_000);
+    let clock = Clock::manual(now_ms);
+    let options = Options { history: false, ..options() };
+    let open = || Embedded::open(folder.path(), &options, clock.clone()).expect("opens");
+    let key = channel("acme", "a");
+    let find = |store: &Embedded| {
+        let (send, receive) = mpsc::channel();
+        let found = Box::new(move |found| drop(send.send(found)));
+        store.find_ids(scope(&key), vec!["x".into(), "y".into()], found);
+        receive.recv_timeout(PATIENCE).expect("answered").expect("looked up")
+    };
+    let store = open();
+    let stamp = Stamp { incarnation: 77, sequence: 5 };
+    let (send, kept) = mpsc::channel();
+    store.keep_ids(scope(&key), vec![("x".into(), stamp)], Box::new(move |kept| drop(send.send(kept))));
+    assert_eq!(find(&store), [Some(stamp), None], "also while it is being written");
+    assert_eq!(kept.recv_timeout(PATIENCE), Ok(Ok(())));
+    drop(store);
+    let store = open();
+    assert_eq!(find(&store), [Some(stamp), None]);
+    clock.raise(now_ms + options.idempotency_window_ms + 1);
+    assert_eq!(find(&store), [None, None]);
+}
+
+#[test]
 fn a_run_without_history_is_like_no_other_and_has_not_stored_all() {
     let folder = folder();
     let run = |history, incarnation| {

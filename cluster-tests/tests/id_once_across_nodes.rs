@@ -1,0 +1,309 @@
+//! A message that is published again under its id, to whatever node and however soon, is delivered once and acknowledged like the
+//! first; where that cannot be known publishing goes on.
+
+use std::time::{Duration, Instant};
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
+use serde_json::{Value, json};
+
+/// What a publish with an id may take where a node does not answer.
+const GOES_ON: Duration = Duration::from_secs(2);
+
+async fn on_each(nodes: &[Node]) -> Vec<Socket> {
+    let mut sockets = Vec::new();
+    for node in nodes {
+        sockets.push(Socket::open(node, "").await);
+    }
+    sockets
+}
+
+async fn subscribers(nodes: &[Node]) -> Vec<Socket> {
+    let mut sockets = on_each(nodes).await;
+    for socket in &mut sockets {
+        socket.attach("room").await;
+    }
+    sockets
+}
+
+fn message(id: &str) -> Value {
+    json!({"id": id, "data": id})
+}
+
+fn request(messages: &[Value]) -> Value {
+    json!({"op": 13, "channel": "room", "messages": messages})
+}
+
+async fn publish(socket: &mut Socket, messages: &[Value]) -> Vec<String> {
+    let ack = socket.ask(request(messages)).await;
+    assert_eq!(ack["op"], 1, "{ack}");
+    let serials = ack["serials"].as_array().expect("serials").iter();
+    serials.map(|serial| serial.as_str().expect("a serial").to_owned()).collect()
+}
+
+/// What a subscriber gets up to a message that comes last, by the ids.
+async fn heard(socket: &mut Socket, last: &str) -> Vec<String> {
+    let mut ids = Vec::new();
+    loop {
+        let frame = socket.message("room").await;
+        for message in frame["messages"].as_array().expect("messages") {
+            let id = message["id"].as_str().expect("an id").to_owned();
+            if id == last {
+                return ids;
+            }
+            ids.push(id);
+        }
+    }
+}
+
+/// How often a node was not waited for any more; a machine that is too busy may bring that about.
+async fn left_out(nodes: &[Node]) -> f64 {
+    let mut sum = 0.0;
+    for node in nodes {
+        sum += node.metric("fanfare_id_claims_unanswered_total").await;
+    }
+    sum
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = &*cluster.nodes();
+    let mut subscribers = subscribers(nodes).await;
+    let mut publishers = on_each(nodes).await;
+    let mut expected = Vec::new();
+    for number in 0..30 {
+        let (id, at) = (format!("m{number}"), number % 3);
+        let first = publish(&mut publishers[at], &[message(&id)]).await;
+        for publisher in &mut publishers {
+            assert_eq!(publish(publisher, &[message(&id)]).await, first, "{id}");
+        }
+        expected.push(id);
+    }
+    // Known and new ones in one publish, and over HTTP to one channel and to several.
+    let known = publish(&mut publishers[0], &[message("m4"), message("m5")]).await;
+    let mixed = publish(&mut publishers[1], &[message("m5"), message("new"), message("m4")]).await;
+    assert_eq!([&mixed[0], &mixed[2]], [&known[1], &known[0]]);
+    expected.push("new".into());
+    let authorization = http::basic(&nodes[2].key());
+    let headers = [("authorization", &*authorization)];
+    for (path, body) in [
+        ("/api/channels/room/publish", message("new")),
+        ("/api/publish", json!({"channels": ["room"], "messages": [message("m1"), message("new")]})),
+    ] {
+        let answer = http::request(nodes[2].addr(), "POST", path, &headers, body.to_string()).await;
+        assert_eq!(answer.status, 200, "{:?}", answer.body);
+        assert!(!String::from_utf8_lossy(&answer.body).contains("error"), "{:?}", answer.body);
+    }
+    publish(&mut publishers[0], &[message("end")]).await;
+    for subscriber in &mut subscribers {
+        assert_eq!(heard(subscriber, "end").await, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_three_at_once_is_published() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = &*cluster.nodes();
+    let mut subscribers = subscribers(nodes).await;
+    let mut publishers = on_each(nodes).await;
+    const ROUNDS: usize = 100;
+    for number in 0..ROUNDS {
+        let messages = [message(&format!("m{number}")), message(&format!("n{number}"))];
+        let [a, b, c] = &mut *publishers else { panic!("three nodes were started") };
+        let before = left_out(nodes).await;
+        let (a, b, c) = tokio::join!(publish(a, &messages), publish(b, &messages), publish(c, &messages));
+        assert!(a == b && b == c || left_out(nodes).await > before, "{number}: {a:?} {b:?} {c:?}");
+    }
+    publish(&mut publishers[0], &[message("end")]).await;
+    let expected = (0..ROUNDS).flat_map(|number| [format!("m{number}"), format!("n{number}")]);
+    let expected: Vec<String> = expected.collect();
+    for subscriber in &mut subscribers {
+        let heard = heard(subscriber, "end").await;
+        assert!(heard == expected || left_out(nodes).await > 0.0, "{heard:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_is_known_when_its_node_is_killed() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut subscribers = subscribers(&nodes[1..]).await;
+    let mut publishers = on_each(nodes).await;
+    // Many at a time, so that some have just been acknowledged when the node ends.
+    const MESSAGES: usize = 200;
+    let mut started = Vec::new();
+    for number in 0..MESSAGES {
+        started.push(publishers[0].start(request(&[message(&format!("m{number}"))])).await);
+    }
+    let mut first = Vec::new();
+    for started in started {
+        let ack = publishers[0].find("the ack", |frame| frame["id"] == *started).await;
+        assert_eq!(ack["op"], 1, "{ack}");
+        first.push(ack["serials"][0].as_str().expect("a serial").to_owned());
+    }
+    nodes[0].kill();
+    for publisher in &mut publishers[1..] {
+        for (number, first) in first.iter().enumerate() {
+            let again = publish(publisher, &[message(&format!("m{number}"))]).await;
+            assert_eq!(again, std::slice::from_ref(first), "m{number}");
+        }
+    }
+    publish(&mut publishers[1], &[message("end")]).await;
+    let expected: Vec<String> = (0..MESSAGES).map(|number| format!("m{number}")).collect();
+    for subscriber in &mut subscribers {
+        assert_eq!(heard(subscriber, "end").await, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_all_makes_nothing_forgotten() {
+    let mut cluster = Cluster::linked(2).await;
+    let first = {
+        let mut publisher = Socket::open(&cluster.nodes()[0], "").await;
+        publish(&mut publisher, &[message("a"), message("b")]).await
+    };
+    // The first one does not say anything of it.
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    n0.kill();
+    assert_eq!(n1.stop().await.code(), Some(0));
+    n1.set_environment("FANFARE_SEED", "127.0.0.1:1");
+    n1.restart().await;
+    let mut publisher = Socket::open(n1, "").await;
+    assert_eq!(publish(&mut publisher, &[message("a"), message("b")]).await, first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stands_still_holds_up_nobody_for_long() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = &*cluster.nodes();
+    let mut subscribers = subscribers(&nodes[..2]).await;
+    let mut publishers = on_each(&nodes[..2]).await;
+    nodes[2].pause();
+    let paused = Instant::now();
+    let mut expected = Vec::new();
+    // Until the others have long been without it.
+    let mut number = 0;
+    while paused.elapsed() < 2 * GOES_ON {
+        let (id, at) = (format!("m{number}"), number % 2);
+        let begun = Instant::now();
+        let ack = publishers[at].ask(request(&[message(&id)])).await;
+        let took = begun.elapsed();
+        // The outcome may be unknown; then it is published again.
+        assert!(ack["op"] == 1 || ack["code"] == 50003, "{ack}");
+        assert!(took < GOES_ON + GOES_ON / 4, "{id} took {took:?}");
+        for publisher in &mut publishers {
+            publish(publisher, &[message(&id)]).await;
+        }
+        expected.push(id);
+        number += 1;
+    }
+    publish(&mut publishers[0], &[message("end")]).await;
+    for subscriber in &mut subscribers {
+        assert_eq!(heard(subscriber, "end").await, expected);
+    }
+    nodes[2].resume();
+    wait_until(SOON, "the node to be back", async || {
+        left_out(&nodes[..2]).await > 0.0 && nodes[0].metric("fanfare_peers_known").await == 2.0
+    })
+    .await;
+    let mut back = Socket::open(&nodes[2], "").await;
+    let first = publish(&mut publishers[0], &[message("back")]).await;
+    assert_eq!(publish(&mut back, &[message("back")]).await, first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_keeps_its_order_whichever_of_its_messages_have_ids() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = &*cluster.nodes();
+    let mut subscribers = subscribers(nodes).await;
+    let mut publisher = Socket::open(&nodes[0], "").await;
+    let mut other = Socket::open(&nodes[1], "").await;
+    const MESSAGES: u64 = 300;
+    let (mut started, mut contesting) = (Vec::new(), Vec::new());
+    for number in 0..MESSAGES {
+        let mut message = json!({"data": number});
+        if number % 3 != 1 {
+            message["id"] = json!(format!("m{number}"));
+        }
+        started.push(publisher.start(request(std::slice::from_ref(&message))).await);
+        // Another one publishes some of them, too: these may come from either.
+        if number % 9 == 0 {
+            contesting
+                .push(other.start(request(&[json!({"id": format!("m{number}"), "data": "other"})])).await);
+        }
+    }
+    for started in started {
+        let ack = publisher.find("the ack", |frame| frame["id"] == *started).await;
+        assert_eq!(ack["op"], 1, "{ack}");
+    }
+    for started in contesting {
+        let ack = other.find("the ack", |frame| frame["id"] == *started).await;
+        assert_eq!(ack["op"], 1, "{ack}");
+    }
+    publish(&mut publisher, &[message("end")]).await;
+    for subscriber in &mut subscribers {
+        let (mut numbers, mut others, mut ends) = (Vec::new(), 0, false);
+        while !ends {
+            let frame = subscriber.message("room").await;
+            for message in frame["messages"].as_array().expect("messages") {
+                ends |= message["id"] == "end";
+                others += u64::from(message["data"] == "other");
+                numbers.extend(message["data"].as_u64());
+            }
+        }
+        assert!(numbers.is_sorted(), "{numbers:?}");
+        assert!(
+            numbers.len() as u64 + others == MESSAGES || left_out(nodes).await > 0.0,
+            "{others} of another and {numbers:?}"
+        );
+    }
+}
+
+const SOCKETS: usize = 8;
+const TURNS: usize = 20;
+/// What a socket has on its way.
+const TOGETHER: usize = 25;
+
+/// How many publishes with ids are acknowledged in a second over some sockets of one node.
+async fn rate(node: &Node, channel: &str) -> f64 {
+    let mut sockets = tokio::task::JoinSet::new();
+    let begun = Instant::now();
+    for from in 0..SOCKETS {
+        let mut socket = Socket::open(node, "").await;
+        let channel = channel.to_owned();
+        sockets.spawn(async move {
+            for turn in 0..TURNS {
+                let mut last = String::new();
+                for number in 0..TOGETHER {
+                    let message = json!({"id": format!("{from}-{turn}-{number}"), "data": number});
+                    last = socket.start(json!({"op": 13, "channel": channel, "messages": [message]})).await;
+                }
+                let ack = socket.find("the last ack", |frame| frame["id"] == *last).await;
+                assert_eq!(ack["op"], 1, "{ack}");
+            }
+        });
+    }
+    while let Some(ended) = sockets.join_next().await {
+        ended.expect("a publisher does not fail");
+    }
+    (SOCKETS * TURNS * TOGETHER) as f64 / begun.elapsed().as_secs_f64()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_publishes_much_does_not_pay_a_way_to_others_for_each() {
+    let mut cluster = Cluster::linked(2).await;
+    let mut alone = Cluster::linked(1).await;
+    let (mut together, mut single) = (Vec::new(), Vec::new());
+    for turn in 0..3 {
+        let channel = format!("room:{turn}");
+        single.push(rate(&alone.nodes()[0], &channel).await.round());
+        together.push(rate(&cluster.nodes()[0], &channel).await.round());
+    }
+    let asked = cluster.nodes()[0].metric("fanfare_id_claims_sent_total").await;
+    let count = (3 * SOCKETS * TURNS * TOGETHER) as f64;
+    println!("acked publishes with ids in a second: {together:?} with two nodes, {single:?} with one");
+    println!("{asked} claims for {count} publishes");
+    assert!(asked > 0.0 && asked * 5.0 < count, "{asked} claims for {count} publishes");
+    assert_eq!(alone.nodes()[0].metric("fanfare_id_claims_sent_total").await, 0.0);
+}
