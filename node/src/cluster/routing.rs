@@ -17,8 +17,8 @@ mod runs;
 mod tenants;
 mod wants;
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,8 @@ pub struct Routing {
     own: Mutex<HashMap<u64, Own>>,
     /// The members, by incarnation.
     peers: RwLock<HashMap<u64, Wants>>,
+    /// Who wanted something before it was known as a member.
+    early: Mutex<HashSet<u64>>,
     /// Those of them that are alive.
     expected: Mutex<Vec<u64>>,
     runs: Mutex<Runs>,
@@ -124,6 +126,7 @@ impl Routing {
             tasks: Arc::clone(tasks),
             own: Mutex::default(),
             peers: RwLock::default(),
+            early: Mutex::default(),
             expected: Mutex::default(),
             runs: Mutex::default(),
             deaths: Mutex::default(),
@@ -158,13 +161,17 @@ impl Routing {
                 looking.give_up_waiting();
             }
         });
-        let comparing = Arc::clone(&routing);
-        tasks.spawn("presence", OnStop::Cancel, async move { comparing.compare_presence().await });
         routing
     }
 
     /// To be called once, before there are peers.
     pub fn begin(self: &Arc<Self>, links: impl PeerLinks) {
+        self.link_by(links);
+        self.tasks.spawn("presence", OnStop::Cancel, Arc::clone(self).compare_presence());
+    }
+
+    /// The same, for whoever calls [`Routing::compare_members`].
+    pub(super) fn link_by(self: &Arc<Self>, links: impl PeerLinks) {
         self.links.set(Box::new(links)).ok();
         self.hub.set_interest(Arc::clone(self) as Arc<dyn hub::Interest>);
     }
@@ -185,7 +192,8 @@ impl Routing {
     pub fn set_peers(&self, members: Vec<PeerAddr>, expected: Vec<u64>) {
         let Some(links) = self.links.get() else { return };
         let (members, expected) = self.leaving.without_left(members, expected);
-        self.runs.lock().are_alive(&expected, tokio::time::Instant::now());
+        let ended = self.runs.lock().are_alive(&expected, tokio::time::Instant::now());
+        let have_told = ended.iter().all(|run| self.presence.is_known(*run));
         let id_of = |incarnation: u64| members.iter().find(|member| member.peer.incarnation == incarnation);
         let alive =
             expected.iter().filter_map(|alive| Some((*alive, Arc::clone(&id_of(*alive)?.peer.node_id))));
@@ -196,12 +204,16 @@ impl Routing {
         peers.retain(|peer, _| members.iter().any(|member| member.peer.incarnation == *peer));
         let has_left = peers.len() < before;
         for member in &members {
-            peers.entry(member.peer.incarnation).or_default();
+            let peer = member.peer.incarnation;
+            peers.entry(peer).or_insert_with(|| Wants::begin(self.early.lock().remove(&peer)));
         }
         self.presence.retain(&peers.keys().copied().collect());
         drop(peers);
         links.set_peers(members);
         self.count_known();
+        if !have_told {
+            self.ask_all_for_members();
+        }
         if has_left {
             let peers = self.peers.read();
             self.wanted.retain(|_, wanting| {
@@ -241,41 +253,10 @@ impl Routing {
         self.known.set(self.peers.read().iter().filter(known).count() as f64);
     }
 
-    fn send(&self, to: u64, hash: u64, interest: &Interest) {
-        if let Some(links) = self.links.get() {
-            // Whether it came shows in the answer.
-            drop(links.send(to, hash, &Item::interest(interest)));
-        }
-    }
-
-    /// Tells a peer all that is wanted here.
-    fn say_all(&self, to: u64) {
-        let Some(links) = self.links.get() else { return };
-        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        let own = self.own.lock();
-        for (number, Own { key, .. }) in &*own {
-            self.send(to, hash_of(key), &Interest::Wanted { key: key.clone(), number: *number, round: 0 });
-        }
-        for lane in 0..links.lanes() {
-            let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
-            self.send(to, lane as u64, &Interest::Said { epoch, lanes });
-        }
-    }
-
-    /// The peer wants the channel: nothing is numbered in it while that is noted.
-    fn want(&self, from: u64, key: ChannelKey, number: u64, round: u64) {
-        self.hub.standing(&key, |mark, unsure| {
-            if !self.peers.read().contains_key(&from) {
-                return;
-            }
-            let mut wanting = self.wanted.entry(key.clone()).or_default();
-            if !wanting.contains(&from) {
-                wanting.push(from);
-            }
-            drop(wanting);
-            let (hash, sequence, gone) = (hash_of(&key), mark.own.sequence, self.gone(mark, unsure));
-            self.send(from, hash, &Interest::Joined { key: key.clone(), number, sequence, round, gone });
-        });
+    /// False where there is no link to the peer. Otherwise whether it came shows in the answer.
+    fn send(&self, to: u64, hash: u64, interest: &Interest) -> bool {
+        let Some(links) = self.links.get() else { return false };
+        !links.send(to, hash, &Item::interest(interest)).is_lost()
     }
 
     /// All that a channel has of runs of other nodes that are not there any more.
@@ -408,12 +389,7 @@ impl Inbound for Routing {
                     wanting.is_empty()
                 });
             }
-            Interest::Said { epoch, lanes } => {
-                if let Some(wants) = self.peers.write().get_mut(&from.incarnation) {
-                    wants.said(epoch, lanes);
-                }
-                self.count_known();
-            }
+            Interest::Said { epoch, lanes } => self.all_said(from.incarnation, epoch, lanes),
             Interest::Asked => self.say_all(from.incarnation),
             Interest::Joined { key, number, sequence, round, gone } => {
                 self.joined(from.incarnation, &key, number, (sequence, round), gone);

@@ -147,7 +147,7 @@ impl Hub {
 
     #[cfg(test)]
     pub(crate) fn of_run(self, incarnation: u64) -> Self {
-        Self { incarnation, ..self }
+        Self { incarnation, roster: Roster::new(incarnation), ..self }
     }
 
     /// Channels that are live: subscribed to now or lately, with members, or in the middle of a publish.

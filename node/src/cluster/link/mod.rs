@@ -81,7 +81,7 @@ impl Default for LinkSettings {
 }
 
 /// What is said to peers, encoded once for all that are to have it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item(Bytes);
 
 impl Item {

@@ -46,6 +46,11 @@ impl Receipt {
     pub(in crate::cluster) fn lost() -> Self {
         Self(None)
     }
+
+    /// There was nobody to send it to.
+    pub(in crate::cluster) fn is_lost(&self) -> bool {
+        self.0.is_none()
+    }
 }
 
 impl Future for Receipt {

@@ -1,6 +1,7 @@
 //! Members over nodes: changes to all peers, what a peer is told when it cannot know, and comparing what is known.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -64,6 +65,11 @@ impl Presence {
     pub(super) fn is_known(&self, peer: u64) -> bool {
         self.known.lock().contains(&peer)
     }
+
+    /// It has not told all, and is not about to.
+    fn is_lacking(&self, peer: u64) -> bool {
+        !self.is_known(peer) && !self.told.lock().contains_key(&peer)
+    }
 }
 
 impl Routing {
@@ -80,23 +86,42 @@ impl Routing {
         to.map(|peer| links.send(peer, lane, &item)).collect()
     }
 
-    pub(super) async fn compare_presence(&self) {
+    pub(super) async fn compare_presence(self: Arc<Self>) {
         loop {
             tokio::time::sleep(COMPARE_EVERY).await;
-            let Some(links) = self.links.get() else { continue };
-            let digests = self.hub.presence_digests(self.hub.incarnation());
-            let peers: Vec<u64> = self.peers.read().keys().copied().collect();
-            for lane in 0..links.lanes() {
-                // Behind the changes of these parts, which are on the same lane where lanes divide the parts evenly.
-                let of_lane = || (lane..PARTS).step_by(links.lanes());
-                let parts = of_lane().fold(0, |parts, part| parts | 1 << part);
-                let digests = of_lane().map(|part| digests[part]).collect();
-                let item = Item::presence_said(PresenceSaid::Digests { parts, digests });
-                for peer in peers.iter().filter(|peer| links.is_up(**peer)) {
-                    drop(links.send(*peer, lane as u64, &item));
-                }
+            self.compare_members();
+        }
+    }
+
+    /// Tells the peers what the members here come to, and asks who has not told whom it has. To be called every 2 s.
+    pub(in crate::cluster) fn compare_members(&self) {
+        let Some(links) = self.links.get() else { return };
+        let digests = self.hub.presence_digests(self.hub.incarnation());
+        let peers: Vec<u64> = self.peers.read().keys().copied().collect();
+        for lane in 0..links.lanes() {
+            // Behind the changes of these parts, which are on the same lane where lanes divide the parts evenly.
+            let of_lane = || (lane..PARTS).step_by(links.lanes());
+            let parts = of_lane().fold(0, |parts, part| parts | 1 << part);
+            let digests = of_lane().map(|part| digests[part]).collect();
+            let item = Item::presence_said(PresenceSaid::Digests { parts, digests });
+            for peer in peers.iter().filter(|peer| links.is_up(**peer)) {
+                drop(links.send(*peer, lane as u64, &item));
             }
         }
+        self.ask_for_members(&peers);
+    }
+
+    /// Asks those of the peers that have not told whom they have: what one told before it was known as a member may have been
+    /// passed over.
+    pub(super) fn ask_for_members(&self, peers: &[u64]) {
+        let lacking = peers.iter().filter(|peer| self.is_up(**peer) && self.presence.is_lacking(**peer));
+        lacking.for_each(|peer| self.ask_presence(*peer, ALL));
+    }
+
+    /// A run has ended that had not told whom it has: those who knew it may tell that.
+    pub(super) fn ask_all_for_members(&self) {
+        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+        peers.into_iter().for_each(|peer| self.ask_presence(peer, ALL));
     }
 
     /// The peer is told whom this node has, in these parts of the channels.

@@ -41,9 +41,12 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    pub(super) fn are_alive(&mut self, alive: &[u64], now: Instant) {
-        for run in std::mem::replace(&mut self.alive, alive.to_vec()) {
-            self.ended.insert(run, now);
+    /// Gives those that were until now.
+    pub(super) fn are_alive(&mut self, alive: &[u64], now: Instant) -> Vec<u64> {
+        let mut ended = std::mem::replace(&mut self.alive, alive.to_vec());
+        ended.retain(|run| !alive.contains(run));
+        for run in &ended {
+            self.ended.insert(*run, now);
         }
         self.ended.retain(|run, _| !alive.contains(run));
         while self.ended.len() > ENDED_MAX
@@ -52,6 +55,7 @@ impl Runs {
             let first = *first;
             self.ended.remove(&first);
         }
+        ended
     }
 
     pub(super) fn alive(&self) -> impl Iterator<Item = u64> {

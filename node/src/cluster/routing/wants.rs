@@ -1,6 +1,13 @@
 //! What is known of a peer: whether it can be reached, and what it wants.
 
-use super::Routing;
+use std::sync::atomic::Ordering;
+
+use super::super::inbound::Interest;
+use super::{Own, Routing, hash_of};
+use crate::model::ChannelKey;
+
+/// Nodes that are remembered although they are not known as members; of a further one it is not known that it was early.
+const EARLY_MAX: usize = 1024;
 
 /// What there is to say of a run of another node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,16 +24,27 @@ pub(super) struct Wants {
     epoch: u64,
     lanes: u32,
     pub(super) is_known: bool,
+    /// Something was passed over of what it says now: it is to say all once more.
+    is_partial: bool,
 }
 
 impl Wants {
-    /// What was said before may still come on other lanes.
-    pub(super) fn said(&mut self, epoch: u64, lanes: u32) {
+    /// Of a new member, that has or has not said something before.
+    pub(super) fn begin(is_partial: bool) -> Self {
+        Self { is_partial, ..Self::default() }
+    }
+
+    /// What was said before may still come on other lanes. False when it was said on all, and is to be said once more.
+    fn said(&mut self, epoch: u64, lanes: u32) -> bool {
         if epoch > self.epoch {
             (self.epoch, self.lanes) = (epoch, 0);
         }
         self.lanes += u32::from(epoch == self.epoch);
-        self.is_known |= self.lanes >= lanes;
+        if self.lanes < lanes || self.is_known {
+            return true;
+        }
+        self.is_known = !std::mem::take(&mut self.is_partial);
+        self.is_known
     }
 }
 
@@ -35,18 +53,230 @@ impl Routing {
         let is_interest_known = self.peers.read().get(&peer).is_some_and(|wants| wants.is_known);
         Known { is_up: self.is_up(peer), is_interest_known, has_left: self.leaving.has_left(peer) }
     }
+
+    /// Tells a peer all that is wanted here.
+    pub(super) fn say_all(&self, to: u64) {
+        let Some(links) = self.links.get() else { return };
+        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        let own = self.own.lock();
+        for (number, Own { key, .. }) in &*own {
+            self.send(to, hash_of(key), &Interest::Wanted { key: key.clone(), number: *number, round: 0 });
+        }
+        for lane in 0..links.lanes() {
+            let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
+            self.send(to, lane as u64, &Interest::Said { epoch, lanes });
+        }
+    }
+
+    /// A peer has said all that it wants, on one lane.
+    pub(super) fn all_said(&self, from: u64, epoch: u64, lanes: u32) {
+        let is_enough = self.peers.write().get_mut(&from).is_none_or(|wants| wants.said(epoch, lanes));
+        if !is_enough {
+            self.send(from, 0, &Interest::Asked);
+        }
+        self.count_known();
+    }
+
+    /// The peer wants the channel: nothing is numbered in it while that is noted. Where it cannot be told so, as nodes do not
+    /// come to know each other at once, it has to say it again.
+    pub(super) fn want(&self, from: u64, key: ChannelKey, number: u64, round: u64) {
+        self.hub.standing(&key, |mark, unsure| {
+            let peers = self.peers.read();
+            if !peers.contains_key(&from) {
+                let mut early = self.early.lock();
+                if early.len() < EARLY_MAX {
+                    early.insert(from);
+                }
+                return;
+            }
+            drop(peers);
+            let mut wanting = self.wanted.entry(key.clone()).or_default();
+            if !wanting.contains(&from) {
+                wanting.push(from);
+            }
+            drop(wanting);
+            let (hash, sequence, gone) = (hash_of(&key), mark.own.sequence, self.gone(mark, unsure));
+            let joined = Interest::Joined { key: key.clone(), number, sequence, round, gone };
+            if !self.send(from, hash, &joined)
+                && let Some(wants) = self.peers.write().get_mut(&from)
+            {
+                wants.is_partial = !wants.is_known;
+            }
+        });
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use parking_lot::Mutex;
+    use tokio::runtime::Handle;
+
+    use super::super::super::inbound::{Inbound as _, Peer, PresenceSaid};
+    use super::super::super::link::{Item, PeerAddr, PeerLinks, Queue, QueueBounds, Receipt};
+    use super::super::KeptNodes;
     use super::*;
+    use crate::hub::Hub;
+    use crate::model::{AccountId, ChannelName, Clock, Limits};
+    use crate::tasks::Tasks;
+
+    const PEER: u64 = 7;
 
     #[test]
     fn all_is_known_when_every_lane_has_said_the_same() {
         let mut wants = Wants::default();
         for (epoch, is_known) in [(1, false), (2, false), (1, false), (2, true), (3, true)] {
-            wants.said(epoch, 2);
+            assert!(wants.said(epoch, 2));
             assert_eq!(wants.is_known, is_known, "{epoch}");
         }
+    }
+
+    /// One lane to each member, to which there is a link when it is said so.
+    struct Links {
+        queue: Queue,
+        sent: Mutex<Vec<Item>>,
+        is_there: AtomicBool,
+    }
+
+    impl PeerLinks for Arc<Links> {
+        fn set_peers(&self, _: Vec<PeerAddr>) {}
+
+        fn lanes(&self) -> usize {
+            1
+        }
+
+        fn send(&self, _: u64, _: u64, item: &Item) -> Receipt {
+            if !self.is_there.load(Ordering::Relaxed) {
+                return Receipt::lost();
+            }
+            self.sent.lock().push(item.clone());
+            self.queue.push(item.encoded())
+        }
+
+        fn is_up(&self, _: u64) -> bool {
+            self.is_there.load(Ordering::Relaxed)
+        }
+    }
+
+    struct Node {
+        routing: Arc<Routing>,
+        links: Arc<Links>,
+        peer: Peer,
+        key: ChannelKey,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).of_run(1));
+            let tasks = Arc::new(Tasks::new(Handle::current()));
+            let routing = Routing::new(&hub, &"n1".into(), KeptNodes::default(), &tasks);
+            let links = Arc::new(Links {
+                queue: Queue::new(QueueBounds::default()),
+                sent: Mutex::default(),
+                is_there: AtomicBool::new(false),
+            });
+            routing.begin(Arc::clone(&links));
+            let key = ChannelKey::new(AccountId::new("a"), ChannelName::stored("room"));
+            Self { routing, links, peer: Peer { node_id: "n7".into(), incarnation: PEER }, key }
+        }
+
+        fn finds_the_peer(&self) {
+            let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+            self.routing.set_peers(vec![PeerAddr { peer: self.peer.clone(), addr }], vec![PEER]);
+        }
+
+        fn has_a_link(&self) {
+            self.links.is_there.store(true, Ordering::Relaxed);
+        }
+
+        fn is_told_a_want(&self) {
+            let wanted = Interest::Wanted { key: self.key.clone(), number: 1, round: 0 };
+            self.routing.interest(&self.peer, wanted);
+        }
+
+        fn is_told_all(&self, epoch: u64) {
+            self.routing.interest(&self.peer, Interest::Said { epoch, lanes: 1 });
+        }
+
+        fn knows(&self) -> bool {
+            self.routing.known_of(PEER).is_interest_known
+        }
+
+        /// What it has said since this was last asked.
+        fn says(&self) -> Vec<Item> {
+            std::mem::take(&mut self.links.sent.lock())
+        }
+    }
+
+    fn asked() -> Vec<Item> {
+        vec![Item::interest(&Interest::Asked)]
+    }
+
+    #[tokio::test]
+    async fn what_is_wanted_by_who_is_not_known_yet_is_asked_for() {
+        let node = Node::new();
+        node.is_told_a_want();
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_told_all(1);
+        assert!(!node.knows());
+        assert_eq!(node.says(), asked());
+        node.is_told_a_want();
+        node.is_told_all(2);
+        assert!(node.knows());
+        assert_eq!(node.says().len(), 1, "that it is forwarded");
+    }
+
+    #[tokio::test]
+    async fn whose_members_were_told_before_it_was_known_is_asked_for_them() {
+        let node = Node::new();
+        node.routing.presence_said(&node.peer, PresenceSaid::Begun { number: 1, parts: u64::MAX });
+        node.routing.set_peers(Vec::new(), Vec::new());
+        node.finds_the_peer();
+        node.has_a_link();
+        node.routing.presence_said(&node.peer, PresenceSaid::Ended { number: 1, lanes: 1 });
+        let asked = Item::presence_said(PresenceSaid::Asked { parts: u64::MAX });
+        node.routing.ask_for_members(&[PEER]);
+        assert_eq!(node.says(), [asked]);
+    }
+
+    #[tokio::test]
+    async fn where_a_run_ends_before_it_has_told_its_members_the_others_are_asked() {
+        let asked = Item::presence_said(PresenceSaid::Asked { parts: u64::MAX });
+        for has_told in [false, true] {
+            let node = Node::new();
+            let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+            let other = Peer { node_id: "n8".into(), incarnation: 8 };
+            let of = |peer: &Peer| PeerAddr { peer: peer.clone(), addr };
+            node.routing.set_peers(vec![of(&node.peer), of(&other)], vec![PEER, 8]);
+            node.has_a_link();
+            if has_told {
+                node.routing.presence_said(&node.peer, PresenceSaid::Begun { number: 1, parts: u64::MAX });
+                node.routing.presence_said(&node.peer, PresenceSaid::Ended { number: 1, lanes: 1 });
+                while !node.routing.presence.is_known(PEER) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            node.routing.set_peers(vec![of(&other)], vec![8]);
+            assert_eq!(node.says(), if has_told { vec![] } else { vec![asked.clone()] });
+        }
+    }
+
+    #[tokio::test]
+    async fn who_cannot_be_told_that_it_is_forwarded_is_asked_again() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.is_told_a_want();
+        node.is_told_all(1);
+        assert!(!node.knows());
+        node.has_a_link();
+        node.routing.link(&node.peer, true);
+        assert!(node.says().starts_with(&asked()));
+        node.is_told_a_want();
+        node.is_told_all(2);
+        assert!(node.knows());
     }
 }
