@@ -1,8 +1,10 @@
 //! Who is present, as clients ask and see it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::{Node, SOON, Socket, http, wait_until};
 
@@ -65,6 +67,57 @@ pub async fn names(node: &Node, channel: &str) -> Vec<String> {
     let mut names: Vec<_> = listed["members"].as_array().expect("members").iter().map(name).collect();
     names.sort();
     names
+}
+
+/// A client that is attached and keeps the list of who is there by what it is told, which must make sense.
+pub struct Watcher {
+    socket: Socket,
+    pub list: BTreeMap<String, Value>,
+    /// All that it was told since it came.
+    pub events: Vec<(String, String)>,
+}
+
+impl Watcher {
+    pub async fn on(node: &Node, channel: &str) -> Self {
+        let mut socket = Socket::open(node, "").await;
+        let list = attach(&mut socket, channel).await;
+        Self { socket, list, events: Vec::new() }
+    }
+
+    /// Takes the next event, if there is one by then.
+    pub async fn take_until(&mut self, end: Instant) -> bool {
+        while let Ok(frame) = self.socket.next_within(end.saturating_duration_since(Instant::now())).await {
+            if frame["op"] != 12 {
+                continue;
+            }
+            let (action, name, data) = read(&frame);
+            let was_there = match &*action {
+                "leave" => self.list.remove(&name).is_some(),
+                _ => self.list.insert(name.clone(), data).is_some(),
+            };
+            assert_eq!(was_there, action != "enter", "{frame}");
+            self.events.push((action, name));
+            return true;
+        }
+        false
+    }
+
+    /// Takes events until the list is this one. False when it is not by then.
+    pub async fn has_by(&mut self, expected: &BTreeMap<String, Value>, end: Instant) -> bool {
+        while self.list != *expected {
+            if !self.take_until(end).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Nothing happens for so long.
+    pub async fn assert_quiet(&mut self, within: Duration) {
+        let known = self.events.len();
+        self.take_until(Instant::now() + within).await;
+        assert_eq!(self.events[known..], [], "nothing was to happen");
+    }
 }
 
 /// Waits until each node gives these members.

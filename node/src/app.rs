@@ -11,6 +11,7 @@ mod operators;
 mod rebalance;
 mod runs;
 mod store;
+mod stored;
 mod tokens;
 
 use std::error::Error;
@@ -134,7 +135,7 @@ impl App {
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
-        let local = OfNode::new(&config, &shards, &store, &auth, &clock, others);
+        let local = OfNode::new(&config, &shards, &store, (&auth, &accounts), &clock, others);
         let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
         let cluster = gossip.as_ref().zip(routing.as_ref());

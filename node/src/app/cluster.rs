@@ -10,19 +10,20 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::tokens::Others;
-use super::{Addresses, StartError, nodes};
-use crate::accounts::TenantConnections;
+use super::{Addresses, StartError, nodes, stored};
+use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::{Authenticator, ConnectionKeys};
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{self, LinkSettings, Links, PeerAddr, PeerTls};
 use crate::cluster::membership::{Facts, Member, Members, Membership, Options, State};
-use crate::cluster::routing::{KeptNodes, Later, Local, Routing, Seats, Standing};
+use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats, Standing};
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
 use crate::model::{
-    AccountId, ClientId, Clock, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
+    AccountId, ClientId, Clock, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp,
+    StampedIds,
 };
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::tasks::{OnStop, Tasks};
@@ -117,6 +118,7 @@ pub(super) struct OfNode {
     shards: Arc<Shards>,
     store: Arc<dyn HistoryStore>,
     auth: Arc<Authenticator>,
+    accounts: Arc<Accounts>,
     clock: Clock,
     data_dir: PathBuf,
     /// Who is to know of the others.
@@ -130,14 +132,14 @@ impl OfNode {
         config: &Config,
         shards: &Arc<Shards>,
         store: &Arc<dyn HistoryStore>,
-        auth: &Arc<Authenticator>,
+        (auth, accounts): (&Arc<Authenticator>, &Arc<Accounts>),
         clock: &Clock,
         others: Others,
     ) -> Self {
         let (shards, store, auth) = (Arc::clone(shards), Arc::clone(store), Arc::clone(auth));
-        let (clock, data_dir) = (clock.clone(), config.data_dir.clone());
+        let (accounts, clock, data_dir) = (Arc::clone(accounts), clock.clone(), config.data_dir.clone());
         let ids_forgotten = metrics::counter!("fanfare_ids_forgotten_total");
-        Self { shards, store, auth, clock, data_dir, others, ids_forgotten }
+        Self { shards, store, auth, accounts, clock, data_dir, others, ids_forgotten }
     }
 }
 
@@ -202,6 +204,22 @@ impl Local for OfNode {
 
     fn revocations(&self) -> Vec<Revocation> {
         self.auth.revocations()
+    }
+
+    fn is_store_shared(&self) -> bool {
+        self.store.is_shared()
+    }
+
+    fn settled(&self) -> Later<Option<()>> {
+        match self.store.is_shared() {
+            true => of_store("the store is not settled", self.store.settled()),
+            false => Box::pin(std::future::ready(None)),
+        }
+    }
+
+    fn stored(&self, behind: Behind) -> Later<Option<Vec<ForwardedParts>>> {
+        let (store, accounts) = (Arc::clone(&self.store), Arc::clone(&self.accounts));
+        Box::pin(stored::stored(store, accounts, self.clock.clone(), behind))
     }
 
     fn keep_nodes(&self, nodes: KeptNodes) -> Later<()> {

@@ -148,6 +148,8 @@ pub enum Request {
     Revoke(Vec<Revocation>),
     /// Whether messages may be published under these ids.
     ClaimIds(Vec<GivenIds>),
+    /// What is on its way to the store that nodes share is to be there.
+    Settle,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -303,6 +305,7 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
         v1::request::Kind::ClaimIds(v1::ClaimIds { ids }) => {
             Ok(Request::ClaimIds(ids.into_iter().map(once::ids).collect::<Result<_, _>>()?))
         }
+        v1::request::Kind::Settle(v1::Settle {}) => Ok(Request::Settle),
     }
 }
 
@@ -407,6 +410,11 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
         bytes: forward.bytes.min(text_bytes),
     };
     Ok(Forwarded::new(key, parts))
+}
+
+/// What another node has stored and not forwarded: it was on its way when that node died.
+pub(super) fn stored(key: &ChannelKey, stored: Vec<ForwardedParts>) -> Vec<Forwarded> {
+    stored.into_iter().map(|parts| Forwarded::new(key.clone(), parts)).collect()
 }
 
 /// What a peer allows its clients holds here too, so only the form is checked.

@@ -5,6 +5,7 @@ mod ask;
 mod deaths;
 mod hand_over;
 mod ids;
+mod joins;
 mod leaving;
 mod nonces;
 mod orphans;
@@ -14,6 +15,7 @@ mod receipts;
 mod refill;
 mod revocations;
 mod runs;
+mod stored;
 mod tenants;
 mod wants;
 
@@ -25,10 +27,12 @@ use std::time::{Duration, Instant};
 pub use ask::{Later, Local};
 use dashmap::DashMap;
 pub use deaths::Standing;
+use fanfare_proto::serial::Serial;
 pub use ids::{ClaimedIds, NotClaimed, OnClaimed};
 use parking_lot::{Mutex, RwLock};
 pub use quorum::KeptNodes;
 pub use runs::Connections;
+pub use stored::Behind;
 pub use tenants::Seats;
 pub use wants::Known;
 
@@ -49,10 +53,8 @@ use wants::Wants;
 
 use super::inbound::{Answer, ConnectionSaid, Inbound, Interest, Peer, PresenceSaid, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
-use crate::hub::{self, Hub, Mark};
-use crate::model::{
-    ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, Stamp, StampedIds, ToldMembers,
-};
+use crate::hub::{self, Hub};
+use crate::model::{ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, StampedIds, ToldMembers};
 use crate::tasks::{OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
@@ -114,6 +116,8 @@ struct Own {
     /// Who has answered.
     confirmed: Vec<u64>,
     rounds: Vec<Round>,
+    /// How far others have heard runs that are gone.
+    gone: Serial,
 }
 
 impl Routing {
@@ -258,80 +262,6 @@ impl Routing {
         let Some(links) = self.links.get() else { return false };
         !links.send(to, hash, &Item::interest(interest)).is_lost()
     }
-
-    /// All that a channel has of runs of other nodes that are not there any more.
-    fn gone(&self, mark: &Mark, unsure: &[u64]) -> Vec<Stamp> {
-        let others = mark.others.iter().flat_map(|others| others.entries());
-        let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
-        let mut gone: Vec<Stamp> = others.filter(|(run, _)| !unsure.contains(run)).map(stamp).collect();
-        self.keep_gone(&mut gone);
-        gone
-    }
-
-    fn keep_gone(&self, stamps: &mut Vec<Stamp>) {
-        if !stamps.is_empty() {
-            let (own, expected) = (self.hub.incarnation(), self.expected.lock());
-            stamps.retain(|stamp| stamp.incarnation != own && !expected.contains(&stamp.incarnation));
-        }
-    }
-
-    fn joined(
-        &self,
-        from: u64,
-        key: &ChannelKey,
-        number: u64,
-        (sequence, round): (u64, u64),
-        mut gone: Vec<Stamp>,
-    ) {
-        let mut own = self.own.lock();
-        let Some(channel) = own.get_mut(&number).filter(|channel| channel.key == *key) else { return };
-        let is_first = !channel.confirmed.contains(&from);
-        if is_first {
-            channel.confirmed.push(from);
-        }
-        let waited = channel.waits.len();
-        for one in channel.rounds.iter_mut().filter(|one| one.number == round) {
-            one.waits.retain(|peer| *peer != from);
-        }
-        for done in channel.rounds.extract_if(.., |one| one.waits.is_empty()) {
-            done.done.send(()).ok();
-        }
-        drop(own);
-        let stamp = Stamp { incarnation: from, sequence };
-        if is_first {
-            self.keep_gone(&mut gone);
-            self.hub.heard_of(key, number, &gone);
-            self.hub.heard(key, number, stamp);
-        } else {
-            self.hub.caught_up(key, number, stamp);
-        }
-        if waited > 0 {
-            self.wait_no_more(number, from);
-        }
-    }
-
-    /// The channel does not wait for the peer any more.
-    fn wait_no_more(&self, number: u64, peer: u64) {
-        let mut own = self.own.lock();
-        let Some(channel) = own.get_mut(&number).filter(|channel| !channel.waits.is_empty()) else { return };
-        channel.waits.retain(|waited| *waited != peer);
-        let key = channel.waits.is_empty().then(|| channel.key.clone());
-        drop(own);
-        if let Some(key) = key {
-            self.hub.joined(&key, number);
-        }
-    }
-
-    fn give_up_waiting(&self) {
-        let late = |own: &HashMap<u64, Own>| {
-            let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
-            late.map(|(number, own)| (*number, own.waits.clone())).collect::<Vec<_>>()
-        };
-        let late = late(&self.own.lock());
-        for (number, peers) in late {
-            peers.into_iter().for_each(|peer| self.wait_no_more(number, peer));
-        }
-    }
 }
 
 impl hub::Interest for Routing {
@@ -340,8 +270,9 @@ impl hub::Interest for Routing {
         let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
         let waits = peers.clone();
         let is_done = waits.is_empty();
-        let (key_of, since, confirmed, rounds) = (key.clone(), Instant::now(), Vec::new(), Vec::new());
-        own.insert(number, Own { key: key_of, since, waits, confirmed, rounds });
+        let (key_of, since, gone) = (key.clone(), Instant::now(), Serial::default());
+        let (confirmed, rounds) = (Vec::new(), Vec::new());
+        own.insert(number, Own { key: key_of, since, waits, confirmed, rounds, gone });
         // Under the lock, so that no peer that is told all meanwhile is told this twice or never.
         for peer in peers {
             self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
@@ -355,6 +286,10 @@ impl hub::Interest for Routing {
         for peer in self.peers.read().keys() {
             self.send(*peer, hash_of(key), &Interest::NotWanted { key: key.clone() });
         }
+    }
+
+    fn has_lost(&self) -> bool {
+        self.store().is_some() && self.deaths.lock().has_lost(self.hub.keeps_for())
     }
 }
 

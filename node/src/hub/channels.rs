@@ -58,7 +58,7 @@ pub(super) struct State {
     /// What other nodes know of the interest in it.
     pub(super) joining: Joining,
     /// Taken out of the map; whoever still holds it looks the key up again.
-    removed: bool,
+    pub(super) removed: bool,
 }
 
 impl State {
@@ -196,15 +196,21 @@ impl Hub {
         if state.removed || !is_whole || state.mark.covers(forwarded.last()) {
             return;
         }
-        self.begin_ring(&mut state);
-        state.mark.hear(forwarded.last(), forwarded.messages.len() as u64);
-        if !state.is_heard() {
-            return;
-        }
-        let delivery = Delivery::forwarded(channel.number, state.mark.clone(), forwarded);
-        self.hand_on(&channel, &mut state, delivery);
+        self.take(&channel, &mut state, forwarded);
         drop(state);
         self.give_way();
+    }
+
+    /// Hands on what is new here: the beginning of a publish may have come from the store.
+    pub(super) fn take(&self, channel: &Arc<Channel>, state: &mut State, mut forwarded: Forwarded) {
+        self.begin_ring(state);
+        let heard = state.mark.others.as_ref().and_then(|others| others.sequence_of(forwarded.incarnation));
+        forwarded.cut(heard.unwrap_or(0));
+        state.mark.hear(forwarded.last(), forwarded.messages.len() as u64);
+        if state.is_heard() {
+            let delivery = Delivery::forwarded(channel.number, state.mark.clone(), forwarded);
+            self.hand_on(channel, state, delivery);
+        }
     }
 
     fn begin_ring(&self, state: &mut State) {

@@ -17,6 +17,11 @@ pub trait Interest: Send + Sync {
     /// True when there is nobody to wait for; else [`Hub::joined`] follows.
     fn join(&self, key: &ChannelKey, number: u64) -> bool;
     fn leave(&self, key: &ChannelKey, number: u64);
+
+    /// A node has died so lately that somebody may come back who was on it, and has missed what it published last.
+    fn has_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Runs once the channel can be attached to, on any thread.
@@ -65,6 +70,13 @@ impl Hub {
         state: &mut State,
         waiter: impl FnOnce() -> Waiter,
     ) -> Option<Arc<Channel>> {
+        if let (Joining::Not, Some(interest)) = (&state.joining, self.interest.get())
+            && interest.has_lost()
+        {
+            // A number without a message: whoever has not heard it may have missed what came from there.
+            state.mark.own.sequence += 1;
+            state.mark.place += 1;
+        }
         match (&mut state.joining, self.interest.get()) {
             (Joining::Done, _) | (_, None) => return Some(Arc::clone(channel)),
             (Joining::Begun(waiters), _) => {
@@ -153,12 +165,16 @@ impl Hub {
     /// It does not come back, and nobody has what it may have acknowledged. No position of before is one to resume from.
     pub fn gone(&self, incarnation: u64, unheard: &HashSet<u64>) {
         self.each_with(incarnation, unheard, |channel, state| {
-            state.unsure.retain(|run| *run != incarnation);
-            // A number without a message, so that whoever had all that was here is not taken for having all.
-            state.mark.own.sequence += 1;
-            state.mark.place += 1;
-            self.break_off(channel, state);
+            self.end_positions(channel, state, incarnation)
         });
+    }
+
+    pub(super) fn end_positions(&self, channel: &Channel, state: &mut State, incarnation: u64) {
+        state.unsure.retain(|run| *run != incarnation);
+        // A number without a message, so that whoever had all that was here is not taken for having all.
+        state.mark.own.sequence += 1;
+        state.mark.place += 1;
+        self.break_off(channel, state);
     }
 
     /// Another node has forwarded all that it had numbered in the channel up to this.
@@ -175,9 +191,8 @@ impl Hub {
     fn each_with(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
         for channel in &self.all() {
             let mut state = channel.state.lock();
-            let others = state.mark.others.as_ref();
-            let stands = others.is_some_and(|others| others.sequence_of(incarnation).is_some());
-            if !matches!(state.joining, Joining::Not) && (stands || numbers.contains(&channel.number)) {
+            let is_wanted = !matches!(state.joining, Joining::Not);
+            if is_wanted && (state.stands(incarnation) || numbers.contains(&channel.number)) {
                 act(channel, &mut state);
             }
         }
@@ -214,7 +229,7 @@ impl Hub {
     }
 
     /// Tells whoever is attached that something is missing of what they were to have.
-    fn tell_lost(&self, channel: &Channel, state: &State) {
+    pub(super) fn tell_lost(&self, channel: &Channel, state: &State) {
         if !matches!(state.joining, Joining::Done) {
             return;
         }

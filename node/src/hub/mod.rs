@@ -4,6 +4,7 @@ mod budget;
 mod channels;
 mod delivery;
 mod former;
+mod from_store;
 mod hand_over;
 mod inbox;
 mod interest;

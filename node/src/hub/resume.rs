@@ -172,6 +172,9 @@ impl Channel {
             deliveries.push((delivery, has.clone()));
         }
         let here = self.position_at(place);
+        // The other node has all that was numbered here, but for numbers without a message.
+        let own = self.state.lock().mark.own.incarnation;
+        has.advance(own, here.sequence_of(own).unwrap_or(0));
         has.keeps_up_with(&here).then(|| Refill { deliveries, has: has.join(&here) })
     }
 

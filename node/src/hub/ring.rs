@@ -9,6 +9,7 @@ use super::budget::Budget;
 use super::channels::Channel;
 use super::delivery::Delivery;
 use super::mark::Mark;
+use crate::model::Stamp;
 
 /// The last deliveries of one channel, without a gap, from `begin` to the channel's last.
 ///
@@ -135,6 +136,11 @@ impl Ring {
         }
     }
 
+    /// Who has not all of this cannot be brought on from here.
+    pub(super) fn know(&mut self, stamp: Stamp) {
+        self.begin.hear(stamp, 0);
+    }
+
     /// Where the channel stood before the first message that is here.
     pub(super) fn begins(&self) -> &Mark {
         &self.begin
@@ -247,7 +253,7 @@ mod tests {
     use super::*;
     use crate::hub::budget::RING_BYTES;
     use crate::hub::tests::delivery_of;
-    use crate::model::{Limits, Stamp};
+    use crate::model::Limits;
 
     const WINDOW_MS: u64 = 1_000;
 

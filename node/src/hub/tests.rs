@@ -4,6 +4,7 @@ mod deaths;
 mod elsewhere;
 mod forwarded;
 mod frames;
+mod from_store;
 mod hand_over;
 mod numbering;
 mod presence;

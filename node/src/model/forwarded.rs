@@ -30,7 +30,7 @@ pub struct Forwarded {
 
 /// What of a forwarded publish is not in its channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ForwardedParts {
+pub struct ForwardedParts {
     pub(crate) incarnation: u64,
     pub(crate) first: u64,
     pub(crate) last: u64,
@@ -44,6 +44,15 @@ pub(crate) struct ForwardedParts {
 impl Forwarded {
     pub fn last(&self) -> Stamp {
         Stamp { incarnation: self.incarnation, sequence: self.last }
+    }
+
+    /// Without what stands up to this sequence; some must be left.
+    pub(crate) fn cut(&mut self, sequence: u64) {
+        let count = self.messages.len() as u64;
+        let skip = (sequence + 1).saturating_sub(self.first).min(count.saturating_sub(1));
+        self.bytes -= self.bytes / count.max(1) * skip;
+        self.first += skip;
+        self.messages.drain(..skip as usize);
     }
 
     pub(crate) fn new(key: ChannelKey, parts: ForwardedParts) -> Self {

@@ -162,6 +162,12 @@ impl ConnectionId {
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
+
+    /// Of its text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let bytes = URL_SAFE_NO_PAD.decode(text.strip_prefix("c_")?).ok()?;
+        bytes.try_into().ok().map(Self)
+    }
 }
 
 impl fmt::Display for ConnectionId {

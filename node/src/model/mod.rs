@@ -19,8 +19,8 @@ pub use capability::{Capability, CapabilityError, Operation};
 pub use clock::Clock;
 pub use digest::Digest;
 pub use fanfare_proto::frame::Draft;
-pub use forwarded::Forwarded;
-pub(crate) use forwarded::ForwardedParts;
+pub use forwarded::{Forwarded, ForwardedParts};
+
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
 pub(crate) use ids::{check_name, random_bytes};
 pub use limits::Limits;

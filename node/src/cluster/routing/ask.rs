@@ -9,9 +9,9 @@ use tokio::sync::mpsc;
 
 use super::super::inbound::{Answer, Request};
 use super::super::link::Item;
-use super::{KeptNodes, Routing};
+use super::{Behind, KeptNodes, Routing};
 use crate::model::{
-    AccountId, ClientId, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
+    AccountId, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
 };
 use crate::tasks::OnStop;
 
@@ -51,6 +51,15 @@ pub trait Local: Send + Sync + 'static {
 
     /// All revocations that are in force here.
     fn revocations(&self) -> Vec<Revocation>;
+
+    /// The store is one that all nodes share.
+    fn is_store_shared(&self) -> bool;
+
+    /// Resolves when what was to be stored by then can be read, or was refused. None: there is no store that nodes share.
+    fn settled(&self) -> Later<Option<()>>;
+
+    /// All that a run has stored of a channel behind some message, in its order. None: that cannot be told.
+    fn stored(&self, behind: Behind) -> Later<Option<Vec<ForwardedParts>>>;
 
     /// To be given to [`Routing::new`] at the next start.
     fn keep_nodes(&self, nodes: KeptNodes) -> Later<()>;
@@ -104,11 +113,7 @@ impl Routing {
 
     /// The answers of all members that are alive or can be reached; none when one of them cannot give any.
     async fn ask_everyone(&self, request: &Request) -> Option<Vec<Answer>> {
-        let mut everyone = self.expected.lock().clone();
-        let reached: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
-        everyone.extend(reached);
-        everyone.sort_unstable();
-        everyone.dedup();
+        let everyone = self.peers_alive();
         let count = everyone.len();
         let mut answers = self.ask(everyone, 0, request);
         let mut all = Vec::with_capacity(count);
@@ -203,6 +208,7 @@ impl Routing {
             (Some(Request::NoncesGiven { nonces, last }), Some(local)) => {
                 Arc::clone(&routing).nonces_from_peer(local, to, nonces, last)
             }
+            (Some(Request::Settle), Some(local)) => Arc::clone(&routing).settled_for_peer(&**local),
             (Some(Request::Revoke(revocations)), Some(local)) => {
                 let revoked = local.revoke(revocations);
                 Box::pin(async move { revoked.await.map(|()| Answer::Done) })

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Routing;
+use super::stored::Leaves;
+use super::{Own, Routing};
 
 /// Lanes of a process that died end within this.
 const AT_ONCE: Duration = Duration::from_millis(300);
@@ -26,9 +27,21 @@ pub struct Standing {
     pub is_draining: bool,
 }
 
+/// Without a look for so long this node itself stood still, and nothing was heard of anybody.
+const STOOD_STILL: Duration = Duration::from_secs(1);
+/// Who was not heard for that reason is noticed by then.
+const SETTLED_WITHIN: Duration = Duration::from_secs(60);
+
 /// The runs of other nodes, by incarnation.
 #[derive(Debug, Default)]
-pub(super) struct Deaths(HashMap<u64, Run>);
+pub(super) struct Deaths {
+    runs: HashMap<u64, Run>,
+    /// When the last of them died.
+    last: Option<Instant>,
+    looked: Option<Instant>,
+    /// Since when this node stood still when it last did, and until when.
+    stood_still: Option<(Instant, Instant)>,
+}
 
 #[derive(Debug, Default)]
 struct Run {
@@ -45,6 +58,8 @@ struct Run {
     ended: Option<Instant>,
     /// Nothing is known to be missing of what came over them.
     is_whole: bool,
+    /// The channels in which all that it had stored is here since it died, by number.
+    complete: HashSet<u64>,
 }
 
 /// What has become of a run.
@@ -64,7 +79,23 @@ enum Fate {
     },
 }
 
+impl Fate {
+    /// What there was to be said of it was said.
+    fn is_over(self) -> bool {
+        matches!(self, Self::Gone { is_told: true, is_doubtful: false, .. })
+    }
+}
+
 impl Run {
+    fn troubled_for(&self) -> Duration {
+        NOTICED_WITHIN + self.ended.map_or(Duration::ZERO, |ended| ended.elapsed())
+    }
+
+    /// From then on it has published nothing, if it has died.
+    fn silent_since(&self) -> Option<Instant> {
+        self.ended.filter(|_| self.is_whole && self.lanes.is_empty())
+    }
+
     fn is_doubtful(&self) -> bool {
         self.is_met && !self.is_whole && !self.has_left
     }
@@ -72,28 +103,65 @@ impl Run {
 
 impl Deaths {
     fn opened(&mut self, incarnation: u64, lane: u32) {
-        if self.0.len() >= RUNS_MAX && !self.0.contains_key(&incarnation) {
+        if self.runs.len() >= RUNS_MAX && !self.runs.contains_key(&incarnation) {
             return;
         }
-        let run = self.0.entry(incarnation).or_default();
+        let run = self.runs.entry(incarnation).or_default();
         run.lanes.insert(lane);
+        run.complete.clear();
         (run.is_met, run.ended, run.is_whole) = (true, None, true);
     }
 
     fn left(&mut self, incarnation: u64) {
-        if let Some(run) = self.0.get_mut(&incarnation) {
+        if let Some(run) = self.runs.get_mut(&incarnation) {
             run.has_left = true;
+        }
+    }
+
+    /// Since its lanes began to end, or a death is not noticed for longer.
+    pub(super) fn troubled_for(&self, incarnation: u64) -> Duration {
+        self.with_own(self.runs.get(&incarnation).map_or(NOTICED_WITHIN, Run::troubled_for))
+    }
+
+    fn with_own(&self, troubled_for: Duration) -> Duration {
+        let lately = self.stood_still.filter(|(_, until)| until.elapsed() <= SETTLED_WITHIN);
+        troubled_for + lately.map_or(Duration::ZERO, |(since, _)| since.elapsed())
+    }
+
+    /// To be called several times a second.
+    pub(super) fn looked(&mut self, now: Instant) {
+        if let Some(before) = self.looked.replace(now)
+            && now.saturating_duration_since(before) >= STOOD_STILL
+        {
+            self.stood_still = Some((before, now));
+        }
+    }
+
+    pub(super) fn is_complete(&self, incarnation: u64, channel: u64) -> bool {
+        self.runs.get(&incarnation).is_some_and(|run| run.complete.contains(&channel))
+    }
+
+    /// One has died within that time, or may have.
+    pub(super) fn has_lost(&self, within: Duration) -> bool {
+        let may_be_dead = |run: &Run| run.is_met && !run.has_left && run.lanes.is_empty();
+        self.last.is_some_and(|died| died.elapsed() <= within) || self.runs.values().any(may_be_dead)
+    }
+
+    /// All that the run had stored of the channel is here.
+    pub(super) fn completed(&mut self, incarnation: u64, channel: u64) {
+        if let Some(run) = self.runs.get_mut(&incarnation).filter(|run| run.is_dead) {
+            run.complete.insert(channel);
         }
     }
 
     /// Whether the run is dead, and may have acknowledged what is not here.
     fn ended(&mut self, incarnation: u64, lane: u32, whole: bool, now: Instant) -> bool {
-        let Some(run) = self.0.get_mut(&incarnation) else { return false };
+        let Some(run) = self.runs.get_mut(&incarnation) else { return false };
         run.lanes.remove(&lane);
         let first = *run.ended.get_or_insert(now);
         run.is_whole &= whole && now.saturating_duration_since(first) <= AT_ONCE;
         if !run.is_member && run.lanes.is_empty() {
-            self.0.remove(&incarnation);
+            self.runs.remove(&incarnation);
             return false;
         }
         run.is_dead && run.lanes.is_empty() && run.is_doubtful()
@@ -103,7 +171,7 @@ impl Deaths {
     fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
         for Standing { incarnation, is_dead, is_draining } in members {
-            let run = self.0.entry(*incarnation).or_default();
+            let run = self.runs.entry(*incarnation).or_default();
             (run.is_member, run.is_draining) = (true, *is_draining);
             match (run.is_dead, *is_dead) {
                 // While its lanes carry something it lives, whatever gossip says.
@@ -114,12 +182,15 @@ impl Deaths {
                         fates.push((*incarnation, Fate::Died { is_doubtful, is_met: run.is_met }));
                     }
                 }
-                (true, false) => fates.push((*incarnation, Fate::Back)),
+                (true, false) => {
+                    run.complete.clear();
+                    fates.push((*incarnation, Fate::Back));
+                }
                 _ => {}
             }
             run.is_dead = *is_dead;
         }
-        self.0.retain(|incarnation, run| {
+        self.runs.retain(|incarnation, run| {
             let is_member = members.iter().any(|member| member.incarnation == *incarnation);
             if run.is_member && !is_member {
                 let is_doubtful = run.is_doubtful() || !run.lanes.is_empty() && !run.has_left;
@@ -136,24 +207,37 @@ impl Deaths {
 impl Routing {
     /// The members as they are now, without this node; to be called after [`Routing::set_peers`].
     pub fn look_for_deaths(&self, members: &[Standing]) {
-        let fates = self.deaths.lock().look(members, Instant::now());
+        let mut deaths = self.deaths.lock();
+        let ends =
+            |(incarnation, run): (&u64, &Run)| (*incarnation, (run.troubled_for(), run.silent_since()));
+        let ends: HashMap<u64, (Duration, Option<Instant>)> = deaths.runs.iter().map(ends).collect();
+        let fates = deaths.look(members, Instant::now());
+        if fates.iter().any(|(_, fate)| *fate != Fate::Back && !fate.is_over()) {
+            deaths.last = Some(Instant::now());
+        }
+        drop(deaths);
         for (incarnation, fate) in fates {
+            let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
-                    let unheard = self.unheard(incarnation, is_met);
+                    let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     if is_doubtful {
                         self.hub.doubt(incarnation, &unheard);
                     }
-                    self.hub.died(incarnation, &unheard);
+                    if !self.recover((incarnation, since), unheard.clone(), Leaves::Doubt) {
+                        self.hub.died(incarnation, &unheard);
+                    }
                 }
                 // What it has for this node comes, and the answer behind it.
                 Fate::Back => self.say_all(incarnation),
-                Fate::Gone { is_told, is_doubtful, is_met } => {
-                    let unheard = self.unheard(incarnation, is_met);
-                    if is_doubtful {
-                        self.hub.gone(incarnation, &unheard);
-                    } else if !is_told {
-                        self.hub.died(incarnation, &unheard);
+                Fate::Gone { is_doubtful, is_met, .. } => {
+                    let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
+                    let leaves = if is_doubtful { Leaves::Nothing } else { Leaves::Doubt };
+                    if !fate.is_over() && !self.recover((incarnation, since), unheard.clone(), leaves) {
+                        match leaves {
+                            Leaves::Nothing => self.hub.gone(incarnation, &unheard),
+                            Leaves::Doubt => self.hub.died(incarnation, &unheard),
+                        }
                     }
                     for own in self.own.lock().values_mut() {
                         own.confirmed.retain(|peer| *peer != incarnation);
@@ -174,18 +258,23 @@ impl Routing {
     pub(super) fn lane_ended_by(&self, incarnation: u64, lane: u32, whole: bool) {
         let is_doubtful = self.deaths.lock().ended(incarnation, lane, whole, Instant::now());
         if is_doubtful {
-            self.hub.doubt(incarnation, &self.unheard(incarnation, true));
+            let unheard = self.unheard(incarnation, true, None);
+            self.hub.doubt(incarnation, &unheard);
+            let since = self.deaths.lock().troubled_for(incarnation);
+            self.recover((incarnation, since), unheard, Leaves::Doubt);
         }
     }
 
     /// The channels of which a run has never said how far it is: it could not be reached when they were attached to.
-    /// Of one that was never met nothing is owed.
-    fn unheard(&self, incarnation: u64, is_met: bool) -> HashSet<u64> {
+    /// Of one that was never met nothing is owed. Where nodes share a store, nor is it to who came when it was dead.
+    fn unheard(&self, incarnation: u64, is_met: bool, silent: Option<Instant>) -> HashSet<u64> {
         if !is_met {
             return HashSet::new();
         }
+        let silent = silent.filter(|_| self.store().is_some()).map(Instant::into_std);
         let own = self.own.lock();
-        let unheard = own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation));
+        let is_owed = |own: &Own| silent.is_none_or(|silent| own.since < silent);
+        let unheard = own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation) && is_owed(own));
         unheard.map(|(number, _)| *number).collect()
     }
 }
@@ -235,7 +324,7 @@ mod tests {
             assert_eq!(deaths.look(&standing(true), Instant::now()), [], "it was told");
             let gone = Fate::Gone { is_told: true, is_doubtful, is_met: true };
             assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
-            assert!(deaths.0.is_empty());
+            assert!(deaths.runs.is_empty());
         }
     }
 
@@ -283,6 +372,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_missing_reaches_back_to_when_this_node_stood_still() {
+        let (mut deaths, _) = met();
+        let ago = |seconds| Instant::now() - Duration::from_secs(seconds);
+        deaths.looked(ago(12));
+        deaths.looked(ago(12) + STOOD_STILL - Duration::from_millis(100));
+        assert_eq!(deaths.troubled_for(RUN), NOTICED_WITHIN);
+        deaths.looked(ago(2));
+        deaths.looked(ago(2) + STOOD_STILL / 2);
+        let troubled_for = deaths.troubled_for(RUN);
+        let expected = NOTICED_WITHIN + Duration::from_secs(11);
+        assert!(expected <= troubled_for && troubled_for < expected + STOOD_STILL, "{troubled_for:?}");
+    }
+
+    #[test]
     fn who_was_never_met_leaves_nothing() {
         let mut deaths = Deaths::default();
         assert_eq!(deaths.look(&standing(false), Instant::now()), []);
@@ -292,6 +395,6 @@ mod tests {
         assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
         deaths.opened(9, 0);
         assert_eq!(deaths.look(&[], Instant::now()), [], "no member yet");
-        assert!(!deaths.ended(9, 0, false, Instant::now()) && deaths.0.is_empty());
+        assert!(!deaths.ended(9, 0, false, Instant::now()) && deaths.runs.is_empty());
     }
 }

@@ -67,7 +67,7 @@ impl Routing {
         let Some(channel) = self.hub.live(key) else { return false };
         let number = self.next_number();
         let (done, is_done) = oneshot::channel();
-        let peers = self.expected.lock().clone();
+        let peers = self.peers_alive();
         if !peers.iter().all(|peer| self.is_up(*peer)) {
             return false;
         }

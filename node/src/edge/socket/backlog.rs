@@ -4,6 +4,7 @@
 //! them is always a beginning. So nothing is missing where the numbers of a run follow each other by one. From one run to
 //! the next they do not: there nothing is missing if the node has stored whatever it delivered since, in each run.
 
+mod everywhere;
 mod find;
 mod page;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fanfare_proto::frame::Format;
 use fanfare_proto::serial::Serial;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -26,6 +28,7 @@ use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, St
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
 use crate::session::Rewind;
+pub(super) use everywhere::Reading;
 
 /// Questions that wait for their turn; beyond it nothing is found.
 const ASKED_MAX: usize = 262_144;
@@ -35,6 +38,11 @@ const QUEUE_MAX: usize = 65_536;
 const UNDER_WAY_MAX: usize = 64;
 /// A question that the store has not answered by then is answered without it.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
+/// The same where other nodes are asked first.
+const ELSEWHERE_WAIT: Duration = Duration::from_secs(12);
+/// A question that needs all nodes waits for so long that those that are dead are known to be.
+const WHOLE_WAIT: Duration = Duration::from_secs(5);
+const WHOLE_LOOK: Duration = Duration::from_millis(50);
 const HOUR_MS: u64 = 3_600_000;
 
 /// The shards' way to what is stored.
@@ -54,7 +62,10 @@ struct Shared {
     former: Vec<Former>,
     /// When the node was ready, and the changes of what channels keep by then.
     ready: Instant,
+    ready_ms: u64,
     policy_changes: u64,
+    /// The last change of it that was seen, and when.
+    changed: Mutex<(u64, Option<Instant>)>,
     /// How old may be what is missed, as what a ring keeps, and without the capability to read the history.
     keep_ms: u64,
     window_ms: u64,
@@ -72,7 +83,7 @@ struct Former {
 /// A question of a shard.
 pub(super) struct Ask {
     pub(super) channel: Arc<Channel>,
-    pub(super) retention_hours: u32,
+    pub(super) policy: ChannelPolicy,
     pub(super) question: Question,
     pub(super) reply: Reply,
 }
@@ -83,8 +94,13 @@ pub(super) enum Question {
     After { after: Stamp, mark: u64, back_ms: Option<u64> },
     /// The last messages up to the number `mark` of this run.
     Back { rewind: Rewind, mark: u64 },
-    /// What follows this position, of other nodes; nothing that is `back_ms` old.
-    Elsewhere { position: Serial, back_ms: u64 },
+    /// What follows this position in a channel of several nodes, which stood at `stands` when the asker began to take part in
+    /// deliveries. None where it was let in to all of it, else nothing that is `back_ms` old.
+    Elsewhere { position: Serial, stands: Serial, back_ms: Option<u64> },
+    /// The last messages up to there.
+    BackElsewhere { rewind: Rewind, stands: Serial },
+    /// What follows in a reading.
+    Read { reading: Box<Reading>, format: Format, without: Option<ConnectionId> },
     /// The messages after a place, in this format, but for those that this connection has published.
     Page { place: Place, format: Format, without: Option<ConnectionId> },
 }
@@ -109,15 +125,29 @@ pub enum Found {
     Page(Page),
     /// What other nodes have: everything, up to now.
     Elsewhere(Vec<Forwarded>),
+    /// The store that nodes share has it.
+    Reading {
+        reading: Box<Reading>,
+        is_cut: bool,
+    },
+    /// Some of it; without an end the reading goes on.
+    Read {
+        frames: Vec<Bytes>,
+        amount: Amount,
+        reading: Box<Reading>,
+        is_end: bool,
+    },
 }
 
 impl Found {
     /// Memory that it holds until it is taken.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Page(page) => page.frames.iter().map(Bytes::len).sum(),
+            Self::Page(Page { frames, .. }) | Self::Read { frames, .. } => {
+                frames.iter().map(Bytes::len).sum()
+            }
             Self::Elsewhere(missed) => missed.iter().map(|one| one.bytes as usize + 512).sum(),
-            Self::Nothing | Self::Begin { .. } => 0,
+            Self::Nothing | Self::Begin { .. } | Self::Reading { .. } => 0,
         }
     }
 }
@@ -162,7 +192,8 @@ impl Backlog {
         let policy_changes = accounts.policy_changes();
         let former = Former::followed(former, accounts.current().history_policies());
         let (keep_ms, window_ms) = (2 * limits.resume_window_ms, limits.resume_window_ms);
-        let ready = Instant::now();
+        let (ready, ready_ms) = (Instant::now(), clock.now_ms());
+        let changed = Mutex::new((policy_changes, None));
         let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
         let (publisher, accounts, clock) = (publisher.clone(), Arc::clone(accounts), clock.clone());
         let shared = Shared {
@@ -173,7 +204,9 @@ impl Backlog {
             clock,
             former,
             ready,
+            ready_ms,
             policy_changes,
+            changed,
             keep_ms,
             window_ms,
         };
@@ -181,7 +214,7 @@ impl Backlog {
         let (asked, asks) = mpsc::channel(QUEUE_MAX);
         (
             Self { shared: Arc::clone(&shared), asked },
-            BacklogReader { shared, asks, waiting: Turns::default() },
+            BacklogReader { shared, asks, held: VecDeque::new(), waiting: Turns::default() },
         )
     }
 
@@ -218,6 +251,16 @@ impl Shared {
         is_soon && self.publisher.stores_all() && self.accounts.policy_changes() == self.policy_changes
     }
 
+    /// For as long as anybody may come back, the same channels have kept their history.
+    fn keeps_as_before(&self) -> bool {
+        let changes = self.accounts.policy_changes();
+        let mut changed = self.changed.lock();
+        if changed.0 != changes {
+            *changed = (changes, Some(Instant::now()));
+        }
+        changed.1.is_none_or(|at| at.elapsed() > Duration::from_millis(self.keep_ms))
+    }
+
     fn former(&self, incarnation: u64) -> Option<&Former> {
         self.former.iter().find(|run| run.incarnation == incarnation)
     }
@@ -235,21 +278,30 @@ impl Shared {
     }
 
     async fn answer(self: Arc<Self>, ask: Ask) {
-        let Ask { channel, retention_hours, question, reply } = ask;
-        let oldest_ms = self.clock.now_ms().saturating_sub(u64::from(retention_hours) * HOUR_MS);
+        let Ask { channel, policy, question, reply } = ask;
+        let oldest_ms = self.clock.now_ms().saturating_sub(u64::from(policy.retention_hours) * HOUR_MS);
+        let is_elsewhere = matches!(question, Question::Elsewhere { .. } | Question::BackElsewhere { .. });
+        let wait = if is_elsewhere { ELSEWHERE_WAIT } else { ANSWER_WAIT };
         let rows = Rows { shared: &self, channel: &channel, oldest_ms };
         let found = async {
             match question {
                 Question::After { after, mark, back_ms } => rows.find_after(after, mark, back_ms).await,
                 Question::Back { rewind, mark } => rows.find_back(rewind, mark).await,
                 Question::Page { place, format, without } => rows.page(place, format, without).await,
-                Question::Elsewhere { position, back_ms } => {
+                Question::Elsewhere { position, stands, back_ms } => {
                     let routing = self.publisher.routing()?;
-                    routing.missed(channel.key(), &position, back_ms).await.map(Found::Elsewhere)
+                    let recent_ms = back_ms.unwrap_or(u64::MAX);
+                    match routing.missed(channel.key(), &position, recent_ms).await {
+                        Some(missed) => Some(Found::Elsewhere(missed)),
+                        None if !policy.history => None,
+                        None => rows.after_everywhere(position, stands, back_ms).await,
+                    }
                 }
+                Question::BackElsewhere { rewind, stands } => rows.back_everywhere(rewind, stands).await,
+                Question::Read { reading, format, without } => rows.read_on(reading, format, without).await,
             }
         };
-        let found = tokio::time::timeout(ANSWER_WAIT, found).await;
+        let found = tokio::time::timeout(wait, found).await;
         reply.give(found.unwrap_or(None).unwrap_or(Found::Nothing));
     }
 }
@@ -284,6 +336,8 @@ struct Rows<'a> {
 pub struct BacklogReader {
     shared: Arc<Shared>,
     asks: mpsc::Receiver<Ask>,
+    /// Until all nodes that are alive can be reached, or then.
+    held: VecDeque<(Instant, Ask)>,
     waiting: Turns,
 }
 
@@ -292,6 +346,7 @@ impl BacklogReader {
     pub async fn run(mut self) {
         let mut under_way = JoinSet::new();
         loop {
+            self.let_go();
             while under_way.len() < UNDER_WAY_MAX
                 && let Some(ask) = self.waiting.next()
             {
@@ -299,15 +354,42 @@ impl BacklogReader {
             }
             tokio::select! {
                 ask = self.asks.recv() => match ask {
-                    Some(ask) => self.waiting.push(ask),
+                    Some(ask) => self.take(ask),
                     None => return,
                 },
+                () = tokio::time::sleep(WHOLE_LOOK), if !self.held.is_empty() => {}
                 Some(ended) = under_way.join_next() => {
                     if let Err(error) = ended {
                         tracing::error!(%error, "a question to the store ended without an answer");
                     }
                 }
             }
+        }
+    }
+}
+
+impl BacklogReader {
+    fn is_whole(&self) -> bool {
+        self.shared.publisher.routing().is_none_or(|routing| routing.is_whole())
+    }
+
+    fn take(&mut self, ask: Ask) {
+        let needs_all = matches!(ask.question, Question::Elsewhere { .. } | Question::BackElsewhere { .. });
+        let needs_all = needs_all && ask.policy.history && self.shared.store.is_shared();
+        if needs_all && self.held.len() < ASKED_MAX && !self.is_whole() {
+            self.held.push_back((Instant::now() + WHOLE_WAIT, ask));
+        } else {
+            self.waiting.push(ask);
+        }
+    }
+
+    fn let_go(&mut self) {
+        let is_whole = !self.held.is_empty() && self.is_whole();
+        let now = Instant::now();
+        while self.held.front().is_some_and(|(until, _)| is_whole || *until <= now)
+            && let Some((_, ask)) = self.held.pop_front()
+        {
+            self.waiting.push(ask);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One thread that owns a part of the connections: it waits, reads, runs sessions and writes, and shares none of it.
 
 mod attach;
+mod everywhere;
 mod lifecycle;
 mod moving;
 mod pace;

@@ -205,9 +205,16 @@ fn a_position_with_other_runs_says_nothing_where_none_was_heard() {
 /// Counts what other nodes would be told.
 #[derive(Default)]
 pub(super) struct Others {
+    has_lost: bool,
     waits: bool,
     joins: AtomicUsize,
     leaves: AtomicUsize,
+}
+
+impl Others {
+    pub(super) fn after_a_death(has_lost: bool) -> Self {
+        Self { has_lost, ..Self::default() }
+    }
 }
 
 impl Interest for Others {
@@ -218,6 +225,10 @@ impl Interest for Others {
 
     fn leave(&self, _key: &ChannelKey, _number: u64) {
         self.leaves.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn has_lost(&self) -> bool {
+        self.has_lost
     }
 }
 

@@ -119,7 +119,7 @@ impl Rows<'_> {
     }
 
     /// The newest row, or the newest before a time.
-    async fn newest(&self, end_ms: Option<u64>) -> Option<Option<Position>> {
+    pub(super) async fn newest(&self, end_ms: Option<u64>) -> Option<Option<Position>> {
         let query = HistoryQuery { limit: 1, end_ms, ..self.query(Direction::Backwards) };
         let page = self.shared.store.read(query).await.ok()?;
         Some(page.rows.first().map(|row| row.position))

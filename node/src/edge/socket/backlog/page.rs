@@ -11,8 +11,8 @@ use crate::model::{Amount, ConnectionId, Stamp, message_bytes};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery};
 
 /// What one page brings, about: as much as one pull from a ring.
-const PAGE_BYTES: usize = 64 * 1024;
-const PAGE_ROWS: usize = 512;
+pub(super) const PAGE_BYTES: usize = 64 * 1024;
+pub(super) const PAGE_ROWS: usize = 512;
 
 impl Rows<'_> {
     /// None when a row is missing. Without frames once the channel's recent messages go on from here.
@@ -79,7 +79,8 @@ impl Rows<'_> {
                 .inspect_err(|error| tracing::error!(%error, "a stored record cannot be read"))
                 .ok()?;
             if without.as_deref() != Some(&*record.connection_id) {
-                frames.push(self.frame(stamp, &record, format, json.len(), &mut amount));
+                let serial = Serial::single(stamp.incarnation, stamp.sequence);
+                frames.push(self.frame(&serial, &record, format, json.len(), &mut amount));
             }
         }
         Some(Page { frames, amount, place })
@@ -107,9 +108,10 @@ impl Rows<'_> {
         }
     }
 
-    fn frame(
+    /// With the position of who has it and all before it.
+    pub(super) fn frame(
         &self,
-        stamp: Stamp,
+        serial: &Serial,
         record: &StoredRecord<'_>,
         format: Format,
         bytes: usize,
@@ -119,7 +121,7 @@ impl Rows<'_> {
         let (name, client_id) = (record.name.as_deref(), record.client_id.as_deref());
         amount.add(Amount { count: 1, bytes: message_bytes(name, *data, *extras, client_id) as u64 });
         let message = std::iter::once(MessageOut { id, name, data: *data, extras: *extras });
-        let serial = Serial::single(stamp.incarnation, stamp.sequence).to_string();
+        let serial = serial.to_string();
         wire::encoded(format, bytes + 128, |mut out| {
             let channel = self.channel.key().channel();
             frame::encode_messages(channel, &serial, *timestamp, connection_id, client_id, message, &mut out);

@@ -1,5 +1,7 @@
 //! Messages that the hub numbered and the store has, or has not.
 
+mod everywhere;
+
 use serde_json::value::RawValue;
 use tempfile::TempDir;
 
@@ -39,7 +41,9 @@ impl Bench {
             policy_changes: accounts.policy_changes(),
             keep_ms: 2 * limits.resume_window_ms,
             window_ms: limits.resume_window_ms,
+            changed: Mutex::new((accounts.policy_changes(), None)),
             ready: Instant::now(),
+            ready_ms: clock.now_ms(),
             hub,
             store,
             accounts,

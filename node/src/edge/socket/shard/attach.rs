@@ -175,9 +175,9 @@ impl Shard {
             }
             Start::Replay { .. } => (Some(standing(mark.serial(), false)), None),
             Start::Unknown if messages && services.hub.is_clustered() => {
-                let from = (position, mark.place, back_ms);
+                let from = (position, mark, Some(back_ms));
                 let at = (slot, generation);
-                (None, Some(self.replay_of_others(open, at, &channel, from, reply.clone())))
+                (None, Some(self.replay_of_others(open, at, &channel, from, Some(reply.clone()))))
             }
             Start::Unknown => match services.backlog.follows(&position, policy).filter(|_| messages) {
                 None => (Some(standing(mark.serial(), false)), None),
@@ -218,7 +218,10 @@ impl Shard {
         let is_stored = policy.history && !recent.is_whole;
         let since = if is_stored { mark.place } else { recent.after };
         open.add_subscription(reply.channel.clone(), channel.number(), since);
-        let (standing, replay) = if is_stored {
+        let (standing, replay) = if is_stored && self.services.hub.is_clustered() {
+            let at = (slot, generation);
+            (None, self.rewind_everywhere(open, at, &channel, (rewind, &mark), reply.clone()))
+        } else if is_stored {
             let question = Question::Back { rewind, mark: mark.own.sequence };
             let at = (slot, generation);
             (None, self.replay_stored(open, at, &channel, question, Some(reply.clone())))

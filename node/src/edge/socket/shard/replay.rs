@@ -7,15 +7,16 @@ use std::time::Instant;
 use bytes::Bytes;
 use fanfare_proto::serial::Serial;
 
-use super::super::backlog::{Ask, Found, Place, Question, Reply};
+use super::super::backlog::{Ask, Found, Place, Question, Reading, Reply};
 use super::super::connection::{Connection, Open, Stage, Subscription};
+use super::everywhere::Missed;
 use super::{SLICE, Shard, context};
-use crate::hub::{Channel, Mark, Pulled, Refill, Subscriber};
-use crate::model::{Amount, Forwarded, Stamp, UsageKind};
+use crate::hub::{Channel, Mark, Pulled, Subscriber};
+use crate::model::{Amount, Stamp, UsageKind};
 use crate::session::{AttachReply, Standing};
 
 /// What one pull takes from a ring.
-const PULL_BYTES: usize = 64 * 1024;
+pub(super) const PULL_BYTES: usize = 64 * 1024;
 /// More is pulled once less than this waits for the socket.
 const LOW_BYTES: usize = 32 * 1024;
 /// Why a rewind gave less than was asked for.
@@ -34,8 +35,10 @@ pub(in crate::edge::socket) struct Replay {
 /// It has all up to here.
 #[derive(Debug, Clone)]
 pub(super) enum After {
-    /// In the channel on this node. `has` covers some of what follows.
-    Place { place: u64, has: Option<Arc<Serial>> },
+    /// In the channel on this node, which is this position. `has` covers some of what follows.
+    Place { place: u64, position: Serial, has: Option<Arc<Serial>> },
+    /// This position. What comes before the place is to be had elsewhere.
+    Position { position: Serial, place: u64 },
     /// In the store, of a node that is alone: there the sequences of this run are the places.
     Stored(Stamp),
 }
@@ -46,6 +49,10 @@ pub(super) enum Source {
     Ring,
     /// The store, from this place on.
     Stored(Box<Place>),
+    /// Another node, which has given it.
+    Missed(Box<Missed>),
+    /// The store that nodes share.
+    Reading(Box<Reading>),
     /// The store has a question.
     Asked(Box<Asked>),
 }
@@ -60,14 +67,16 @@ pub(super) struct Asked {
 
 impl Replay {
     pub(super) fn from_ring(channel: &Arc<Channel>, place: u64, has: Option<Arc<Serial>>) -> Self {
-        Self { channel: Arc::clone(channel), after: After::Place { place, has }, source: Source::Ring }
+        let position = channel.position_at(place);
+        let position = has.as_ref().map_or_else(|| position.clone(), |has| position.join(has));
+        let after = After::Place { place, position, has };
+        Self { channel: Arc::clone(channel), after, source: Source::Ring }
     }
 
     /// Up to where the client has everything.
     pub(super) fn position(&self) -> Serial {
         match &self.after {
-            After::Place { place, has: None } => self.channel.position_at(*place),
-            After::Place { place, has: Some(has) } => self.channel.position_at(*place).join(has),
+            After::Place { position, .. } | After::Position { position, .. } => position.clone(),
             After::Stored(stamp) => Serial::single(stamp.incarnation, stamp.sequence),
         }
     }
@@ -76,6 +85,7 @@ impl Replay {
     fn place(&self, incarnation: u64) -> Option<u64> {
         match &self.after {
             After::Place { place, .. } => Some(*place),
+            After::Position { .. } => None,
             After::Stored(stamp) => {
                 (stamp.incarnation == incarnation).then(|| self.channel.place_of(stamp.sequence))
             }
@@ -86,7 +96,7 @@ impl Replay {
     pub(super) fn take_reply(&mut self) -> Option<AttachReply> {
         match &mut self.source {
             Source::Asked(asked) => asked.reply.take(),
-            Source::Ring | Source::Stored(_) => None,
+            Source::Ring | Source::Stored(_) | Source::Missed(_) | Source::Reading(_) => None,
         }
     }
 }
@@ -102,8 +112,8 @@ impl Open {
         let awaits_page = |replay: &Replay| matches!(&replay.source, Source::Asked(asked) if asked.is_page);
         let awaits_page = self.replays.iter().any(awaits_page);
         self.replays.iter().position(|replay| match &replay.source {
-            Source::Ring => true,
-            Source::Stored(_) => !awaits_page,
+            Source::Ring | Source::Missed(_) => true,
+            Source::Stored(_) | Source::Reading(_) => !awaits_page,
             Source::Asked(_) => false,
         })
     }
@@ -127,21 +137,6 @@ impl Shard {
         self.run_outputs(connection, slot, outputs);
     }
 
-    /// A replay of what other nodes have after this position, and then of what this node has after the place.
-    pub(super) fn replay_of_others(
-        &mut self,
-        open: &Open,
-        at: (u32, u32),
-        channel: &Arc<Channel>,
-        (position, place, back_ms): (Serial, u64, u64),
-        reply: AttachReply,
-    ) -> Replay {
-        let has = Some(Arc::new(position.clone()));
-        let question = Question::Elsewhere { position, back_ms };
-        let source = self.ask(open, at, channel, question, Some(reply));
-        Replay { channel: Arc::clone(channel), after: After::Place { place, has }, source }
-    }
-
     /// A replay from the store that begins with a question where to begin.
     pub(super) fn replay_stored(
         &mut self,
@@ -157,13 +152,15 @@ impl Shard {
                 Stamp { incarnation: self.services.hub.incarnation(), sequence: *mark }
             }
             Question::Page { place, .. } => place.after,
-            Question::Elsewhere { .. } => channel.mark().own,
+            Question::Elsewhere { .. } | Question::BackElsewhere { .. } | Question::Read { .. } => {
+                channel.mark().own
+            }
         };
         let source = self.ask(open, (slot, generation), channel, question, reply);
         Replay { channel: Arc::clone(channel), after: After::Stored(after), source }
     }
 
-    fn ask(
+    pub(super) fn ask(
         &mut self,
         open: &Open,
         (slot, generation): (u32, u32),
@@ -173,11 +170,11 @@ impl Shard {
     ) -> Source {
         self.next_question += 1;
         let ticket = self.next_question;
-        let asked = Asked { ticket, is_page: matches!(question, Question::Page { .. }), reply };
+        let is_page = matches!(question, Question::Page { .. } | Question::Read { .. });
+        let asked = Asked { ticket, is_page, reply };
         let policy = open.session.principal().account.policy(channel.key().channel());
         let reply = Reply::new(Arc::clone(&self.handle), slot, generation, ticket);
-        let (channel, retention_hours) = (Arc::clone(channel), policy.retention_hours);
-        self.services.backlog.ask(Ask { channel, retention_hours, question, reply });
+        self.services.backlog.ask(Ask { channel: Arc::clone(channel), policy, question, reply });
         Source::Asked(Box::new(asked))
     }
 
@@ -238,10 +235,13 @@ impl Shard {
         let incarnation = self.services.hub.incarnation();
         let place = replay.place(incarnation);
         let pulled = place.and_then(|place| Some((place, replay.channel.pull(place, PULL_BYTES)?)));
-        match (pulled, replay.source) {
+        let source = std::mem::replace(&mut replay.source, Source::Ring);
+        match (pulled, source) {
             (Some((place, pulled)), _) => {
-                let has = if let After::Place { has, .. } = replay.after { has } else { None };
-                let replay = Replay::from_ring(&replay.channel, place, has);
+                if !matches!(replay.after, After::Place { .. }) {
+                    replay = Replay::from_ring(&replay.channel, place, None);
+                }
+                replay.source = Source::Ring;
                 self.replay_recent(connection, slot, replay, &pulled);
             }
             (None, Source::Stored(place)) => {
@@ -251,13 +251,34 @@ impl Shard {
                 replay.source = self.ask(open, (slot, generation), &replay.channel, question, None);
                 open.replays.push(replay);
             }
+            (None, Source::Missed(missed)) => self.replay_missed(connection, slot, replay, missed),
+            (None, Source::Reading(reading)) => {
+                let format = open.session.format();
+                let without = (!open.echo).then(|| open.session.connection_id());
+                let question = Question::Read { reading, format, without };
+                replay.source = self.ask(open, (slot, generation), &replay.channel, question, None);
+                open.replays.push(replay);
+            }
             // It fell behind what is kept.
+            (None, Source::Ring | Source::Asked(_)) if self.services.hub.is_clustered() => {
+                let (channel, position) = (Arc::clone(&replay.channel), replay.position());
+                if position.is_empty() {
+                    return self.lose(connection, slot, &channel);
+                }
+                // It was let in to all of this before.
+                let from = (position, channel.mark(), None);
+                let replay = self.replay_of_others(open, (slot, generation), &channel, from, None);
+                open.replays.push(replay);
+            }
             (None, Source::Ring | Source::Asked(_)) => {
                 let channel = replay.channel;
                 if open.session.principal().account.policy(channel.key().channel()).history {
                     // It was let in to all of this before.
                     let after = match replay.after {
-                        After::Place { place: sequence, .. } => Stamp { incarnation, sequence },
+                        After::Place { position, .. } | After::Position { position, .. } => {
+                            let sequence = position.sequence_of(incarnation).unwrap_or(0);
+                            Stamp { incarnation, sequence }
+                        }
                         After::Stored(after) => after,
                     };
                     let mark = channel.mark().own.sequence;
@@ -278,9 +299,12 @@ impl Shard {
         let Stage::Open(open) = &mut connection.stage else { return };
         let Pulled { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
-        let After::Place { place, has } = &mut replay.after else { return };
+        let After::Place { place, position, has } = &mut replay.after else { return };
         let (after, has) = (*place, has.as_deref());
-        *place = deliveries.last().map_or(after, |last| last.place());
+        if let Some(last) = deliveries.last() {
+            *place = last.place();
+            *position = has.map_or_else(|| last.mark().serial(), |has| last.mark().serial().join(has));
+        }
         let heard = deliveries.iter().filter(|one| open.echo || one.connection_id() != own);
         let mut handed = Amount::default();
         let frames: Vec<Bytes> = heard
@@ -302,7 +326,13 @@ impl Shard {
     }
 
     /// Puts what was missed into the outbox.
-    fn hand(&mut self, connection: &mut Connection, slot: u32, frames: Vec<Bytes>, handed: Amount) {
+    pub(super) fn hand(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        frames: Vec<Bytes>,
+        handed: Amount,
+    ) {
         let Stage::Open(open) = &mut connection.stage else { return };
         connection.outbox.push_replay(frames.into_iter());
         self.metrics.deliveries.increment(handed.count);
@@ -339,6 +369,13 @@ impl Shard {
             Found::Elsewhere(missed) => {
                 return self.replay_elsewhere(connection, slot, replay, reply.as_ref(), missed);
             }
+            Found::Reading { reading, is_cut } => {
+                return self.begin_reading(connection, slot, replay, reply.as_ref(), (reading, is_cut));
+            }
+            Found::Read { frames, amount, reading, is_end } => {
+                self.read_on(connection, replay, reading, is_end);
+                return self.hand(connection, slot, frames, amount);
+            }
             Found::Begin { place, is_cut } => (place, is_cut, None),
             Found::Page(page) => (page.place, false, Some((page.frames, page.amount))),
         };
@@ -364,38 +401,8 @@ impl Shard {
         }
     }
 
-    /// What was missed is at hand, up to the place where the replay stands; what follows that is in the ring.
-    fn replay_elsewhere(
-        &mut self,
-        connection: &mut Connection,
-        slot: u32,
-        replay: Replay,
-        reply: Option<&AttachReply>,
-        missed: Vec<Forwarded>,
-    ) {
-        let After::Place { place, has: Some(position) } = &replay.after else { return };
-        let Some(Refill { deliveries, has }) = replay.channel.refill(position, *place, missed) else {
-            return self.give_up(connection, slot, &replay, reply);
-        };
-        let Some(open) = connection.open_mut() else { return };
-        let (format, own, echo) = (open.session.format(), open.session.connection_id(), open.echo);
-        let (mut frames, mut handed) = (Vec::new(), Amount::default());
-        for (delivery, has) in deliveries {
-            if echo || delivery.connection_id() != own {
-                handed.add(Amount { count: delivery.count(), bytes: delivery.counted_bytes() });
-                frames.push(delivery.frame_beside(format, &has));
-            }
-        }
-        open.replays.push(Replay::from_ring(&replay.channel, *place, Some(Arc::new(has))));
-        if let Some(reply) = reply {
-            let standing = Standing { position: Serial::clone(position), resumed: true, warning: None };
-            self.say_attached(connection, slot, reply, &standing);
-        }
-        self.hand(connection, slot, frames, handed);
-    }
-
     /// The store does not have it.
-    fn give_up(
+    pub(super) fn give_up(
         &mut self,
         connection: &mut Connection,
         slot: u32,

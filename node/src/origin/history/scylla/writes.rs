@@ -129,17 +129,22 @@ impl Writes {
         lane.drain(..expired).collect()
     }
 
-    fn answer(&self, owed: Owed, result: Result<(), StoreError>) {
+    /// The number is to be closed when nothing of it is under way any more.
+    fn answer(&self, owed: Owed, result: Result<(), StoreError>) -> u64 {
         let Owed { done, number, rows, bytes, .. } = owed;
         self.rows.fetch_sub(rows, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.order.lock().close(number);
         if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
             tracing::error!("a callback of the store panicked");
         }
+        number
     }
 
-    /// Resolves when all is answered that was handed over before.
+    fn close(&self, number: u64) {
+        self.order.lock().close(number);
+    }
+
+    /// Resolves when all that was handed over before is stored, or was refused and is not under way any more.
     pub(super) async fn settled(&self) {
         let waited = {
             let mut order = self.order.lock();
@@ -189,7 +194,7 @@ pub(super) fn begin(shared: &Arc<Shared>, key: &ChannelKey, content: Content, do
 async fn run(shared: Arc<Shared>, key: ChannelKey) {
     while let Some((contents, mut owed)) = shared.writes.next_group(&key) {
         let mut results = vec![Ok(()); contents.len()];
-        let mut expired = 0;
+        let mut expired = Vec::new();
         {
             let write = rows::write(&shared, &key, &contents, &mut results);
             tokio::pin!(write);
@@ -200,33 +205,36 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
                 let due = due.unwrap_or_else(|| Instant::now() + shared.options.wait);
                 tokio::select! {
                     () = &mut write => break,
-                    () = tokio::time::sleep_until(due) => expired += expire(&shared, &key, &mut owed),
+                    () = tokio::time::sleep_until(due) => expired.extend(expire(&shared, &key, &mut owed)),
                 }
             }
         }
         shared.ids.end(contents.iter().flat_map(Content::given));
         let refused = results.iter().find(|result| result.is_err()).cloned();
         shared.health.wrote(&refused.unwrap_or(Ok(())));
-        for (owed, result) in owed.into_iter().zip(results.into_iter().skip(expired)) {
-            shared.writes.answer(owed, result);
+        let skipped = expired.len();
+        expired.into_iter().for_each(|number| shared.writes.close(number));
+        for (owed, result) in owed.into_iter().zip(results.into_iter().skip(skipped)) {
+            let number = shared.writes.answer(owed, result);
+            shared.writes.close(number);
         }
     }
 }
 
-/// Answers what is due and not known; how many of the present write that were. The write itself goes on.
-fn expire(shared: &Shared, key: &ChannelKey, owed: &mut VecDeque<Owed>) -> usize {
+/// Answers what is due and not known; what of it is of the present write, which goes on.
+fn expire(shared: &Shared, key: &ChannelKey, owed: &mut VecDeque<Owed>) -> Vec<u64> {
     let (now, wait) = (Instant::now(), shared.options.wait);
     let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
-    let mut expired = 0;
+    let mut expired = Vec::new();
     while owed.front().is_some_and(|owed| owed.deadline <= now)
         && let Some(owed) = owed.pop_front()
     {
-        expired += 1;
-        shared.writes.answer(owed, unknown());
+        expired.push(shared.writes.answer(owed, unknown()));
     }
     for append in shared.writes.take_expired(key, now) {
         shared.ids.end(append.content.given());
-        shared.writes.answer(append.owed, unknown());
+        let number = shared.writes.answer(append.owed, unknown());
+        shared.writes.close(number);
     }
     expired
 }

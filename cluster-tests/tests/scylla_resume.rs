@@ -1,0 +1,354 @@
+//! Nodes over one database: who comes back to another node, or is attached where one dies, has what was acknowledged from there.
+
+use std::time::{Duration, Instant};
+
+use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::presence::{Watcher, present};
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, SOON, Socket, http, wait_until};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+const STORE_WAIT_MS: u64 = 6_000;
+
+/// A cluster over a keyspace of its own; none where there is no database to test with.
+async fn cluster(count: usize) -> Option<Cluster> {
+    let cassandra = Cassandra::shared()?;
+    let keyspace = cassandra.keyspace();
+    Some(Cluster::linked_with(count, |options| stored(&cassandra, options, &keyspace)).await)
+}
+
+/// With a database that has other work, too.
+fn stored(cassandra: &Cassandra, options: NodeOptions, keyspace: &str) -> NodeOptions {
+    cassandra.store(options, keyspace).limit("store_wait_ms", STORE_WAIT_MS)
+}
+
+/// One on each node, who may be told that the database did not answer in time.
+async fn publishers(nodes: &[Node]) -> Publishers {
+    let mut publishers = Publishers::none().patient();
+    for node in nodes {
+        publishers.add(node).await;
+    }
+    publishers
+}
+
+async fn until_dead(node: &Node, other: &str) {
+    let is_dead = || told(node).iter().any(|(of, said)| of == other && said == "a node is dead");
+    wait_until(SOON, "the death to be known", async || is_dead()).await;
+}
+
+async fn attach(node: &Node, channel: &str, how: &Value) -> (Socket, Value) {
+    let mut socket = Socket::open(node, "").await;
+    let mut request = json!({"op": 8, "channel": channel});
+    for (name, value) in how.as_object().expect("fields of the request") {
+        request[name] = value.clone();
+    }
+    let attached = socket.ask(request).await;
+    assert_eq!(attached["op"], 9, "{attached}");
+    (socket, attached)
+}
+
+/// The data of the next `count` messages.
+async fn read(socket: &mut Socket, channel: &str, count: usize) -> Vec<Value> {
+    let mut data = Vec::new();
+    while data.len() < count {
+        let frame = socket.message(channel).await;
+        let messages = frame["messages"].as_array().expect("a message frame");
+        data.extend(messages.iter().map(|message| message["data"].clone()));
+    }
+    data
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_last_is_there_on_another_node() {
+    let Some(mut cluster) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    let (mut socket, attached) = attach(&nodes[0], "room", &json!({})).await;
+    let first = attached["serial"].clone();
+    let mut publishers = Vec::new();
+    for node in &*nodes {
+        publishers.push(Socket::open(node, "").await);
+    }
+    for number in 0..10 {
+        for publisher in &mut publishers {
+            publisher.publish("room", json!({"data": number})).await;
+        }
+    }
+    read(&mut socket, "room", 15).await;
+    let half = socket.message("room").await["serial"].clone();
+    drop(socket);
+    for number in 10..20 {
+        for publisher in &mut publishers {
+            publisher.publish("room", json!({"data": number})).await;
+        }
+    }
+    nodes[0].kill();
+    for number in 20..25 {
+        for publisher in &mut publishers[1..] {
+            publisher.publish("room", json!({"data": number})).await;
+        }
+    }
+    let mut ends = 0;
+    for (serial, missed) in [(&first, 70), (&half, 54)] {
+        for node in &nodes[1..] {
+            let missed = missed + ends;
+            let (mut socket, attached) = attach(node, "room", &json!({"serial": serial})).await;
+            assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), serial), "{attached}");
+            let data = read(&mut socket, "room", missed).await;
+            for number in 17..25 {
+                let count = if number < 20 { 3 } else { 2 };
+                assert_eq!(data.iter().filter(|one| **one == number).count(), count, "{number} of {data:?}");
+            }
+            // What comes now follows, and nothing twice.
+            publishers[1].publish("room", json!({"data": ["end", ends]})).await;
+            assert_eq!(read(&mut socket, "room", 1).await, [json!(["end", ends])]);
+            ends += 1;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_the_only_subscriber_of_a_dead_node_misses_nothing() {
+    let Some(mut cluster) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    let subscriber = Subscriber::on(&nodes[0], "on the node that dies").await;
+    let publishers = publishers(nodes).await;
+    sleep(Duration::from_secs(2)).await;
+    nodes[0].kill();
+    let heard = subscriber.leave().await;
+    let moved = Subscriber::after(&nodes[1], "moved", heard).await;
+    sleep(Duration::from_secs(1)).await;
+    let acknowledged = publishers.end().await;
+    let heard = moved.settle(&acknowledged).await;
+    assert_eq!(heard.losses(), 0, "it is resumed");
+    for node in &mut nodes[1..] {
+        node.assert_well().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_attached_at_a_death_is_not_told_of_a_loss() {
+    let Some(mut cluster) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    let stayed = Subscriber::on_each(&nodes[1..], "there from the beginning").await;
+    let publishers = publishers(nodes).await;
+    sleep(Duration::from_secs(1)).await;
+    nodes[0].kill();
+    for node in &nodes[1..] {
+        until_dead(node, "n0").await;
+    }
+    sleep(Duration::from_secs(1)).await;
+    let acknowledged = publishers.end().await;
+    for subscriber in stayed {
+        assert_eq!(subscriber.settle(&acknowledged).await.losses(), 0);
+    }
+}
+
+/// What it had acknowledged while it could not reach the node of a subscriber was never on its way there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_acknowledged_beside_one_that_stood_still_comes_after_its_death() {
+    let Some(mut cluster) = cluster(3).await else { return };
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let (mut there, _) = attach(n1, "room", &json!({})).await;
+    let mut publisher = Socket::open(n0, "").await;
+    let mut other = Socket::open(n2, "").await;
+    publisher.publish("room", json!({"data": 0})).await;
+    let serial = there.message("room").await["serial"].clone();
+    n1.pause();
+    let paused = Instant::now();
+    wait_until(SOON, "its links to be cut", async || n0.metric("fanfare_peers_known").await == 1.0).await;
+    for number in 1..=20 {
+        publisher.publish("room", json!({"data": number})).await;
+    }
+    n0.kill();
+    until_dead(n2, "n0").await;
+    wait_until(SOON, "the pause to be long", async || paused.elapsed() > Duration::from_secs(3)).await;
+    n1.resume();
+    let mut next = 1;
+    while next <= 20 {
+        let frame = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+        assert_eq!(frame["op"], 13, "{frame}");
+        for message in frame["messages"].as_array().expect("a message frame") {
+            assert_eq!(message["data"], next);
+            next += 1;
+        }
+    }
+    other.publish("room", json!({"data": 21})).await;
+    assert_eq!(read(&mut there, "room", 1).await, [21]);
+    for node in [n1, n2] {
+        let (mut back, attached) = attach(node, "room", &json!({"serial": serial})).await;
+        assert_eq!(attached["resumed"], true, "{attached}");
+        assert_eq!(read(&mut back, "room", 21).await, (1..=21).map(|at| json!(at)).collect::<Vec<_>>());
+    }
+}
+
+/// Where nothing can be read, or nothing is kept, it is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_is_told() {
+    let Some(cassandra) = Cassandra::start(1) else { return };
+    let keyspace = cassandra.keyspace();
+    let directory = || {
+        let rule = "pattern = \"cursor:*\"\nhistory = false";
+        Directory::default().account("acme").channels(rule).key("k1", "secret", ALL)
+    };
+    let options =
+        |options: NodeOptions| cassandra.store(options, &keyspace).directory(directory(), "secret.k1");
+    let mut cluster = Cluster::linked_with(2, options).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut serials = Vec::new();
+    for channel in ["cursor:1", "room"] {
+        let (mut socket, _) = attach(n0, channel, &json!({})).await;
+        publisher.publish(channel, json!({"data": 1})).await;
+        serials.push(socket.message(channel).await["serial"].clone());
+        drop(socket);
+        publisher.publish(channel, json!({"data": 2})).await;
+    }
+    n0.kill();
+    until_dead(n1, "n0").await;
+    let (_, attached) = attach(n1, "cursor:1", &json!({"serial": serials[0]})).await;
+    assert_eq!(attached["resumed"], false);
+    cassandra.signal("STOP", None);
+    let mut other = Socket::open(n1, "").await;
+    wait_until(SOON, "a refused publish", async || {
+        other.ask(json!({"op": 13, "channel": "probe", "data": 1})).await["code"] == 50003
+    })
+    .await;
+    let (_, attached) = attach(n1, "room", &json!({"serial": serials[1]})).await;
+    assert_eq!(attached["resumed"], false);
+    cassandra.signal("CONT", None);
+    wait_until(SOON, "the store to be read again", async || {
+        let (mut socket, attached) = attach(n1, "room", &json!({"serial": serials[1]})).await;
+        attached["resumed"] == true && read(&mut socket, "room", 1).await == [2]
+    })
+    .await;
+}
+
+/// Each of the others may make it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leave_of_a_dead_nodes_member_is_one_row() {
+    let Some(cassandra) = Cassandra::shared() else { return };
+    let keyspace = cassandra.keyspace();
+    let short =
+        |options: NodeOptions| stored(&cassandra, options, &keyspace).limit("presence_grace_ms", 2_000);
+    let mut cluster = Cluster::linked_with(3, short).await;
+    let nodes = cluster.nodes();
+    let mut member = Socket::open(&nodes[0], "?clientId=ann").await;
+    present(&mut member, "enter", "room", json!({"data": 1})).await;
+    let mut watchers = [Watcher::on(&nodes[1], "room").await, Watcher::on(&nodes[2], "room").await];
+    nodes[0].kill();
+    for watcher in &mut watchers {
+        let end = tokio::time::Instant::now() + SOON;
+        assert!(watcher.has_by(&[].into(), end).await, "{:?}", watcher.events);
+    }
+    let session = cassandra.session().await;
+    let rows = async || {
+        let asked = format!("SELECT kind, record FROM {keyspace}.history");
+        let found = session.query_unpaged(asked, ()).await.expect("read").into_rows_result().expect("rows");
+        let rows = found.rows::<(i8, String)>().expect("the columns are what they are");
+        let rows = rows.map(|row| row.expect("a row")).filter(|(kind, _)| *kind == 1);
+        rows.map(|(_, record)| serde_json::from_str::<Value>(&record).expect("JSON")).collect::<Vec<_>>()
+    };
+    let leaves = async || rows().await.iter().filter(|record| record["action"] == "leave").count();
+    wait_until(SOON, "the leave to be stored", async || leaves().await == 1).await;
+    for node in &nodes[1..] {
+        let path = "/api/channels/room/presence/history";
+        let basic = http::basic("secret.k1");
+        let answer = http::request(node.addr(), "GET", path, &[("authorization", &basic)], "").await;
+        let events = answer.json()["events"].as_array().expect("a list").clone();
+        let actions: Vec<&Value> = events.iter().map(|event| &event["action"]).collect();
+        assert_eq!(actions, ["leave", "enter"]);
+    }
+    assert_eq!((rows().await.len(), leaves().await), (2, 1));
+}
+
+/// Clients go from node to node, some of which are killed and start again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_moves_and_deaths() {
+    let Some(mut cluster) = cluster(3).await else { return };
+    let mut clients = Subscriber::on_each(cluster.nodes(), "moves").await;
+    let mut publishers = publishers(cluster.nodes()).await;
+    let mut attaches = 0;
+    for round in 0..6_usize {
+        sleep(Duration::from_millis(700)).await;
+        let victim = round % 3;
+        if round % 2 == 0 {
+            cluster.nodes()[victim].kill();
+        }
+        for (at, client) in std::mem::take(&mut clients).into_iter().enumerate() {
+            let to = if round % 2 == 0 { (victim + 1 + at % 2) % 3 } else { (round + at) % 3 };
+            let heard = client.leave().await;
+            clients.push(Subscriber::after(&cluster.nodes()[to], "moves", heard).await);
+            attaches += 3;
+        }
+        if round % 2 == 0 {
+            cluster.restart(victim).await;
+            cluster.until_linked().await;
+            publishers.add(&cluster.nodes()[victim]).await;
+        }
+    }
+    let acknowledged = publishers.end().await;
+    let mut losses = Vec::new();
+    for client in clients {
+        // Who was told begins anew, and hears nothing any more of those whose node has died.
+        let mut owed = acknowledged.clone();
+        if client.heard().losses() > 0 {
+            owed.retain(|(from, _), _| *from > 2);
+        }
+        let heard = client.settle(&owed).await;
+        losses.push(heard.losses());
+    }
+    println!("of {attaches} attaches, told {losses:?} times");
+    assert!(4 * losses.iter().sum::<u64>() < attaches, "it is of little use when many are told: {losses:?}");
+    for node in cluster.nodes() {
+        node.assert_well().await;
+    }
+}
+
+/// The history of several nodes and what comes live meet without a gap.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewind_joins_what_all_nodes_stored_and_what_comes() {
+    let Some(mut cluster) = cluster(3).await else { return };
+    let nodes = cluster.nodes();
+    let mut publishers = Vec::new();
+    for node in &*nodes {
+        publishers.push(Socket::open(node, "").await);
+    }
+    for number in 0..20_u64 {
+        for (from, publisher) in publishers.iter_mut().enumerate() {
+            publisher.publish("room", json!({"data": [from, number]})).await;
+        }
+    }
+    let mut more = JoinSet::new();
+    more.spawn(async move {
+        for number in 20..120_u64 {
+            for (from, publisher) in publishers.iter_mut().enumerate() {
+                publisher.publish("room", json!({"data": [from, number]})).await;
+            }
+        }
+    });
+    let mut sockets = Vec::new();
+    for (at, node) in nodes.iter().enumerate() {
+        sleep(Duration::from_millis(100 * at as u64)).await;
+        let (socket, attached) = attach(node, "room", &json!({"rewind": "50"})).await;
+        assert_eq!(attached["warning"], Value::Null, "{attached}");
+        sockets.push((socket, attached));
+    }
+    more.join_next().await.expect("a publisher").expect("all is published");
+    for (mut socket, _) in sockets {
+        let mut next: [Option<u64>; 3] = [None; 3];
+        let mut count = 0;
+        while next != [Some(120); 3] {
+            for data in read(&mut socket, "room", 1).await {
+                let part = |at: usize| data[at].as_u64().expect("a number");
+                let next = &mut next[part(0) as usize];
+                assert!(next.is_none_or(|next| next == part(1)), "{data} and {next:?}");
+                *next = Some(part(1) + 1);
+                count += 1;
+            }
+        }
+        assert!(count >= 50, "only {count}");
+    }
+}

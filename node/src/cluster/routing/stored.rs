@@ -1,0 +1,177 @@
+//! What a dead run has stored and this node has not heard of it: read from the store that nodes share.
+//!
+//! What a run has acknowledged on a channel that keeps history stands there. So whoever is attached when it dies is given the rest,
+//! and not told of a loss; and whoever comes back is brought on from there, once nothing is on its way to the store.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fanfare_proto::serial::Serial;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+
+use super::super::inbound::{self, Answer, Request};
+use super::{Later, Local, Routing};
+use crate::hub::Channel;
+use crate::model::{ChannelKey, Stamp};
+use crate::tasks::OnStop;
+
+/// What is on its way to the store of a node is there by then, or is not acknowledged.
+const SETTLE_WAIT: Duration = Duration::from_secs(3);
+const WHOLE_LOOK: Duration = Duration::from_millis(25);
+/// Channels that are read at a time after a death.
+const READS_MAX: usize = 16;
+/// Channels that are read after a death; in further ones it is told.
+const CHANNELS_MAX: usize = 10_000;
+
+/// What is asked of the store: what a run has stored of a channel behind a sequence that is known to be all there.
+#[derive(Debug, Clone)]
+pub struct Behind {
+    pub key: ChannelKey,
+    pub incarnation: u64,
+    pub sequence: u64,
+    /// All that was numbered longer ago than that is not behind it.
+    pub since: Duration,
+}
+
+/// What a death leaves where its rows cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leaves {
+    /// Whoever is attached is told.
+    Doubt,
+    /// Besides, no position of before is one to resume from.
+    Nothing,
+}
+
+impl Routing {
+    pub(super) fn store(&self) -> Option<&Arc<dyn Local>> {
+        self.local.get().filter(|local| local.is_store_shared())
+    }
+
+    /// Those that are alive or can be reached, this node too. All of them can be reached while the node is whole.
+    pub fn living(&self) -> Vec<u64> {
+        let mut living = self.peers_alive();
+        living.push(self.hub.incarnation());
+        living
+    }
+
+    /// Who can be reached is asked also while gossip is silent: it may be taking publishes.
+    pub(super) fn peers_alive(&self) -> Vec<u64> {
+        let mut alive = self.expected.lock().clone();
+        alive.extend(self.linked());
+        alive.sort_unstable();
+        alive.dedup();
+        alive
+    }
+
+    /// Every node that is alive can be reached: who is not may just have died.
+    pub fn is_whole(&self) -> bool {
+        let expected = self.expected.lock().clone();
+        expected.iter().all(|peer| self.is_up(*peer))
+    }
+
+    /// The runs that have said how far they were when this node began to be forwarded a channel.
+    pub fn owed(&self, channel: &Channel) -> Vec<u64> {
+        self.own.lock().get(&channel.number()).map_or_else(Vec::new, |own| own.confirmed.clone())
+    }
+
+    /// Resolves when all that living nodes had numbered in the channel is here or in the store, or was refused. False where one of
+    /// them does not say so.
+    pub async fn settle(&self, key: &ChannelKey) -> bool {
+        let Some(local) = self.store() else { return false };
+        let peers = self.peers_alive();
+        let stored = async {
+            let mut answers = self.ask(peers.clone(), 0, &Request::Settle);
+            let mut settled = 0;
+            while let Some(answer) = answers.next().await {
+                settled += usize::from(answer == Answer::Done);
+            }
+            settled == peers.len()
+        };
+        let both = async { tokio::join!(local.settled(), stored) };
+        let is_stored = matches!(tokio::time::timeout(SETTLE_WAIT, both).await, Ok((Some(()), true)));
+        // By now they know of the same deaths, and say how far they have heard those that are dead.
+        is_stored && self.settled(key).await
+    }
+
+    /// What was on its way to the store of this node is there, and every death is known that the asking node knows of.
+    pub(super) fn settled_for_peer(self: Arc<Self>, local: &dyn Local) -> Later<Option<Answer>> {
+        let settled = local.settled();
+        Box::pin(async move {
+            while !self.is_whole() {
+                tokio::time::sleep(WHOLE_LOOK).await;
+            }
+            settled.await.map(|()| Answer::Done)
+        })
+    }
+
+    /// Hands on what dead runs have stored of the channel that this node was to hear. False where that cannot be told of one.
+    pub async fn complete(&self, key: &ChannelKey, position: &Serial) -> bool {
+        let Some(channel) = self.hub.live(key) else { return false };
+        let living = self.living();
+        for run in self.owed(&channel).into_iter().filter(|run| !living.contains(run)) {
+            let is_ahead = position.sequence_of(run).is_some_and(|sequence| sequence > channel.reached(run));
+            let is_known = self.deaths.lock().is_complete(run, channel.number());
+            let since = self.deaths.lock().troubled_for(run);
+            if (is_ahead || !is_known) && !self.complete_one(&channel, run, since).await {
+                return false;
+            }
+        }
+        // What others have heard, and is not stored, was not acknowledged.
+        let gone = self.own.lock().get(&channel.number()).map(|own| own.gone.clone());
+        let gone = gone.unwrap_or_default();
+        let of_dead = gone.entries().iter().filter(|(run, _)| !living.contains(run));
+        let stamp =
+            |(incarnation, sequence): &(u64, u64)| Stamp { incarnation: *incarnation, sequence: *sequence };
+        channel.know(&of_dead.map(stamp).collect::<Vec<_>>());
+        true
+    }
+
+    async fn complete_one(&self, channel: &Arc<Channel>, incarnation: u64, since: Duration) -> bool {
+        let Some(local) = self.store() else { return false };
+        let sequence = channel.reached(incarnation);
+        let behind = Behind { key: channel.key().clone(), incarnation, sequence, since };
+        let Some(stored) = local.stored(behind).await else { return false };
+        self.hub.refilled(channel, incarnation, inbound::stored(channel.key(), stored));
+        self.deaths.lock().completed(incarnation, channel.number());
+        true
+    }
+
+    /// A run has died: what it has stored is handed on, and where that cannot be told, or in the channels that it has never said
+    /// anything of, its end is. False where nodes have no store together.
+    pub(super) fn recover(
+        &self,
+        (incarnation, since): (u64, Duration),
+        unheard: HashSet<u64>,
+        leaves: Leaves,
+    ) -> bool {
+        let Some(routing) = self.store().and_then(|_| self.this.upgrade()) else { return false };
+        self.tasks.spawn("recovery", OnStop::Cancel, async move {
+            let mut channels = routing.hub.channels_with(incarnation);
+            channels.retain(|channel| !unheard.contains(&channel.number()));
+            // There it is not known from where on something is missing.
+            routing.hub.gone_in(incarnation, &unheard);
+            let mut lost = HashSet::new();
+            lost.extend(channels.iter().skip(CHANNELS_MAX).map(|channel| channel.number()));
+            channels.truncate(CHANNELS_MAX);
+            let count = channels.len();
+            let failed = stream::iter(channels)
+                .map(async |channel| {
+                    let is_complete = routing.complete_one(&channel, incarnation, since).await;
+                    (!is_complete).then(|| channel.number())
+                })
+                .buffer_unordered(READS_MAX)
+                .filter_map(std::future::ready)
+                .collect::<Vec<u64>>()
+                .await;
+            lost.extend(failed);
+            tracing::info!(channels = count, told = lost.len(), "what a dead node had stored was read");
+            match leaves {
+                Leaves::Doubt => routing.hub.died_in(&lost),
+                Leaves::Nothing => routing.hub.gone_in(incarnation, &lost),
+            }
+        });
+        true
+    }
+}

@@ -1,0 +1,297 @@
+//! What the store that nodes share holds of a channel: the rows of all runs, in the order of their times.
+//!
+//! Whatever a run has acknowledged is in it. So nothing that counts is missing once all living nodes have said that nothing is on
+//! its way there any more: what they number from then on is delivered here. Numbers of a run that follow each other by more than
+//! one are no gap, since a node counts on where a channel was forgotten.
+
+use fanfare_proto::frame::Format;
+use fanfare_proto::http::read_record;
+use fanfare_proto::serial::Serial;
+
+use super::page::{PAGE_BYTES, PAGE_ROWS};
+use super::{Found, Rows};
+use crate::model::{Amount, ConnectionId, Stamp};
+use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row};
+use crate::session::Rewind;
+
+/// As far as the clocks of nodes may differ, and what a message may take from one to another.
+const APART_MS: u64 = 65_000;
+/// Rows that are looked at to tell whether a time is before or behind a position.
+const PROBE_ROWS: usize = 32;
+/// Times of questions, so that those who ask alike ask the same.
+const ROUNDED_MS: u64 = 1_000;
+
+/// How far somebody has come who is given what several runs have stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reading {
+    /// It has all up to here.
+    pub(in crate::edge::socket) has: Serial,
+    /// Where the channel stood when it began to take part in deliveries.
+    pub(super) stands: Serial,
+    /// Up to where the rows of runs that live are given; all of them are in it.
+    pub(super) living: Serial,
+    /// Of these runs what was not heard is yet to be handed on to whoever is attached.
+    pub(super) owed: Vec<u64>,
+    /// The next row is behind this one, and none is as late as that.
+    pub(super) cursor: Position,
+    pub(super) end_ms: u64,
+    /// What runs that are gone have stored before this time, and no position has: nobody knows whether it was missed.
+    pub(super) sure_ms: u64,
+}
+
+impl Reading {
+    /// Who has read it all has all that the channel's deliveries behind its attach do not bring.
+    pub(in crate::edge::socket) fn end(&self) -> Serial {
+        self.has.join(&self.stands)
+    }
+}
+
+/// Whether a row is one of those to be given.
+enum Given {
+    Yes,
+    No,
+    Unknown,
+}
+
+impl Rows<'_> {
+    /// What follows a position. None where that cannot be told.
+    pub(super) async fn after_everywhere(
+        &self,
+        position: Serial,
+        stands: Serial,
+        back_ms: Option<u64>,
+    ) -> Option<Found> {
+        let reading = self.settled(position, stands).await?;
+        self.begin_after(reading, back_ms).await
+    }
+
+    pub(super) async fn begin_after(&self, mut reading: Reading, back_ms: Option<u64>) -> Option<Found> {
+        let now_ms = self.shared.clock.now_ms();
+        let floor_ms = back_ms.map_or(self.oldest_ms, |back_ms| now_ms.saturating_sub(back_ms));
+        let floor_ms = floor_ms - floor_ms % ROUNDED_MS;
+        if floor_ms < self.oldest_ms - self.oldest_ms % ROUNDED_MS {
+            // Some of it may have outlived its retention.
+            return None;
+        }
+        let is_known = self.is_of_this_run(&reading.has);
+        let Some(newest) = self.newest(None).await? else {
+            return Some(Found::Reading { reading: Box::new(reading), is_cut: false });
+        };
+        let end_ms = newest.timestamp_ms + 1;
+        let first_ms = self.first_missed(&reading, is_known, floor_ms, end_ms).await?;
+        let mut start_ms = first_ms.saturating_sub(APART_MS).max(floor_ms);
+        reading.sure_ms = first_ms;
+        if first_ms <= floor_ms {
+            // Then the position is younger than the last row before, if it covers that.
+            if let Some(older) = self.newest(Some(floor_ms)).await?
+                && self.is_missed(&reading, is_known, older)
+            {
+                return None;
+            }
+            (start_ms, reading.sure_ms) = (floor_ms, 0);
+        }
+        reading.cursor = behind(start_ms);
+        reading.end_ms = end_ms;
+        Some(Found::Reading { reading: Box::new(reading), is_cut: false })
+    }
+
+    /// The last messages before an attach.
+    pub(super) async fn back_everywhere(&self, rewind: Rewind, stands: Serial) -> Option<Found> {
+        let reading = self.settled(Serial::default(), stands).await?;
+        self.begin_back(reading, rewind).await
+    }
+
+    pub(super) async fn begin_back(&self, mut reading: Reading, rewind: Rewind) -> Option<Found> {
+        let mut query = HistoryQuery {
+            limit: rewind.count,
+            start_ms: Some(rewind.since_ms),
+            // Their texts are read again, page by page.
+            bytes_max: usize::MAX,
+            until: Some(reading.living.clone()),
+            ..self.query(Direction::Backwards)
+        };
+        let mut found: Vec<Position> = Vec::new();
+        loop {
+            let page = self.shared.store.read(query.clone()).await.ok()?;
+            found.extend(page.rows.iter().map(|row| row.position));
+            query.limit = rewind.count.saturating_sub(found.len());
+            query.cursor = page.next;
+            if page.next.is_none() || query.limit == 0 {
+                break;
+            }
+        }
+        reading.has = before(&reading.stands, &found);
+        if let (Some(newest), Some(oldest)) = (found.first(), found.last()) {
+            reading.end_ms = newest.timestamp_ms + 1;
+            let sequence = oldest.sequence.saturating_sub(1);
+            reading.cursor = Position { sequence, incarnation: u64::MAX, ..*oldest };
+        }
+        let is_cut = rewind.is_cut && found.len() < rewind.count;
+        Some(Found::Reading { reading: Box::new(reading), is_cut })
+    }
+
+    /// A reading of nothing yet, once all is stored that was numbered before deliveries began.
+    async fn settled(&self, has: Serial, stands: Serial) -> Option<Reading> {
+        let (key, shared) = (self.channel.key(), self.shared);
+        let routing = shared.publisher.routing()?;
+        if !shared.store.is_shared() || !shared.keeps_as_before() || !routing.settle(key).await {
+            return None;
+        }
+        let runs = routing.living();
+        if !routing.complete(key, &has).await || self.channel.is_unsure() {
+            return None;
+        }
+        let (here, owed) = (self.channel.mark().serial(), routing.owed(self.channel));
+        // What a run that lives has for this node would come once more. Of a dead one nobody has more.
+        let is_ahead = |(run, sequence): &(u64, u64)| runs.contains(run) && !here.covers_one(*run, *sequence);
+        if has.entries().iter().any(is_ahead) {
+            return None;
+        }
+        let mut living = Serial::default();
+        for run in &runs {
+            living.advance(*run, stands.sequence_of(*run).unwrap_or(0));
+        }
+        Some(Reading { has, stands, living, owed, cursor: behind(0), end_ms: 0, sure_ms: 0 })
+    }
+
+    /// The position was told when this run had begun.
+    fn is_of_this_run(&self, position: &Serial) -> bool {
+        position.sequence_of(self.shared.hub.incarnation()).is_some()
+    }
+
+    /// A row that a position does not cover. What a run that is gone had stored before this one began was not missed by whoever
+    /// came later.
+    fn is_missed(&self, reading: &Reading, is_known: bool, row: Position) -> bool {
+        let Position { timestamp_ms, sequence, incarnation } = row;
+        let is_named = |serial: &Serial| serial.sequence_of(incarnation).is_some();
+        let is_former = is_known
+            && timestamp_ms.saturating_add(APART_MS) < self.shared.ready_ms
+            && !is_named(&reading.has)
+            && !is_named(&reading.living);
+        !is_former && !reading.has.covers_one(incarnation, sequence)
+    }
+
+    /// A time from which on rows are missed, and before which they are not, but for those of nodes whose clocks differ.
+    async fn first_missed(&self, reading: &Reading, is_known: bool, from_ms: u64, to_ms: u64) -> Option<u64> {
+        let (mut from_ms, mut to_ms) = (from_ms, to_ms);
+        while from_ms < to_ms {
+            let middle_ms = from_ms + (to_ms - from_ms) / 2;
+            let query = HistoryQuery {
+                limit: PROBE_ROWS,
+                bytes_max: PAGE_BYTES,
+                start_ms: Some(middle_ms),
+                ..self.query(Direction::Forwards)
+            };
+            let page = self.shared.store.read(query).await.ok()?;
+            // What runs have stored lies between each other.
+            let has = |row: &&Row| !self.is_missed(reading, is_known, row.position);
+            match page.rows.iter().rfind(has) {
+                Some(row) => from_ms = row.position.timestamp_ms + 1,
+                None => to_ms = middle_ms,
+            }
+        }
+        Some(from_ms)
+    }
+
+    /// A page of what follows.
+    pub(super) async fn read_on(
+        &self,
+        mut reading: Box<Reading>,
+        format: Format,
+        without: Option<ConnectionId>,
+    ) -> Option<Found> {
+        let mut amount = Amount::default();
+        loop {
+            let page = if reading.cursor.timestamp_ms >= reading.end_ms {
+                HistoryPage::default()
+            } else {
+                let query = HistoryQuery {
+                    limit: PAGE_ROWS,
+                    bytes_max: PAGE_BYTES,
+                    end_ms: Some(reading.end_ms),
+                    cursor: Some(reading.cursor),
+                    ..self.query(Direction::Forwards)
+                };
+                self.shared.store.read(query).await.ok()?
+            };
+            let frames = self.frames_of(&mut reading, &page, format, without, &mut amount)?;
+            let is_end = page.next.is_none();
+            if is_end || !frames.is_empty() {
+                return Some(Found::Read { frames, amount, reading, is_end });
+            }
+        }
+    }
+
+    fn frames_of(
+        &self,
+        reading: &mut Reading,
+        page: &HistoryPage,
+        format: Format,
+        without: Option<ConnectionId>,
+        amount: &mut Amount,
+    ) -> Option<Vec<bytes::Bytes>> {
+        let without = without.map(|id| id.to_string());
+        let is_known = self.is_of_this_run(&reading.has);
+        let kept_from_ms = self.shared.clock.now_ms().saturating_sub(self.shared.keep_ms);
+        let (mut frames, mut gone) = (Vec::new(), Serial::default());
+        for row in &page.rows {
+            let Position { timestamp_ms, sequence, incarnation } = row.position;
+            reading.cursor = row.position;
+            let is_gone = reading.living.sequence_of(incarnation).is_none();
+            if is_gone && !reading.owed.contains(&incarnation) && timestamp_ms >= kept_from_ms {
+                gone.advance(incarnation, sequence);
+            }
+            match self.given(reading, is_known, row.position) {
+                Given::No => continue,
+                Given::Unknown => return None,
+                Given::Yes => {}
+            }
+            let record = read_record(&row.json)
+                .inspect_err(|error| tracing::error!(%error, "a stored record cannot be read"))
+                .ok()?;
+            reading.has.advance(incarnation, sequence);
+            if without.as_deref() != Some(&*record.connection_id) {
+                frames.push(self.frame(&reading.has, &record, format, row.json.len(), amount));
+            }
+        }
+        // So far they have come, and so they stand in the positions that follow.
+        let stamp =
+            |(incarnation, sequence): &(u64, u64)| Stamp { incarnation: *incarnation, sequence: *sequence };
+        self.channel.know(&gone.entries().iter().map(stamp).collect::<Vec<_>>());
+        Some(frames)
+    }
+
+    fn given(&self, reading: &Reading, is_known: bool, row: Position) -> Given {
+        let Position { timestamp_ms, sequence, incarnation } = row;
+        match reading.living.sequence_of(incarnation) {
+            // What follows is delivered.
+            Some(last) if sequence > last => Given::No,
+            _ if !self.is_missed(reading, is_known, row) => Given::No,
+            None if timestamp_ms < reading.sure_ms && reading.has.sequence_of(incarnation).is_none() => {
+                Given::Unknown
+            }
+            _ => Given::Yes,
+        }
+    }
+}
+
+/// Behind it are the rows from that time on.
+fn behind(timestamp_ms: u64) -> Position {
+    let timestamp_ms = timestamp_ms.saturating_sub(1);
+    Position { timestamp_ms, sequence: u64::MAX, incarnation: u64::MAX }
+}
+
+/// The position of who is to be given these rows, and then all that follows where the channel stands.
+fn before(stands: &Serial, rows: &[Position]) -> Serial {
+    let mut first = Serial::default();
+    // From the newest to the oldest.
+    for row in rows.iter().rev().filter(|row| row.sequence > 0) {
+        if first.sequence_of(row.incarnation).is_none() {
+            first.advance(row.incarnation, row.sequence - 1);
+        }
+    }
+    let others = stands.entries().iter().filter(|(run, _)| first.sequence_of(*run).is_none());
+    let others: Vec<(u64, u64)> = others.copied().collect();
+    others.into_iter().for_each(|(run, sequence)| first.advance(run, sequence));
+    first
+}

@@ -1,0 +1,92 @@
+//! What a run that is dead has stored and this node has not heard: handed on after all, or at least known.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::channels::{Channel, Hub, State};
+use super::interest::Joining;
+use crate::model::{Forwarded, Stamp};
+
+impl State {
+    /// The run of another node is in its position.
+    pub(super) fn stands(&self, incarnation: u64) -> bool {
+        self.mark.others.as_ref().is_some_and(|others| others.sequence_of(incarnation).is_some())
+    }
+}
+
+impl Hub {
+    /// The channels that are wanted from other nodes and in whose position this run stands.
+    pub fn channels_with(&self, incarnation: u64) -> Vec<Arc<Channel>> {
+        let mut channels = self.all();
+        channels.retain(|channel| {
+            let state = channel.state.lock();
+            !matches!(state.joining, Joining::Not) && state.stands(incarnation)
+        });
+        channels
+    }
+
+    /// Hands on all that a run has stored behind what was heard of it, in its order: nothing of it is missing then.
+    pub fn refilled(&self, channel: &Arc<Channel>, incarnation: u64, stored: Vec<Forwarded>) {
+        let mut state = channel.state.lock();
+        if state.removed {
+            return;
+        }
+        for one in stored {
+            if !state.mark.covers(one.last()) {
+                self.take(channel, &mut state, one);
+            }
+        }
+        state.unsure.retain(|run| *run != incarnation);
+        drop(state);
+        self.give_way();
+    }
+
+    /// As [`Hub::died`], in these channels alone.
+    pub fn died_in(&self, numbers: &HashSet<u64>) {
+        self.each_of(numbers, |channel, state| self.tell_lost(channel, state));
+    }
+
+    /// As [`Hub::gone`], in these channels alone.
+    pub fn gone_in(&self, incarnation: u64, numbers: &HashSet<u64>) {
+        self.each_of(numbers, |channel, state| self.end_positions(channel, state, incarnation));
+    }
+
+    fn each_of(&self, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
+        for channel in self.all().iter().filter(|channel| numbers.contains(&channel.number)) {
+            let mut state = channel.state.lock();
+            if !matches!(state.joining, Joining::Not) {
+                act(channel, &mut state);
+            }
+        }
+    }
+}
+
+impl Channel {
+    /// How far a run of another node was heard.
+    pub fn reached(&self, incarnation: u64) -> u64 {
+        let state = self.state.lock();
+        state.mark.others.as_ref().and_then(|others| others.sequence_of(incarnation)).unwrap_or(0)
+    }
+
+    /// So far these runs have come, of which nothing is owed here: it stands in the positions of those who are attached from now
+    /// on, and who has not all of it is not resumed from the recent messages.
+    pub fn know(&self, stamps: &[Stamp]) {
+        if stamps.is_empty() {
+            return;
+        }
+        let state = &mut *self.state.lock();
+        for stamp in stamps {
+            if !state.knows(*stamp) {
+                state.mark.hear(*stamp, 0);
+                if let Some(ring) = &mut state.ring {
+                    ring.know(*stamp);
+                }
+            }
+        }
+    }
+
+    /// Something of a run may be missing here.
+    pub fn is_unsure(&self) -> bool {
+        !self.state.lock().unsure.is_empty()
+    }
+}

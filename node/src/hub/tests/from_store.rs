@@ -1,0 +1,96 @@
+//! What a dead run had stored and this node had not heard.
+
+use std::collections::HashSet;
+
+use fanfare_proto::serial::Serial;
+
+use super::forwarded::{Others, THERE, from, joined, position};
+use super::*;
+use crate::hub::channels::PLACES_BEFORE;
+
+const FURTHER: u64 = THERE + 1;
+
+fn stamp(incarnation: u64, sequence: u64) -> Stamp {
+    Stamp { incarnation, sequence }
+}
+
+#[test]
+fn it_is_handed_on_behind_what_was_heard_and_nobody_is_told_of_a_loss() {
+    let (hub, targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
+    hub.forwarded(from(THERE, 5, 1));
+    hub.doubt(THERE, &HashSet::new());
+    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
+    assert_eq!(start(5), Start::Unknown);
+    hub.refilled(&channel, THERE, vec![from(THERE, 5, 1), from(THERE, 6, 1), from(THERE, 9, 1)]);
+    let places: Vec<u64> = targets[0].deliveries.lock().iter().map(|one| one.place()).collect();
+    assert_eq!(places, [1, 2, 3].map(|number| PLACES_BEFORE + number), "each once");
+    assert_eq!(
+        (start(9), start(5)),
+        (Start::Live, Start::Replay { after: PLACES_BEFORE + 1, is_exact: true })
+    );
+    hub.refilled(&channel, THERE, vec![from(THERE, 6, 1)]);
+    hub.forwarded(from(THERE, 9, 1));
+    assert_eq!(targets[0].deliveries.lock().len(), 3);
+    assert!(targets[0].lost.lock().is_empty());
+}
+
+#[test]
+fn of_a_publish_of_which_a_part_was_stored_the_rest_is_handed_on() {
+    let (hub, targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
+    hub.refilled(&channel, THERE, vec![from(THERE, 5, 2)]);
+    hub.forwarded(from(THERE, 5, 4));
+    let deliveries = targets[0].deliveries.lock();
+    let counts: Vec<u64> = deliveries.iter().map(|one| one.count()).collect();
+    assert_eq!(counts, [2, 2]);
+    assert_eq!(deliveries[1].place(), PLACES_BEFORE + 4);
+}
+
+#[test]
+fn where_it_cannot_be_read_its_end_is_told_there_alone() {
+    let (hub, targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 3));
+    targets[0].lost.lock().clear();
+    hub.died_in(&HashSet::from([channel.number() + 1]));
+    assert!(targets[0].lost.lock().is_empty());
+    hub.died_in(&HashSet::from([channel.number()]));
+    assert_eq!(targets[0].lost.lock().len(), 1);
+    let before = channel.mark().serial();
+    assert_eq!(hub.look_after(&key("a"), &before), Start::Live);
+    hub.gone_in(THERE, &HashSet::from([channel.number()]));
+    assert_eq!(targets[0].lost.lock().len(), 2);
+    assert_eq!(hub.look_after(&key("a"), &before), Start::Unknown);
+}
+
+#[test]
+fn who_has_not_all_of_what_is_known_of_a_dead_run_is_not_resumed_from_the_recent_messages() {
+    let (hub, targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
+    hub.forwarded(from(THERE, 5, 1));
+    let mut further = Serial::single(THERE, 5);
+    further.advance(FURTHER, 8);
+    assert_eq!(hub.look_after(&key("a"), &further), Start::Unknown, "nothing is known of the run");
+    channel.know(&[stamp(FURTHER, 9)]);
+    assert_eq!(hub.look_after(&key("a"), &further), Start::Unknown, "it lacks one");
+    further.advance(FURTHER, 9);
+    assert_eq!(hub.look_after(&key("a"), &further), Start::Live);
+    hub.forwarded(from(THERE, 6, 1));
+    let start = hub.look_after(&key("a"), &further);
+    assert_eq!(start, Start::Replay { after: PLACES_BEFORE + 1, is_exact: false });
+    assert!(targets[0].lost.lock().is_empty());
+}
+
+/// On a channel that is wanted from now on, nothing tells a position from one that lacks the last of a node that has died.
+#[test]
+fn after_a_death_a_channel_begins_with_a_number_of_its_own() {
+    for has_lost in [false, true] {
+        let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
+        hub.set_interest(Arc::new(Others::after_a_death(has_lost)));
+        let before = hub.position(&key("a")).serial();
+        let joined = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+        assert!(joined.is_some());
+        let expected = if has_lost { Start::Unknown } else { Start::Live };
+        assert_eq!(hub.look_after(&key("a"), &before), expected);
+    }
+}
