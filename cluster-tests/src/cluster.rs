@@ -27,11 +27,20 @@ impl Cluster {
 
     /// The same, each on a host of its own, linked.
     pub async fn apart(network: &Network, count: usize) -> Self {
+        Self::apart_with(network, count, |options| options).await
+    }
+
+    /// The same with options of the caller's choice on every node.
+    pub async fn apart_with(
+        network: &Network,
+        count: usize,
+        change: impl Fn(NodeOptions) -> NodeOptions,
+    ) -> Self {
         let on_host = |options: NodeOptions| {
             let host = network.host();
             // There it is alone, and its ports stay the same when it starts again.
             let at = |port: u16| format!("{}:{port}", host.address());
-            let options = options.on(&host).environment("FANFARE_GOSSIP_LISTEN", &at(7946));
+            let options = change(options).on(&host).environment("FANFARE_GOSSIP_LISTEN", &at(7946));
             options.environment("FANFARE_PEER_LISTEN", &at(7947))
         };
         let cluster = Self::with(count, on_host).await;

@@ -1,15 +1,24 @@
 //! One node is cut off from two others: both sides go on serving, and when the cut is healed nobody has missed anything without
-//! being told.
+//! being told, and who is present is the same everywhere soon.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::network::{Cut, Network, isolated};
+use fanfare_cluster_tests::presence::{Watcher, members, names, present, until_everywhere};
+use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
-use fanfare_cluster_tests::{Node, SOON, wait_until};
-use tokio::time::sleep;
+use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 const A_WHILE: Duration = Duration::from_secs(2);
+/// What members get from when packets pass again.
+const CONVERGED_WITHIN: Duration = Duration::from_secs(5);
+/// So long nothing more happens then.
+const QUIET: Duration = Duration::from_secs(3);
+const ROOM: &str = "room";
 
 fn cut_off(network: &Network, nodes: &[Node]) -> Vec<Cut> {
     let others: Vec<_> = nodes[1..].iter().map(Node::host).collect();
@@ -74,4 +83,99 @@ fn again_and_again() {
         sleep(A_WHILE / 2).await;
         end_well(&mut cluster, publishers, subscribers).await;
     });
+}
+
+async fn is_listed(node: &Node, expected: &BTreeMap<String, Value>) -> bool {
+    let listed = members(node, ROOM).await;
+    let listed = listed["members"].as_array().expect("members");
+    let name = |member: &Value| member["clientId"].as_str().expect("a clientId").to_owned();
+    listed.iter().map(|member| (name(member), member["data"].clone())).collect::<BTreeMap<_, _>>()
+        == *expected
+}
+
+/// The members of the other side have left by `grace`, or are still there, when the cut is healed.
+fn members_converge(grace: Duration, have_left: bool) {
+    let grace_ms = u64::try_from(grace.as_millis()).expect("a short time");
+    isolated(async move |network| {
+        let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", grace_ms);
+        let mut cluster = Cluster::apart_with(&network, 3, with_grace).await;
+        let nodes = cluster.nodes();
+        let (mut sockets, mut expected) = (Vec::new(), BTreeMap::new());
+        for (at, node) in nodes.iter().enumerate() {
+            let mut socket = Socket::open(node, "").await;
+            for what in ["stays", "changes", "leaves"] {
+                let enter = json!({"clientId": format!("{what}-{at}"), "data": 0});
+                present(&mut socket, "enter", ROOM, enter).await;
+            }
+            sockets.push(socket);
+        }
+        let mut former = Socket::open(&nodes[0], "?clientId=moves").await;
+        present(&mut former, "enter", ROOM, json!({"data": 0})).await;
+        let mut watchers = Vec::new();
+        for node in &*nodes {
+            watchers.push(Watcher::on(node, ROOM).await);
+            assert_eq!(watchers.last().map(|watcher| watcher.list.len()), Some(10));
+        }
+
+        let cuts = cut_off(&network, nodes);
+        until_dead(nodes).await;
+        let key = former.connected["connectionKey"].as_str().expect("a key");
+        let mut moved = Socket::open(&nodes[1], &format!("?clientId=moves&resume={key}")).await;
+        assert_eq!(moved.connected["resumed"], true);
+        present(&mut moved, "enter", ROOM, json!({"data": 1})).await;
+        expected.insert("moves".to_owned(), json!(1));
+        for (at, socket) in sockets.iter_mut().enumerate() {
+            for (action, what) in [("update", "changes"), ("leave", "leaves"), ("enter", "comes")] {
+                let change = json!({"clientId": format!("{what}-{at}"), "data": 1});
+                present(socket, action, ROOM, change).await;
+            }
+            for (what, data) in [("stays", 0), ("changes", 1), ("comes", 1)] {
+                expected.insert(format!("{what}-{at}"), json!(data));
+            }
+        }
+        if have_left {
+            let is_of = |name: &str, side: &[&str]| side.iter().any(|at| name.ends_with(at));
+            wait_until(SOON, "each side to be alone", async || {
+                let (here, there) = (names(&nodes[0], ROOM).await, names(&nodes[1], ROOM).await);
+                !here.iter().any(|name| is_of(name, &["-1", "-2"]))
+                    && !there.iter().any(|name| is_of(name, &["-0"]))
+            })
+            .await;
+        }
+
+        drop(cuts);
+        let healed = Instant::now();
+        let end = healed + CONVERGED_WITHIN;
+        for (node, watcher) in nodes.iter().zip(&mut watchers) {
+            let left = end.saturating_duration_since(Instant::now());
+            wait_until(left, "the node to have all members", async || is_listed(node, &expected).await).await;
+            assert!(watcher.has_by(&expected, end).await, "{:?} after {:?}", watcher.list, watcher.events);
+        }
+        println!("converged {:?} after the cut was healed", healed.elapsed());
+        let (said, ended) = former.to_end(SOON).await;
+        assert_eq!((&said.last().expect("it is told")["code"], ended), (&json!(40800), Ended::Closed(4001)));
+        for watcher in &mut watchers {
+            watcher.assert_quiet(QUIET).await;
+            let stays = watcher.events.iter().filter(|(_, name)| name.starts_with("stays"));
+            assert_eq!(stays.count() > 0, have_left, "{:?}", watcher.events);
+        }
+        sockets.push(moved);
+        for socket in &mut sockets {
+            socket.send(&json!({"op": 5})).await;
+        }
+        until_everywhere(nodes, ROOM, &[]).await;
+        for node in nodes {
+            node.assert_well().await;
+        }
+    });
+}
+
+#[test]
+fn members_are_the_same_again_while_those_of_the_other_side_count_as_present() {
+    members_converge(Duration::from_secs(15), false);
+}
+
+#[test]
+fn members_are_the_same_again_after_those_of_the_other_side_have_left() {
+    members_converge(Duration::from_secs(1), true);
 }

@@ -169,6 +169,21 @@ async fn two_nodes_that_end_one_after_the_other_leave_no_ghost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_begins_before_a_death_is_noticed_knows_who_may_come_back() {
+    let mut cluster = Cluster::linked(2).await;
+    let nodes = cluster.nodes();
+    let before = member(&nodes[1], 1).await;
+    until_everywhere(nodes, "room", &["member-1"]).await;
+    nodes[1].kill();
+    let fresh = cluster.add(|options| options).await;
+    assert_eq!(names(fresh, "room").await, ["member-1"]);
+    let mut watcher = watcher(fresh, 1).await;
+    let mut back = resumed(&before, fresh).await;
+    present(&mut back, "leave", "room", json!({"clientId": "member-1"})).await;
+    assert_eq!(leaves(&mut watcher, 1).await, ["member-1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn whoever_is_still_there_when_its_node_is_back_enters_again() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();

@@ -217,7 +217,10 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             return Ok(());
         }
         Some(v1::item::Kind::PresenceDelta(delta)) => {
-            inbound.presence_changed(from, presence::changed(delta, from)?);
+            let change = presence::changed(delta, from)?;
+            if !presence::is_to_be_lost(&change) {
+                inbound.presence_changed(from, change);
+            }
             return Ok(());
         }
         Some(v1::item::Kind::PresenceSnapshot(part)) => {

@@ -83,7 +83,7 @@ pub struct Routing {
     seats_waiting: Arc<Semaphore>,
     presence: Presence,
     /// Runs whose members' connections are lost, and since when.
-    orphaned: Mutex<HashMap<u64, tokio::time::Instant>>,
+    orphaned: Mutex<HashMap<u64, Instant>>,
     /// Who wants a channel, by incarnation.
     wanted: DashMap<ChannelKey, Vec<u64>>,
     epoch: AtomicU64,

@@ -45,7 +45,7 @@ struct Present {
     owner: Owner,
     /// The number of the last presence event of this node when it became the owner's.
     since: u64,
-    /// Each with what it adds to the sum.
+    /// Each with a number of all that it is, but for whose the connection is.
     members: BTreeMap<(ChannelKey, ClientId), u64>,
 }
 
@@ -93,18 +93,18 @@ impl Roster {
         let none = || Present { owner, since, members: BTreeMap::new() };
         let mut present = self.connections.entry(connection_id).or_insert_with(none);
         self.raise(&mut present, owner, since);
-        let run = present.owner.incarnation;
+        let owner = present.owner;
         if let Some(former) = present.members.insert((key.clone(), client_id), digest) {
-            self.subtract(run, &key, former);
+            self.subtract(owner, &key, former);
         }
-        self.add(run, &key, digest);
+        self.add(owner, &key, digest);
     }
 
     pub(super) fn remove(&self, connection_id: ConnectionId, key: &ChannelKey, client_id: &ClientId) {
         let Entry::Occupied(mut present) = self.connections.entry(connection_id) else { return };
-        let run = present.get().owner.incarnation;
+        let owner = present.get().owner;
         if let Some(digest) = present.get_mut().members.remove(&(key.clone(), client_id.clone())) {
-            self.subtract(run, key, digest);
+            self.subtract(owner, key, digest);
         }
         if present.get().members.is_empty() {
             present.remove();
@@ -158,22 +158,21 @@ impl Roster {
         if present.owner >= owner {
             return;
         }
-        let former = std::mem::replace(&mut present.owner, owner).incarnation;
+        let former = std::mem::replace(&mut present.owner, owner);
         present.since = since;
-        if former != owner.incarnation {
-            for ((key, _), digest) in &present.members {
-                self.subtract(former, key, *digest);
-                self.add(owner.incarnation, key, *digest);
-            }
+        for ((key, _), digest) in &present.members {
+            self.subtract(former, key, *digest);
+            self.add(owner, key, *digest);
         }
     }
 
-    fn add(&self, run: u64, key: &ChannelKey, digest: u64) {
+    fn add(&self, owner: Owner, key: &ChannelKey, digest: u64) {
         let mut runs = self.runs.lock();
+        let run = owner.incarnation;
         let sum = runs.entry(run).or_insert(Sum { members: 0, digests: [0; PARTS] });
         sum.members += 1;
         let part = &mut sum.digests[part_of(key)];
-        *part = part.wrapping_add(digest);
+        *part = part.wrapping_add(share(digest, owner));
         drop(runs);
         if run == self.own {
             let mut account = self.crowds.entry(key.account().clone()).or_default();
@@ -181,12 +180,13 @@ impl Roster {
         }
     }
 
-    fn subtract(&self, run: u64, key: &ChannelKey, digest: u64) {
+    fn subtract(&self, owner: Owner, key: &ChannelKey, digest: u64) {
         let mut runs = self.runs.lock();
+        let run = owner.incarnation;
         if let Some(sum) = runs.get_mut(&run) {
             sum.members -= 1;
             let part = &mut sum.digests[part_of(key)];
-            *part = part.wrapping_sub(digest);
+            *part = part.wrapping_sub(share(digest, owner));
             if sum.members == 0 {
                 runs.remove(&run);
             }
@@ -205,4 +205,9 @@ impl Roster {
         }
         self.crowds.remove_if(key.account(), |_, account| account.is_empty());
     }
+}
+
+/// What a member adds to the sum of a run. Nodes that do not agree in which epoch a connection is differ in it.
+fn share(digest: u64, owner: Owner) -> u64 {
+    Digest::default().of(&digest.to_be_bytes()).of(&owner.epoch.to_be_bytes()).number()
 }

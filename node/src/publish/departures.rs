@@ -97,12 +97,16 @@ impl Queue {
 impl Publisher {
     /// The connection's members leave now.
     pub fn leave(&self, departure: Departure) {
-        self.depart(departure, Duration::ZERO);
+        self.depart(departure, Instant::now());
     }
 
     /// The connection is lost: its members leave when nobody has taken it up within the grace.
     pub fn lost(&self, departure: Departure) {
-        self.depart(departure, Duration::from_millis(self.inner.limits.presence_grace_ms));
+        self.depart(departure, Instant::now() + self.grace());
+    }
+
+    pub(crate) fn grace(&self) -> Duration {
+        Duration::from_millis(self.inner.limits.presence_grace_ms)
     }
 
     /// The connection has ended for good, which other nodes are to know.
@@ -126,7 +130,7 @@ impl Publisher {
         }
     }
 
-    fn depart(&self, departure: Departure, after: Duration) {
+    pub(crate) fn depart(&self, departure: Departure, at: Instant) {
         let Inner { hub, departures, .. } = &*self.inner;
         let Departure { connection_id, owner, .. } = departure;
         if hub.presence_owner(connection_id) != Some(owner)
@@ -135,23 +139,28 @@ impl Publisher {
             return;
         }
         let up_to_sequence = hub.presence_sequence();
-        departures.queue.lock().put(Order { at: Instant::now() + after, up_to_sequence, departure });
+        departures.queue.lock().put(Order { at, up_to_sequence, departure });
         departures.changed.notify_one();
     }
 
     /// Lets members leave when their time has come, until the node stops.
     pub async fn run_departures(self, stopping: CancellationToken) {
-        let inner = self.inner;
         while !stopping.is_cancelled() {
-            let next = inner.departures.queue.lock().next(Instant::now());
             // Time is up, or something else may be due before.
-            let change = stopping.run_until_cancelled(inner.departures.changed.notified());
-            match next {
-                Ok(order) => inner.carry_out(order).await,
+            let change = stopping.run_until_cancelled(self.inner.departures.changed.notified());
+            match self.let_leave(Instant::now()).await {
+                Ok(()) => {}
                 Err(None) => drop(change.await),
                 Err(Some(at)) => drop(tokio::time::timeout_at(at.into(), change).await),
             }
         }
+    }
+
+    /// Lets members of one connection leave, if any are to by `now`; else says when the next are.
+    pub(crate) async fn let_leave(&self, now: Instant) -> Result<(), Option<Instant>> {
+        let order = self.inner.departures.queue.lock().next(now)?;
+        self.inner.carry_out(order).await;
+        Ok(())
     }
 
     /// Lets members leave whose connections were of runs of other nodes that have ended, until the node stops.
@@ -160,27 +169,32 @@ impl Publisher {
         account: impl Fn(&AccountId) -> Arc<Account> + Send + Sync,
         stopping: CancellationToken,
     ) {
-        let Some(routing) = self.routing().map(Arc::clone) else { return };
-        let (inner, grace) = (&self.inner, Duration::from_millis(self.inner.limits.presence_grace_ms));
-        while stopping.run_until_cancelled(tokio::time::sleep(ORPHANS_LOOK)).await.is_some() {
-            for (connection_id, owner) in routing.orphans(grace) {
-                let Some((key, _)) = inner.hub.memberships(connection_id).into_iter().next() else {
-                    continue;
-                };
-                let account = account(key.account());
-                let departure = Departure { connection_id, owner, account, keeps: None };
-                inner.carry_out(Order { at: Instant::now(), up_to_sequence: u64::MAX, departure }).await;
-            }
+        let is_alone = self.routing().is_none();
+        while !is_alone && stopping.run_until_cancelled(tokio::time::sleep(ORPHANS_LOOK)).await.is_some() {
+            self.let_orphans_leave(&account, Instant::now()).await;
+        }
+    }
+
+    /// To be called every 250 ms.
+    pub(crate) async fn let_orphans_leave(
+        &self,
+        account: &(impl Fn(&AccountId) -> Arc<Account> + Sync),
+        now: Instant,
+    ) {
+        let (Some(routing), inner) = (self.routing(), &self.inner) else { return };
+        for (connection_id, owner) in routing.orphans(self.grace(), now) {
+            let Some((key, _)) = inner.hub.memberships(connection_id).into_iter().next() else {
+                continue;
+            };
+            let account = account(key.account());
+            let departure = Departure { connection_id, owner, account, keeps: None };
+            inner.carry_out(Order { at: now, up_to_sequence: u64::MAX, departure }).await;
         }
     }
 
     /// The last look, after the last connection: what is due leaves. What is lost stays for the node's next run.
     pub async fn finish_departures(&self) {
-        loop {
-            let next = self.inner.departures.queue.lock().next(Instant::now());
-            let Ok(order) = next else { return };
-            self.inner.carry_out(order).await;
-        }
+        while self.let_leave(Instant::now()).await.is_ok() {}
     }
 }
 

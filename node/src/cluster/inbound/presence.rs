@@ -1,6 +1,6 @@
 //! Who is present at other nodes.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use fanfare_proto::peer::v1;
@@ -20,6 +20,16 @@ pub enum PresenceSaid {
     Digests { parts: u64, digests: Vec<u64> },
     /// What is here is to be told.
     Asked { parts: u64 },
+}
+
+/// The variable that tells a build for tests on which channel changes are to be lost on their way in.
+const LOST_ON: &str = "PEER_PRESENCE_LOST_ON";
+
+/// Only links that fail without a trace lose a change, which none does by itself.
+pub(super) fn is_to_be_lost(change: &ForwardedPresence) -> bool {
+    static LOST: OnceLock<Option<String>> = OnceLock::new();
+    let told = || std::env::var(LOST_ON).ok();
+    cfg!(debug_assertions) && LOST.get_or_init(told).as_deref() == Some(change.key.channel())
 }
 
 pub(super) fn changed(delta: v1::PresenceDelta, from: &Peer) -> Result<ForwardedPresence, Malformed> {

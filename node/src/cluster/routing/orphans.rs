@@ -1,9 +1,7 @@
 //! Members whose node has ended: who of the others lets them leave.
 
 use std::collections::HashMap;
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Routing;
 use crate::model::{ConnectionId, Digest, Owner};
@@ -21,8 +19,8 @@ impl Routing {
 
     /// Connections whose members are to leave now by this node, with whose they were: their run has ended for as long as `grace`
     /// by what this node knows, and nobody has taken them up. To be called often.
-    pub fn orphans(&self, grace: Duration) -> Vec<(ConnectionId, Owner)> {
-        let (now, own) = (Instant::now(), self.hub.incarnation());
+    pub fn orphans(&self, grace: Duration, now: Instant) -> Vec<(ConnectionId, Owner)> {
+        let own = self.hub.incarnation();
         let mut ended = self.hub.present_runs();
         ended.retain(|run| *run != own && self.has_ended(*run));
         let mut since = self.orphaned.lock();
@@ -40,10 +38,14 @@ impl Routing {
         if due.is_empty() {
             return Vec::new();
         }
-        let alive: Vec<u64> = self.runs.lock().alive().chain([own]).collect();
+        let survivors: HashMap<u64, Vec<u64>> = {
+            let runs = self.runs.lock();
+            due.keys().map(|run| (*run, runs.survivors_of(*run).chain([own]).collect())).collect()
+        };
         let mut orphans = self.hub.present_connections(|run| due.contains_key(&run));
-        orphans.retain(|(connection_id, owner)| {
-            due.get(&owner.incarnation) == Some(&true) || chosen(*connection_id, &alive) == Some(own)
+        orphans.retain(|(connection_id, Owner { incarnation, .. })| {
+            due.get(incarnation) == Some(&true)
+                || chosen(*connection_id, &survivors[incarnation]) == Some(own)
         });
         orphans
     }

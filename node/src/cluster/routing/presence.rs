@@ -160,8 +160,8 @@ impl Routing {
         for lane in 0..lanes {
             drop(links.send(to, lane as u64, &begun));
         }
-        // Those of runs that have ended nobody tells who has joined since.
-        let is_told = |run: u64| run == self.hub.incarnation() || self.has_ended(run);
+        // Those of runs that have ended nobody tells who has joined since, and that one has ended may not be known yet.
+        let is_told = |run: u64| run == self.hub.incarnation() || !self.is_up(run);
         let (mut told, mut unconfirmed) = (HashSet::new(), 0);
         loop {
             // Somebody may have come meanwhile.

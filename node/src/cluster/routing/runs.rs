@@ -37,7 +37,14 @@ pub trait Connections: Send + Sync + 'static {
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     alive: Vec<u64>,
-    ended: HashMap<u64, Instant>,
+    seen: HashMap<u64, Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// When it was alive for the first time.
+    begun: Instant,
+    ended: Option<Instant>,
 }
 
 impl Runs {
@@ -46,14 +53,18 @@ impl Runs {
         let mut ended = std::mem::replace(&mut self.alive, alive.to_vec());
         ended.retain(|run| !alive.contains(run));
         for run in &ended {
-            self.ended.insert(*run, now);
+            if let Some(seen) = self.seen.get_mut(run) {
+                seen.ended = Some(now);
+            }
         }
-        self.ended.retain(|run, _| !alive.contains(run));
-        while self.ended.len() > ENDED_MAX
-            && let Some((first, _)) = self.ended.iter().min_by_key(|(_, since)| **since)
+        for run in alive {
+            self.seen.entry(*run).or_insert(Seen { begun: now, ended: None }).ended = None;
+        }
+        let since = |(run, seen): (&u64, &Seen)| Some((seen.ended?, *run));
+        while self.seen.len() > self.alive.len() + ENDED_MAX
+            && let Some((_, first)) = self.seen.iter().filter_map(since).min()
         {
-            let first = *first;
-            self.ended.remove(&first);
+            self.seen.remove(&first);
         }
         ended
     }
@@ -61,12 +72,23 @@ impl Runs {
     pub(super) fn alive(&self) -> impl Iterator<Item = u64> {
         self.alive.iter().copied()
     }
+
+    fn ended(&self, run: u64) -> Option<Instant> {
+        self.seen.get(&run)?.ended
+    }
+
+    /// Those that are alive and were before this one ended, as far as that is known.
+    pub(super) fn survivors_of(&self, run: u64) -> impl Iterator<Item = u64> {
+        let ended = self.ended(run);
+        let begun = |alive: &u64| self.seen.get(alive).map(|seen| seen.begun);
+        self.alive().filter(move |alive| ended.is_none() || begun(alive) < ended)
+    }
 }
 
 impl Routing {
     /// None for a run that this node does not know, or of which it has known for longer than `window` that it ended.
     pub fn run(&self, incarnation: u64, window: Duration) -> Option<Run> {
-        if let Some(since) = self.runs.lock().ended.get(&incarnation) {
+        if let Some(since) = self.runs.lock().ended(incarnation) {
             return (since.elapsed() <= window).then_some(Run::Ended);
         }
         self.peers.read().contains_key(&incarnation).then_some(Run::Alive)
@@ -152,16 +174,35 @@ mod tests {
     fn a_run_ends_when_it_is_missed_and_not_again_until_it_was_back() {
         let (mut runs, begun) = (Runs::default(), Instant::now());
         let at = |seconds| begun + Duration::from_secs(seconds);
+        let ended = |runs: &Runs| [1, 2].map(|run| runs.ended(run));
         runs.are_alive(&[1, 2], at(0));
-        assert!(runs.ended.is_empty());
-        runs.are_alive(&[2], at(1));
-        runs.are_alive(&[2], at(2));
-        assert_eq!(runs.ended, HashMap::from([(1, at(1))]));
+        assert_eq!(ended(&runs), [None, None]);
+        assert_eq!(runs.are_alive(&[2], at(1)), [1]);
+        assert!(runs.are_alive(&[2], at(2)).is_empty());
+        assert_eq!(ended(&runs), [Some(at(1)), None]);
         runs.are_alive(&[1], at(3));
-        assert_eq!(runs.ended, HashMap::from([(2, at(3))]));
+        assert_eq!(ended(&runs), [None, Some(at(3))]);
         for run in 0..=ENDED_MAX as u64 {
             runs.are_alive(&[run + 10], at(run + 4));
         }
-        assert!(runs.ended.len() == ENDED_MAX && !runs.ended.contains_key(&2), "the earliest goes");
+        assert_eq!((ended(&runs), runs.ended(10)), ([None; 2], Some(at(5))), "the earliest goes");
+        assert_eq!(runs.seen.len(), ENDED_MAX + 1);
+    }
+
+    #[test]
+    fn who_began_after_a_run_had_ended_is_no_survivor_of_it() {
+        let (mut runs, begun) = (Runs::default(), Instant::now());
+        let alive = [&[1, 2, 3][..], &[1, 2], &[2], &[2, 3, 4], &[3, 4]];
+        let mut next = alive.iter().zip(0..);
+        let mut survivors = |run: u64, steps: usize| {
+            for (alive, seconds) in next.by_ref().take(steps) {
+                runs.are_alive(alive, begun + Duration::from_secs(seconds));
+            }
+            runs.survivors_of(run).collect::<Vec<_>>()
+        };
+        assert_eq!(survivors(1, 4), [2, 3], "3 was not heard just when 1 ended");
+        assert_eq!(survivors(1, 1), [3]);
+        assert_eq!(survivors(2, 0), [3, 4]);
+        assert_eq!(survivors(9, 0), [3, 4], "it ended before this node began");
     }
 }

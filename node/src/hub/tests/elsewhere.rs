@@ -194,6 +194,25 @@ fn a_connection_that_moves_while_its_node_tells_does_not_leave() {
     assert!(node.events().is_empty());
 }
 
+#[test]
+fn nodes_differ_that_know_a_connection_in_another_epoch() {
+    let (node, other) = (Node::new(), Node::new());
+    let same = || node.hub.presence_digests(ONE) == other.hub.presence_digests(ONE);
+    for node in [&node, &other] {
+        node.hears(Enter, told(1, (0, ONE), "1"));
+    }
+    assert!(same());
+    node.hub.take_over_presence(connection(1), Owner { epoch: 1, incarnation: ONE });
+    assert!(!same());
+    other.events();
+    other.is_told(ONE, vec![told(1, (1, ONE), "1")], other.hub.presence_sequence());
+    assert!(same() && other.events().is_empty());
+    for node in [&node, &other] {
+        node.hears(Leave, told(1, (1, ONE), "1"));
+        assert_eq!(node.hub.presence_digests(ONE), [0; crate::hub::PARTS]);
+    }
+}
+
 /// A number that seems to come by chance.
 struct Chance(u64);
 

@@ -1,0 +1,123 @@
+//! A node that is asked to stop sends its clients to others, and whoever is present and comes back within the grace never left:
+//! nobody sees a leave or an enter of it.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::presence::{Watcher, present, until_everywhere};
+use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket};
+use serde_json::json;
+use tokio::time::{Instant, sleep_until};
+
+const ROOM: &str = "room";
+const MEMBERS: usize = 8;
+const GRACE: Duration = Duration::from_secs(5);
+/// After its end, by whoever takes his time.
+const LATE: Duration = Duration::from_millis(3_500);
+/// Longer than it takes from the end of a node until every other one would have let somebody leave on its own.
+const QUIET: Duration = Duration::from_secs(12);
+
+async fn three() -> Cluster {
+    let grace = u64::try_from(GRACE.as_millis()).expect("a short time");
+    Cluster::linked_with(3, |options: NodeOptions| options.limit("presence_grace_ms", grace)).await
+}
+
+fn name(number: usize) -> String {
+    format!("member-{number}")
+}
+
+fn names() -> Vec<String> {
+    (0..MEMBERS).map(name).collect()
+}
+
+async fn members_on(node: &Node) -> Vec<Socket> {
+    let mut members = Vec::new();
+    for number in 0..MEMBERS {
+        let mut socket = Socket::open(node, &format!("?clientId={}", name(number))).await;
+        present(&mut socket, "enter", ROOM, json!({"data": number})).await;
+        members.push(socket);
+    }
+    members
+}
+
+/// Is asked to go, goes, and comes back there, late or as soon as it may.
+async fn moves(mut member: Socket, number: usize, to: &Node, is_late: bool) -> Socket {
+    let asked = member.find("to be asked to go", |frame| frame["op"] == 4).await;
+    assert_eq!(asked["code"], 50003, "{asked}");
+    let key = member.connected["connectionKey"].as_str().expect("a key").to_owned();
+    let former = member.connected["connectionId"].clone();
+    drop(member);
+    let after_ms = asked["reconnectAfterMs"].as_u64().expect("a time");
+    assert!(after_ms <= 5_000, "{asked}");
+    sleep_until(Instant::now() + if is_late { LATE } else { Duration::from_millis(after_ms) }).await;
+    let mut back = Socket::open(to, &format!("?clientId={}&resume={key}", name(number))).await;
+    assert_eq!((&back.connected["resumed"], &back.connected["connectionId"]), (&json!(true), &former));
+    if number.is_multiple_of(3) {
+        // As clients do that do not know whether they are still present.
+        present(&mut back, "enter", ROOM, json!({"data": number})).await;
+    }
+    back
+}
+
+/// All at the same time, to one of these nodes each.
+async fn move_all(members: Vec<Socket>, to: &[&Node], late: impl Fn(usize) -> bool) -> Vec<Socket> {
+    let moving = members.into_iter().enumerate();
+    let moving = moving.map(|(number, member)| moves(member, number, to[number % to.len()], late(number)));
+    futures_util::future::join_all(moving).await
+}
+
+async fn assert_quiet(watchers: &mut [Watcher]) {
+    let end = Instant::now() + QUIET;
+    for watcher in watchers {
+        watcher.assert_quiet(end.saturating_duration_since(Instant::now())).await;
+        assert!(watcher.list.keys().eq(&names()), "{:?}", watcher.list);
+    }
+}
+
+async fn leave_one_by_one(members: &mut [Socket], watchers: &mut [Watcher]) {
+    for member in &mut *members {
+        present(member, "leave", ROOM, json!({})).await;
+    }
+    for watcher in watchers {
+        for number in 0..MEMBERS {
+            assert!(watcher.take_until(Instant::now() + SOON).await);
+            assert_eq!(watcher.events.len(), number + 1);
+        }
+        assert!(watcher.list.is_empty(), "{:?}", watcher.list);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_within_the_grace_never_left() {
+    let mut cluster = three().await;
+    let nodes = cluster.nodes();
+    let members = members_on(&nodes[0]).await;
+    let mut watchers = vec![Watcher::on(&nodes[1], ROOM).await, Watcher::on(&nodes[2], ROOM).await];
+    let mut watching = Watcher::on(&nodes[0], ROOM).await;
+    nodes[0].terminate();
+    let to = [&nodes[1], &nodes[2]];
+    let mut members = move_all(members, &to, |number| number % 4 >= 2).await;
+    assert!(!watching.take_until(Instant::now() + SOON).await, "{:?}", watching.events);
+    assert_eq!(nodes[0].ended().await.code(), Some(0));
+    watchers.push(Watcher::on(&nodes[1], ROOM).await);
+    assert_quiet(&mut watchers).await;
+    leave_one_by_one(&mut members, &mut watchers).await;
+    until_everywhere(&nodes[1..], ROOM, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_drains_one_after_the_other_are_not_seen_either() {
+    let mut cluster = three().await;
+    let nodes = cluster.nodes();
+    let members = members_on(&nodes[0]).await;
+    let mut watchers = [Watcher::on(&nodes[2], ROOM).await];
+    assert_eq!(nodes[0].operate("POST", "/drain").await.status, 202);
+    let members = move_all(members, &[&nodes[1]], |number| number == 5).await;
+    nodes[1].terminate();
+    let mut members = move_all(members, &[&nodes[2]], |number| number == 1).await;
+    for node in &mut nodes[..2] {
+        assert_eq!(node.ended().await.code(), Some(0));
+    }
+    assert_quiet(&mut watchers).await;
+    leave_one_by_one(&mut members, &mut watchers).await;
+}
