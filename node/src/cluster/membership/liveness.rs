@@ -41,7 +41,7 @@ struct Watched {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::cluster) struct Due {
     /// Incarnations to probe.
-    pub(super) ask: Vec<u64>,
+    pub(in crate::cluster) ask: Vec<u64>,
     /// For how long this node itself did not run, if others may have noticed.
     pub(super) paused: Option<Duration>,
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
 
+use super::watch::Watch;
 use crate::cluster::routing::Routing;
 use crate::hub::{
     Channel, Content, Delivery, DeliveryTarget, Hub, Mark, PresenceDelivery, Refill, Start, Waiter,
@@ -26,6 +27,7 @@ pub(super) struct Mailbox(Mutex<Vec<Event>>);
 
 enum Event {
     Delivery(Arc<Delivery>),
+    Presence(Arc<PresenceDelivery>),
     Lost(u64, Mark),
 }
 
@@ -34,7 +36,9 @@ impl DeliveryTarget for Mailbox {
         self.0.lock().push(Event::Delivery(delivery));
     }
 
-    fn deliver_presence(&self, _: Arc<PresenceDelivery>) {}
+    fn deliver_presence(&self, delivery: Arc<PresenceDelivery>) {
+        self.0.lock().push(Event::Presence(delivery));
+    }
 
     fn lose(&self, channel: u64, mark: &Mark) {
         self.0.lock().push(Event::Lost(channel, mark.clone()));
@@ -94,12 +98,15 @@ pub(super) struct Counts {
     pub(super) resumed: usize,
     /// How often the client was told that something may be missing.
     pub(super) told: usize,
+    /// Of members, that it was told.
+    pub(super) changes: usize,
     now: Duration,
 }
 
 struct Subscription {
     position: Option<Serial>,
     stage: Stage,
+    watch: Watch,
 }
 
 enum Stage {
@@ -166,7 +173,7 @@ impl Client {
         if self.subscriptions.contains_key(key) {
             return;
         }
-        let mut subscription = Subscription { position: None, stage: Stage::Off };
+        let mut subscription = Subscription { position: None, stage: Stage::Off, watch: Watch::default() };
         if let Some(at) = &self.at {
             let epochs = self.epochs.entry(key.clone()).or_default();
             subscription.attach(key, at, epochs, &mut self.counts);
@@ -178,6 +185,7 @@ impl Client {
     pub(super) fn disconnect(&mut self, is_node_alive: bool) -> Option<At> {
         let at = self.at.take()?;
         for (key, subscription) in &mut self.subscriptions {
+            subscription.watch = Watch::default();
             let channel = match std::mem::replace(&mut subscription.stage, Stage::Off) {
                 Stage::Joining(_) => at.hub.live(key),
                 stage => stage.channel().map(Arc::clone),
@@ -197,6 +205,7 @@ impl Client {
         for event in at.mailbox.take() {
             let number = match &event {
                 Event::Delivery(delivery) => delivery.channel,
+                Event::Presence(delivery) => delivery.channel,
                 Event::Lost(channel, _) => *channel,
             };
             let found = self.subscriptions.iter_mut().find(|(_, subscription)| {
@@ -206,29 +215,57 @@ impl Client {
             let epochs = self.epochs.entry(key.clone()).or_default();
             match event {
                 Event::Delivery(delivery) => subscription.delivered(&delivery, epochs),
+                Event::Presence(delivery) => {
+                    self.counts.changes += 1;
+                    subscription.watch.hear(&delivery);
+                }
                 Event::Lost(_, mark) => {
                     subscription.lose_before(&mark, epochs, &mut self.counts);
+                    subscription.begin_watch(at);
                 }
             }
         }
         for (key, subscription) in &mut self.subscriptions {
             let epochs = self.epochs.entry(key.clone()).or_default();
             subscription.go_on(key, at, epochs, &mut self.counts);
+            if let Some(channel) = subscription.stage.channel() {
+                subscription.watch.pull(&at.hub, channel);
+            }
         }
+    }
+
+    /// Who is present on the channel, as far as the client can tell; none while it is not attached.
+    pub(super) fn watch(&self, key: &ChannelKey) -> Option<&Watch> {
+        let subscription = self.subscriptions.get(key)?;
+        subscription.stage.channel().map(|_| &subscription.watch)
+    }
+
+    pub(super) fn forget_events(&mut self) {
+        self.subscriptions.values_mut().for_each(|subscription| subscription.watch.events.clear());
     }
 
     /// Everything that has come is read, and nothing is waited for.
     pub(super) fn is_settled(&self) -> bool {
         self.at.as_ref().is_some_and(|at| at.mailbox.is_empty())
-            && self
-                .subscriptions
-                .values()
-                .all(|subscription| matches!(subscription.stage, Stage::Live { .. }))
+            && self.subscriptions.values().all(|subscription| {
+                matches!(subscription.stage, Stage::Live { .. }) && subscription.watch.has_list()
+            })
     }
 }
 
 impl Subscription {
     fn attach(&mut self, key: &ChannelKey, at: &At, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
+        self.attach_messages(key, at, epochs, counts);
+        self.begin_watch(at);
+    }
+
+    fn begin_watch(&mut self, at: &At) {
+        if let Some(channel) = self.stage.channel() {
+            self.watch.begin(&at.hub, channel);
+        }
+    }
+
+    fn attach_messages(&mut self, key: &ChannelKey, at: &At, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
         let is_joined = Arc::new(AtomicBool::new(false));
         let waiter = || {
             let is_joined = Arc::clone(&is_joined);

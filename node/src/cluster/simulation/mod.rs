@@ -8,8 +8,13 @@
 
 mod check;
 mod client;
+mod death;
+mod lanes;
+mod life;
 mod net;
 mod node;
+mod people;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,14 +22,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use check::{Log, check};
-use client::{At, Client};
+use client::{At, Client, Counts};
 use net::{LANES, Late};
 use node::Node;
 use parking_lot::Mutex;
+use people::{HalfOpen, Person};
 
-use super::link::PeerAddr;
-use super::membership::State;
-use super::routing::Standing;
 use crate::accounts::Account;
 use crate::model::{AccountId, ChannelKey, ChannelName, ConnectionId, Draft};
 use crate::publish::PublishRequest;
@@ -37,6 +40,12 @@ const CHANNELS: usize = 2;
 const STEPS: usize = 4_000;
 /// Of settling; more are needed only where something waits for the clock.
 const ROUNDS_QUICK: usize = 400;
+/// Until all nodes have the same members when the network is whole again.
+const HEALS_WITHIN: Duration = Duration::from_secs(5);
+/// Until nobody is present any more who is gone, beyond the grace: a death is noticed, and each node does for itself what
+/// another has not done.
+const GONE_WITHIN: Duration = Duration::from_secs(9);
+const QUIET_ROUND: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(100);
 /// No address is ever used.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
@@ -62,28 +71,30 @@ fn nobody_misses_anything_unheard() {
     let sum = |of: fn(&Outcome) -> usize| worlds.iter().map(of).sum::<usize>();
     let (seen, resumed, told) = (sum(|one| one.seen), sum(|one| one.resumed), sum(|one| one.told));
     println!("{seen} deliveries, {resumed} attaches resumed, {told} told that something may be missing");
+    let (changes, moves, orphans) = (sum(|one| one.changes), sum(|one| one.moves), sum(|one| one.orphans));
+    println!(
+        "{changes} changes of members seen, {moves} connections moved, {orphans} members let leave after a death"
+    );
     let is_one = worlds.len() == 1;
-    assert!(is_one || seen > 0 && 2 * resumed > told, "it is of little use when most are told that");
+    assert!(is_one || seen > 0 && 3 * resumed > told, "it is of little use when most are told that");
+    assert!(is_one || changes > 0 && moves > 0 && orphans > 0, "nobody is present");
 }
 
-/// What came of one seed.
+/// What came of one seed before all was quiet.
 struct Outcome {
     seen: usize,
     resumed: usize,
     told: usize,
+    changes: usize,
+    moves: usize,
+    /// By another node than that which had their connection.
+    orphans: usize,
 }
 
 impl Outcome {
     fn of(seed: u64) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let world = runtime.expect("a runtime starts").block_on(World::run(seed));
-        let clients = &world.clients;
-        let epochs = clients.iter().flat_map(|client| client.epochs.values().flatten());
-        Self {
-            seen: epochs.map(|epoch| epoch.seen.len()).sum(),
-            resumed: clients.iter().map(|client| client.counts.resumed).sum(),
-            told: clients.iter().map(|client| client.counts.told).sum(),
-        }
+        runtime.expect("a runtime starts").block_on(World::run(seed))
     }
 }
 
@@ -97,33 +108,31 @@ struct World {
     clients: Vec<Client>,
     keys: Vec<ChannelKey>,
     logs: Vec<Arc<Mutex<Log>>>,
-    /// From the one to the other nothing passes.
-    cut: BTreeSet<(usize, usize)>,
+    /// From the one to the other nothing passes until then.
+    cut: BTreeMap<(usize, usize), Duration>,
+    has_long_cuts: bool,
     late: Vec<Late>,
     /// The next runs of nodes that died.
     successors: BTreeMap<usize, usize>,
     is_calm: bool,
+    account: Arc<Account>,
+    people: Vec<Person>,
+    half_open: Vec<HalfOpen>,
+    /// So many there were.
+    sockets: u32,
+    /// So many connections were taken up by another socket.
+    moves: usize,
+    /// Members of connections that began: the channel and the name.
+    came: Vec<(usize, String)>,
+    /// In which a connection may come back before its members leave.
+    grace: Duration,
+    /// Every node knows of all members, so nobody is there again who has left.
+    is_healed: bool,
 }
 
 impl World {
-    async fn run(seed: u64) -> Self {
-        let key =
-            |index: usize| ChannelKey::new(AccountId::new("acme"), ChannelName::of(&format!("c{index}")));
-        let mut world = Self {
-            seed,
-            random: fastrand::Rng::with_seed(seed),
-            began: Instant::now(),
-            now: Duration::ZERO,
-            ticked: Duration::ZERO,
-            nodes: Vec::new(),
-            clients: (0..CLIENTS).map(|_| Client::default()).collect(),
-            keys: (0..CHANNELS).map(key).collect(),
-            logs: (0..CHANNELS).map(|_| Arc::default()).collect(),
-            cut: BTreeSet::new(),
-            late: Vec::new(),
-            successors: BTreeMap::new(),
-            is_calm: true,
-        };
+    async fn run(seed: u64) -> Outcome {
+        let mut world = Self::new(seed);
         for _ in 0..NODES {
             world.start_node();
         }
@@ -131,36 +140,75 @@ impl World {
         world.is_calm = false;
         for _ in 0..STEPS {
             world.step();
+            world.look_after_members().await;
             tokio::task::yield_now().await;
         }
         world.mend();
+        world.quiet(HEALS_WITHIN).await;
+        world.check_healed();
+        world.is_healed = true;
         world.settle().await;
         world.publish_everywhere();
         world.settle().await;
         world.check();
-        world
+        world.quiet(world.grace + GONE_WITHIN).await;
+        world.check_nobody_else();
+        let outcome = world.outcome();
+        world.lose_some().await;
+        world.check_nobody_else();
+        outcome
     }
 
-    fn start_node(&mut self) {
-        let (index, run) = (self.nodes.len(), self.random.u64(1..));
-        // Now and then more comes than a lane holds.
-        let items = if self.random.u8(..6) == 0 { 30 } else { 10_000 };
-        self.nodes.push(Node::start(index, run, items, self.began + self.ticked));
+    fn new(seed: u64) -> Self {
+        let key =
+            |index: usize| ChannelKey::new(AccountId::new("acme"), ChannelName::of(&format!("c{index}")));
+        let mut random = fastrand::Rng::with_seed(seed);
+        let grace = Duration::from_secs([15, 3][random.usize(..2)]);
+        let has_long_cuts = random.u8(..3) == 0;
+        Self {
+            seed,
+            random,
+            began: Instant::now(),
+            now: Duration::ZERO,
+            ticked: Duration::ZERO,
+            nodes: Vec::new(),
+            clients: (0..CLIENTS).map(|_| Client::default()).collect(),
+            keys: (0..CHANNELS).map(key).collect(),
+            logs: (0..CHANNELS).map(|_| Arc::default()).collect(),
+            cut: BTreeMap::new(),
+            has_long_cuts,
+            late: Vec::new(),
+            successors: BTreeMap::new(),
+            is_calm: true,
+            account: Arc::new(Account::plain("acme")),
+            people: (0..CLIENTS).map(|_| Person::default()).collect(),
+            half_open: Vec::new(),
+            sockets: 0,
+            moves: 0,
+            came: Vec::new(),
+            grace,
+            is_healed: false,
+        }
     }
 
-    fn alive(&self) -> Vec<usize> {
-        (0..self.nodes.len()).filter(|index| self.nodes[*index].is_alive).collect()
-    }
-
-    fn any_alive(&mut self) -> usize {
-        let alive = self.alive();
-        alive[self.random.usize(..alive.len())]
+    fn outcome(&self) -> Outcome {
+        let counts = |of: fn(&Counts) -> usize| self.clients.iter().map(|client| of(&client.counts)).sum();
+        let epochs = self.clients.iter().flat_map(|client| client.epochs.values().flatten());
+        let stored = self.nodes.iter().flat_map(|node| node.store.take());
+        Outcome {
+            seen: epochs.map(|epoch| epoch.seen.len()).sum(),
+            resumed: counts(|counts| counts.resumed),
+            told: counts(|counts| counts.told),
+            changes: counts(|counts| counts.changes),
+            moves: self.moves,
+            orphans: stored.filter(|event| event.owner.incarnation != event.incarnation).count(),
+        }
     }
 
     fn step(&mut self) {
         self.now += Duration::from_millis(self.random.u64(..10));
         self.tick();
-        match self.random.u32(..1000) {
+        match self.random.u32(..1050) {
             0..700 => self.move_lane(),
             700..800 => self.publish(),
             800..920 => {
@@ -175,178 +223,12 @@ impl World {
             970..982 => self.late_arrival(),
             982..989 => self.cut_lane(),
             989..991 => self.change_network(),
-            991..998 => self.cut.clear(),
-            _ => self.kill_and_start(),
-        }
-    }
-
-    /// Heartbeats, and what nodes make of their absence.
-    fn tick(&mut self) {
-        while self.ticked + TICK <= self.now {
-            self.ticked += TICK;
-            let at = self.began + self.ticked;
-            let alive = self.alive();
-            for to in alive.iter().copied() {
-                for from in alive.iter().copied().filter(|from| *from != to) {
-                    if !self.cut.contains(&(from, to)) {
-                        self.nodes[to].known.insert(from);
-                    }
-                }
-                let runs: Vec<u64> =
-                    self.nodes[to].known.iter().map(|known| self.nodes[*known].peer.incarnation).collect();
-                self.nodes[to].liveness.watch(runs.iter().copied(), at);
-                for from in alive.iter().copied().filter(|from| *from != to) {
-                    if !self.cut.contains(&(from, to)) {
-                        let run = self.nodes[from].peer.incarnation;
-                        self.nodes[to].liveness.heard(run, at);
-                    }
-                }
-                self.nodes[to].liveness.tick(at);
-                self.look(to);
-            }
-            for (from, to) in self.cut.clone() {
-                // A lane over which nothing comes is given up, by either end.
-                if self.nodes[from].is_alive && self.random.u8(..15) == 0 {
-                    (0..LANES).for_each(|lane| self.cut_one(from, to, lane));
-                }
-            }
-        }
-    }
-
-    /// The node's view of the others, when it has changed.
-    fn look(&mut self, node: usize) {
-        let state =
-            |known: &usize| (*known, self.nodes[node].liveness.state(self.nodes[*known].peer.incarnation));
-        let known = &self.nodes[node].known;
-        let is_last = |index: &&usize| self.successors.get(index).is_none_or(|next| !known.contains(next));
-        let view: Vec<(usize, State)> = known.iter().filter(is_last).map(state).collect();
-        if view == self.nodes[node].view {
-            return;
-        }
-        let run = |index: usize| self.nodes[index].peer.incarnation;
-        let alive = view.iter().filter(|(_, state)| *state == State::Alive).map(|(index, _)| run(*index));
-        let peers =
-            view.iter().map(|(index, _)| PeerAddr { peer: self.nodes[*index].peer.clone(), addr: NOWHERE });
-        self.nodes[node].routing.set_peers(peers.collect(), alive.collect());
-        let standing = view.iter().map(|(index, state)| Standing {
-            incarnation: run(*index),
-            is_dead: *state == State::Dead,
-            is_draining: false,
-        });
-        self.nodes[node].routing.look_for_deaths(&standing.collect::<Vec<_>>());
-        self.nodes[node].view = view;
-    }
-
-    fn pair(&mut self) -> Option<(usize, usize)> {
-        let from = self.any_alive();
-        let others: Vec<usize> = self.nodes[from].known.iter().copied().collect();
-        let to = *others.get(self.random.usize(..others.len().max(1)))?;
-        Some((from, to))
-    }
-
-    fn move_lane(&mut self) {
-        let Some((from, to)) = self.pair() else { return };
-        let (lane, what) = (self.random.usize(..LANES), self.random.u8(..3));
-        self.move_one(from, to, lane, what);
-    }
-
-    fn move_one(&mut self, from: usize, to: usize, lane: usize, what: u8) {
-        let Some(link) = self.nodes[from].links.link(self.nodes[to].peer.incarnation) else { return };
-        if !link.is_open(lane) {
-            let passes = !self.cut.contains(&(from, to)) && !self.cut.contains(&(to, from));
-            if passes && self.nodes[to].is_alive {
-                link.open(lane, &self.nodes[from].side(), &self.nodes[to].side());
-            }
-            return;
-        }
-        let is_open = match what {
-            0 => link.send(lane),
-            1 if self.cut.contains(&(from, to)) || !self.nodes[to].is_alive => true,
-            1 => link.arrive(lane, &*self.nodes[to].routing),
+            991..993 => self.kill_and_start(),
             _ => {
-                if !self.cut.contains(&(to, from)) {
-                    link.confirm(lane);
-                }
-                true
-            }
-        };
-        if !is_open {
-            self.cut_one(from, to, lane);
-        }
-    }
-
-    fn cut_lane(&mut self) {
-        let Some((from, to)) = self.pair() else { return };
-        let lane = self.random.usize(..LANES);
-        self.cut_one(from, to, lane);
-    }
-
-    fn cut_one(&mut self, from: usize, to: usize, lane: usize) {
-        self.end_lane(from, to, lane, false);
-    }
-
-    /// Unless it is `whole`, the sender may live on, and acknowledge what it cannot send.
-    fn end_lane(&mut self, from: usize, to: usize, lane: usize, whole: bool) {
-        let Some(link) = self.nodes[from].links.link(self.nodes[to].peer.incarnation) else { return };
-        let Some(mut late) = link.cut(lane, &self.nodes[from].side(), whole) else { return };
-        // What was on its way may be read after the sender is gone.
-        if self.random.bool() {
-            return self.late.push(late);
-        }
-        if !whole {
-            late.drop_all();
-        }
-        if self.nodes[to].is_alive {
-            while late.arrive(&*self.nodes[to].routing) {}
-        }
-    }
-
-    fn late_arrival(&mut self) {
-        if self.late.is_empty() {
-            return;
-        }
-        let index = self.random.usize(..self.late.len());
-        let to = self.nodes.iter().find(|node| node.peer.incarnation == self.late[index].to());
-        let is_over = to.is_none_or(|to| !to.is_alive || !self.late[index].arrive(&*to.routing));
-        if is_over {
-            self.late.swap_remove(index);
-        }
-    }
-
-    fn change_network(&mut self) {
-        let (from, to) = (self.any_alive(), self.any_alive());
-        if from != to {
-            self.cut.insert((from, to));
-            if self.random.bool() {
-                self.cut.insert((to, from));
+                let client = self.random.usize(..CLIENTS);
+                self.act(client);
             }
         }
-    }
-
-    fn kill_and_start(&mut self) {
-        if self.nodes.len() >= 3 * NODES {
-            return;
-        }
-        let node = self.any_alive();
-        for other in self.alive().into_iter().filter(|other| *other != node) {
-            for lane in 0..LANES {
-                let is_cut = self.cut.contains(&(node, other)) || self.cut.contains(&(other, node));
-                self.end_lane(node, other, lane, !is_cut);
-                self.cut_one(other, node, lane);
-            }
-        }
-        self.nodes[node].is_alive = false;
-        let successor = self.nodes.len();
-        self.successors.insert(node, successor);
-        for client in &mut self.clients {
-            if client.at.as_ref().is_some_and(|at| at.node == node) {
-                if self.random.bool() {
-                    client.turn(self.now);
-                }
-                client.disconnect(false);
-            }
-        }
-        self.start_node();
     }
 
     fn reconnect(&mut self) {
@@ -354,7 +236,9 @@ impl World {
         let alive =
             |client: &Client, nodes: &[Node]| client.at.as_ref().is_some_and(|at| nodes[at.node].is_alive);
         let is_alive = alive(&self.clients[index], &self.nodes);
-        self.clients[index].disconnect(is_alive);
+        if let Some(at) = self.clients[index].disconnect(is_alive).filter(|_| is_alive) {
+            self.depart(index, at.node);
+        }
         if self.is_calm || self.random.u8(..4) > 0 {
             let node = self.any_alive();
             self.connect(index, node);
@@ -366,6 +250,7 @@ impl World {
         let (hub, routing, tasks) = (Arc::clone(hub), Arc::clone(routing), Arc::clone(tasks));
         let mailbox = Arc::clone(&mailboxes[client]);
         self.clients[client].connect(At { node, slot: client, hub, routing, tasks, mailbox }, self.now);
+        self.arrive(client, node);
     }
 
     fn publish(&mut self) {
@@ -377,7 +262,7 @@ impl World {
     fn publish_on(&mut self, node: usize, channel: usize, count: usize) {
         let request = PublishRequest {
             key: self.keys[channel].clone(),
-            account: Arc::new(Account::plain("acme")),
+            account: Arc::clone(&self.account),
             key_name: "k".into(),
             connection_id: ConnectionId::from_bytes([9; 16]),
             client_id: None,
@@ -398,15 +283,17 @@ impl World {
         }
     }
 
-    /// From here on nothing is cut, and every client is connected.
+    /// From here on nothing is cut, and every client is connected and attached to all channels.
     fn mend(&mut self) {
         self.is_calm = true;
         self.cut.clear();
+        self.notice_all();
         for client in 0..CLIENTS {
             if self.clients[client].at.is_none() {
                 let node = self.any_alive();
                 self.connect(client, node);
             }
+            self.keys.iter().for_each(|key| self.clients[client].attach(key, self.now));
         }
     }
 
@@ -416,26 +303,29 @@ impl World {
         }
     }
 
+    /// Everybody does what there is to do.
+    async fn round(&mut self, step: Duration) {
+        self.now += step;
+        self.tick();
+        self.move_all();
+        self.look_after_members().await;
+        self.clients.iter_mut().for_each(|client| client.turn(self.now));
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn quiet(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.round(QUIET_ROUND).await;
+        }
+    }
+
     /// Until nothing moves any more.
     async fn settle(&mut self) {
         for round in 0..2_000 {
-            self.now += Duration::from_millis(20);
-            self.tick();
-            while !self.late.is_empty() {
-                self.late_arrival();
-            }
-            let alive = self.alive();
-            for from in alive.iter().copied() {
-                for to in alive.iter().copied().filter(|to| *to != from) {
-                    for lane in 0..LANES {
-                        (0..3).for_each(|what| self.move_one(from, to, lane, what));
-                    }
-                }
-            }
-            self.clients.iter_mut().for_each(|client| client.turn(self.now));
-            for _ in 0..4 {
-                tokio::task::yield_now().await;
-            }
+            self.round(Duration::from_millis(20)).await;
             if self.unsettled().is_none() {
                 return;
             }

@@ -1,0 +1,144 @@
+//! What a client sees of who is present: the list as a shard gives it, page by page, and the events that are told beside it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fanfare_proto::frame::Format;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::hub::{Channel, Hub, MemberEvent, PresenceDelivery, PresenceMode, Sync, Verdict};
+use crate::model::{MemberData, MemberId, PresenceAction};
+
+/// Members of one channel by their names, with their data.
+pub(super) type Seen = BTreeMap<String, String>;
+
+pub(super) fn name_of(member: &MemberId) -> String {
+    format!("{} {}", member.connection_id, member.client_id.as_str())
+}
+
+pub(super) fn text_of(data: &MemberData) -> String {
+    data.as_ref().map_or_else(String::new, |data| data.get().to_owned())
+}
+
+#[derive(Default)]
+pub(super) struct Watch {
+    mode: PresenceMode,
+    sync: Option<Sync>,
+    /// The pages so far of a list that has not ended.
+    pages: Seen,
+    /// Whom the client takes for present.
+    pub(super) seen: Seen,
+    /// What it was told behind its list, in order.
+    pub(super) events: Vec<(PresenceAction, String)>,
+}
+
+impl Watch {
+    /// The client has attached, or was told that something is missing.
+    pub(super) fn begin(&mut self, hub: &Hub, channel: &Channel) {
+        let (follows, mark) = hub.presence_mark(channel);
+        *self = Self {
+            seen: std::mem::take(&mut self.seen),
+            events: std::mem::take(&mut self.events),
+            ..Self::default()
+        };
+        self.mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(mark) };
+        self.sync = follows.then(Sync::default);
+        if !follows {
+            self.replace(Seen::new());
+        }
+    }
+
+    /// By a list. Who is not as before has changed unseen.
+    fn replace(&mut self, seen: Seen) {
+        let before = std::mem::replace(&mut self.seen, seen);
+        let gone = before.keys().filter(|name| !self.seen.contains_key(*name));
+        self.events.extend(gone.map(|name| (PresenceAction::Leave, name.clone())));
+        let came = self.seen.keys().filter(|name| !before.contains_key(*name));
+        self.events.extend(came.map(|name| (PresenceAction::Enter, name.clone())));
+    }
+
+    pub(super) fn has_list(&self) -> bool {
+        self.sync.as_ref().is_none_or(Sync::is_sent)
+    }
+
+    /// The next page, if there is one.
+    pub(super) fn pull(&mut self, hub: &Hub, channel: &Channel) {
+        let Some(sync) = self.sync.as_mut().filter(|sync| !sync.is_sent()) else { return };
+        let page = hub.presence_page(channel, Format::Json, sync.after());
+        self.pages.extend(members_of(&page.frame));
+        let held = sync.sent(&page);
+        if let Some(mark) = sync.covers_up_to() {
+            self.mode = PresenceMode::After(mark);
+            self.sync = None;
+        }
+        if page.end.is_none() {
+            let pages = std::mem::take(&mut self.pages);
+            self.replace(pages);
+        }
+        held.iter().for_each(|delivery| self.apply(&delivery.event));
+    }
+
+    pub(super) fn hear(&mut self, delivery: &Arc<PresenceDelivery>) {
+        let sequence = delivery.event.sequence;
+        let verdict = match (self.mode, &mut self.sync) {
+            (PresenceMode::After(mark), _) if sequence > mark => Verdict::Send,
+            (PresenceMode::Syncing, Some(sync)) => {
+                let verdict = sync.judge(delivery);
+                if sync.ends_with(sequence) {
+                    self.mode = PresenceMode::After(sequence);
+                    self.sync = None;
+                }
+                verdict
+            }
+            _ => return,
+        };
+        if verdict == Verdict::Send {
+            self.apply(&delivery.event);
+        }
+    }
+
+    fn apply(&mut self, event: &MemberEvent) {
+        let name = name_of(&event.member);
+        let former = match event.action {
+            PresenceAction::Leave => self.seen.remove(&name),
+            PresenceAction::Enter | PresenceAction::Update => {
+                self.seen.insert(name.clone(), text_of(&event.data))
+            }
+        };
+        let was_there = event.action != PresenceAction::Enter;
+        assert_eq!(former.is_some(), was_there, "{}: {name} after {:?}", event.action, self.events);
+        self.events.push((event.action, name));
+    }
+}
+
+/// A page as clients read it.
+#[derive(Deserialize)]
+struct Page<'a> {
+    #[serde(borrow)]
+    members: Vec<Listed<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Listed<'a> {
+    client_id: String,
+    connection_id: String,
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
+}
+
+fn members_of(frame: &[u8]) -> Seen {
+    // What goes before the text says how long it is.
+    let head = match frame[1] {
+        126 => 4,
+        127 => 10,
+        _ => 2,
+    };
+    let page: Page<'_> = serde_json::from_slice(&frame[head..]).expect("a page is JSON");
+    let seen = |member: Listed<'_>| {
+        let data = member.data.map_or_else(String::new, |data| data.get().to_owned());
+        (format!("{} {}", member.connection_id, member.client_id), data)
+    };
+    page.members.into_iter().map(seen).collect()
+}
