@@ -1,15 +1,47 @@
-//! A node stands still for longer than two seconds: for the others it is dead, and when it runs on nobody has missed anything
-//! without being told, on either side.
+//! A node stands still for longer than two seconds: for the others it is dead, and when it runs on, as the run that it was, nobody
+//! has missed anything without being told, on either side, and what others have taken up meanwhile is theirs.
 
 use std::time::{Duration, Instant};
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::presence::{Watcher, present};
+use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
-use fanfare_cluster_tests::{Node, SOON, wait_until};
+use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
+use serde_json::json;
 use tokio::time::sleep;
 
 /// Two seconds without a pulse are what it takes to notice it oneself.
 const PAUSE: Duration = Duration::from_millis(2_500);
+
+const STOOD_STILL: &str = "this node stood still, and others may have held it for dead";
+
+/// One on each node, who may be told that the outcome was not known in time.
+async fn publishers(nodes: &[Node]) -> Publishers {
+    let mut publishers = Publishers::none().patient();
+    for node in nodes {
+        publishers.add(node).await;
+    }
+    publishers
+}
+
+/// How often `node` has said so of any other.
+fn said(node: &Node, message: &str) -> usize {
+    told(node).iter().filter(|(_, said)| said == message).count()
+}
+
+/// All that was acknowledged has come to everybody, and nobody was told that something may be missing.
+async fn end_unharmed(cluster: &mut Cluster, publishers: Publishers, subscribers: Vec<Subscriber>) {
+    let acknowledged = publishers.end().await;
+    for subscriber in subscribers {
+        let name = subscriber.name.clone();
+        assert_eq!(subscriber.settle(&acknowledged).await.losses(), 0, "{name}");
+    }
+    for node in cluster.nodes() {
+        node.assert_well().await;
+        assert_eq!(said(node, "a node is dead"), 0);
+    }
+}
 
 async fn until_said(node: &Node, of: &str, message: &str) {
     let is_said = || told(node).iter().any(|(other, said)| other == of && said == message);
@@ -22,10 +54,7 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     let nodes = cluster.nodes();
     let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
     let moving = Subscriber::on_each(nodes, "moves").await;
-    let mut publishers = Publishers::none().patient();
-    for node in &*nodes {
-        publishers.add(node).await;
-    }
+    let publishers = publishers(nodes).await;
     sleep(Duration::from_secs(1)).await;
     nodes[2].pause();
     let paused = Instant::now();
@@ -39,7 +68,7 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     }
     wait_until(SOON, "the pause to be long", async || paused.elapsed() > PAUSE).await;
     nodes[2].resume();
-    until_said(&nodes[2], "", "this node stood still, and others may have held it for dead").await;
+    until_said(&nodes[2], "", STOOD_STILL).await;
     cluster.until_linked().await;
     let nodes = cluster.nodes();
     let back = Subscriber::on(&nodes[2], "came when it was over").await;
@@ -47,4 +76,96 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     subscribers.push(Subscriber::after(&nodes[0], "moved when it was over", back.leave().await).await);
     sleep(Duration::from_secs(1)).await;
     end_well(&mut cluster, publishers, subscribers).await;
+}
+
+/// Each time it is dead for the others, and before they have quite found each other again another one is.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_after_the_other_and_again() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
+    let publishers = publishers(nodes).await;
+    for (round, at) in [2, 0, 2, 1].into_iter().enumerate() {
+        let (paused, watching) = (&nodes[at], &nodes[(at + 1) % 3]);
+        let (deaths, pauses) = (said(watching, "a node is dead"), said(paused, STOOD_STILL));
+        paused.pause();
+        let since = Instant::now();
+        wait_until(SOON, "its death", async || said(watching, "a node is dead") > deaths).await;
+        wait_until(SOON, "the pause to be long", async || since.elapsed() > PAUSE).await;
+        paused.resume();
+        wait_until(SOON, "the end of the pause", async || said(paused, STOOD_STILL) > pauses).await;
+        sleep(Duration::from_millis(300) * u32::try_from(round).expect("a few")).await;
+    }
+    cluster.until_linked().await;
+    sleep(Duration::from_secs(1)).await;
+    end_well(&mut cluster, publishers, subscribers).await;
+}
+
+/// A machine that takes a rest with all that is on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn when_all_stand_still_at_once_nobody_is_dead_and_nothing_is_lost() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
+    let publishers = publishers(nodes).await;
+    sleep(Duration::from_secs(1)).await;
+    nodes.iter().for_each(Node::pause);
+    let paused = Instant::now();
+    wait_until(SOON, "the pause to be long", async || paused.elapsed() > PAUSE).await;
+    nodes.iter().for_each(Node::resume);
+    for node in &*nodes {
+        until_said(node, "", STOOD_STILL).await;
+    }
+    cluster.until_linked().await;
+    sleep(Duration::from_secs(1)).await;
+    end_unharmed(&mut cluster, publishers, subscribers).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_pause_is_no_death() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
+    let publishers = publishers(nodes).await;
+    for node in &*nodes {
+        node.pause();
+        sleep(Duration::from_secs(1)).await;
+        node.resume();
+        sleep(Duration::from_millis(500)).await;
+    }
+    cluster.until_linked().await;
+    end_unharmed(&mut cluster, publishers, subscribers).await;
+}
+
+/// Its run is the same, so it must not hold on to what it had.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let mut former = Socket::open(&nodes[2], "?clientId=ann").await;
+    present(&mut former, "enter", "room", json!({"data": 1})).await;
+    let mut watchers = [Watcher::on(&nodes[0], "room").await, Watcher::on(&nodes[2], "room").await];
+    nodes[2].pause();
+    until_said(&nodes[0], "n2", "a node is dead").await;
+    let key = former.connected["connectionKey"].as_str().expect("a key");
+    let mut back = Socket::open(&nodes[1], &format!("?clientId=ann&resume={key}")).await;
+    assert_eq!(back.connected["connectionId"], former.connected["connectionId"]);
+    present(&mut back, "update", "room", json!({"data": 2})).await;
+    // It has this before it knows better.
+    former.send(&json!({"op": 12, "id": "late", "channel": "room", "action": "leave"})).await;
+    nodes[2].resume();
+    until_said(&nodes[2], "", STOOD_STILL).await;
+    assert_eq!(former.to_end(SOON).await.1, Ended::Closed(4001));
+    cluster.until_linked().await;
+    let expected = [("ann".to_owned(), json!(2))].into();
+    for watcher in &mut watchers {
+        let end = tokio::time::Instant::now() + SOON;
+        assert!(watcher.has_by(&expected, end).await, "{:?}", watcher.events);
+        watcher.assert_quiet(Duration::from_secs(3)).await;
+        assert_eq!(watcher.list, expected, "{:?}", watcher.events);
+    }
+    present(&mut back, "leave", "room", json!({})).await;
+    for watcher in &mut watchers {
+        assert!(watcher.has_by(&[].into(), tokio::time::Instant::now() + SOON).await, "{:?}", watcher.events);
+    }
 }
