@@ -60,8 +60,9 @@ impl NodeOptions {
 /// A node in a process of its own. Dropping it kills it and removes its data.
 pub struct Node {
     options: NodeOptions,
+    // It ends before its data is removed.
+    process: Process,
     data: TempDir,
-    process: Child,
     addresses: Addresses,
     log: Log,
 }
@@ -79,6 +80,11 @@ struct Addresses {
 impl Node {
     /// Starts a node on fresh data and waits until it is ready.
     pub async fn start(options: NodeOptions) -> Self {
+        Self::start_within(START_MAX, options).await
+    }
+
+    /// The same with another time to become ready; when that is over the node is ended, its log is shown, and the test fails.
+    pub async fn start_within(deadline: Duration, options: NodeOptions) -> Self {
         system::raise_open_files(OPEN_FILES);
         let data = tempfile::tempdir().expect("a temporary folder");
         if let Some(directory) = &options.directory {
@@ -86,9 +92,9 @@ impl Node {
                 .expect("the data folder is writable");
         }
         let log = Log::default();
-        let mut process = spawn(&options, data.path(), &log);
-        let addresses = ready(&mut process, data.path(), &log).await;
-        Self { options, data, process, addresses, log }
+        let mut process = Process::spawn(&options, data.path(), &log);
+        let addresses = process.ready(deadline, data.path()).await;
+        Self { options, process, data, addresses, log }
     }
 
     /// Where clients go.
@@ -125,7 +131,7 @@ impl Node {
     }
 
     pub fn pid(&self) -> u32 {
-        self.process.id()
+        self.process.child.id()
     }
 
     /// The key of the directory that was given, or of the development account.
@@ -177,9 +183,7 @@ impl Node {
 
     /// Ends the node with SIGKILL, and waits until it is gone.
     pub fn kill(&mut self) {
-        // It may be gone already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.kill();
     }
 
     /// Asks the node to stop with SIGTERM.
@@ -195,8 +199,8 @@ impl Node {
 
     /// Waits until the node has stopped.
     pub async fn ended(&mut self) -> ExitStatus {
-        wait_for(STOP_MAX, "the node to stop", async || self.process.try_wait().expect("a child process"))
-            .await
+        let child = &mut self.process.child;
+        wait_for(STOP_MAX, "the node to stop", async || child.try_wait().expect("a child process")).await
     }
 
     /// Stands still, as if its machine did, with every thread when this returns; [`Node::resume`] ends that.
@@ -228,16 +232,50 @@ impl Node {
     /// Starts again on the same data, after [`Node::kill`] or [`Node::stop`]. The addresses are new ones.
     pub async fn restart(&mut self) {
         self.kill();
-        self.process = spawn(&self.options, self.data.path(), &self.log);
-        self.addresses = ready(&mut self.process, self.data.path(), &self.log).await;
+        self.process = Process::spawn(&self.options, self.data.path(), &self.log);
+        self.addresses = self.process.ready(START_MAX, self.data.path()).await;
     }
 }
 
-impl Drop for Node {
+/// One start of a node. Dropping it ends it, and shows what it wrote when the test has failed.
+struct Process {
+    child: Child,
+    log: Log,
+}
+
+impl Process {
+    fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Self {
+        Self { child: spawn(options, data, log), log: log.clone() }
+    }
+
+    fn kill(&mut self) {
+        // It may be gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    async fn ready(&mut self, deadline: Duration, data: &Path) -> Addresses {
+        let file = data.join("node.json");
+        wait_for(deadline, "the node to be ready", async || {
+            let ended = self.child.try_wait().expect("a child process");
+            assert!(ended.is_none(), "the node ended with {ended:?}");
+            let text = std::fs::read_to_string(&file).ok()?;
+            let addresses: Addresses = serde_json::from_str(&text).ok()?;
+            if addresses.pid != self.child.id() {
+                return None;
+            }
+            let ready = http::try_request(addresses.admin, "GET", "/ready", &[], "").await.ok()?;
+            (ready.status == 200).then_some(addresses)
+        })
+        .await
+    }
+}
+
+impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
         if thread::panicking() {
-            eprintln!("--- log of the node ---\n{}", self.log());
+            eprintln!("--- log of the node ---\n{}", self.log.text());
         }
     }
 }
@@ -272,22 +310,6 @@ fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
     };
     log.follow(process.stderr.take().expect("piped"));
     process
-}
-
-async fn ready(process: &mut Child, data: &Path, log: &Log) -> Addresses {
-    let file = data.join("node.json");
-    wait_for(START_MAX, "the node to be ready", async || {
-        let ended = process.try_wait().expect("a child process");
-        assert!(ended.is_none(), "the node ended with {ended:?}:\n{}", log.text());
-        let text = std::fs::read_to_string(&file).ok()?;
-        let addresses: Addresses = serde_json::from_str(&text).ok()?;
-        if addresses.pid != process.id() {
-            return None;
-        }
-        let ready = http::try_request(addresses.admin, "GET", "/ready", &[], "").await.ok()?;
-        (ready.status == 200).then_some(addresses)
-    })
-    .await
 }
 
 /// What the node wrote, over all its starts.

@@ -99,8 +99,42 @@ fn what_it_acknowledged_behind_a_cut_is_told_to_everybody() {
         }
         let (_, attached) = attach_after(n1, &fresh.attach("room").await["serial"]).await;
         assert_eq!(attached["resumed"], true, "what comes now is whole");
-        Socket::open(n0, "").await.publish("room", json!({"data": 3})).await;
-        assert_eq!(there.message("room").await["messages"][0]["data"], 3);
+        // It may not have found the others yet; then they are told when it has.
+        let mut publisher = Socket::open(n0, "").await;
+        publisher.publish("room", json!({"data": 3})).await;
+        let heard = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+        assert!(heard["op"] == 13 || heard["resumed"] == false, "{heard}");
+        let is_linked = async || n0.metric("fanfare_peers_known").await == 2.0;
+        wait_until(SOON, "it to have found the others", is_linked).await;
+        publisher.publish("room", json!({"data": 4})).await;
+        there.find("what follows", |frame| frame["messages"][0]["data"] == 4).await;
+    });
+}
+
+/// A node that nobody has told of others serves at once.
+#[test]
+fn what_a_new_run_publishes_before_it_is_found_is_told() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 2).await;
+        let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+        let mut there = Socket::open(n1, "").await;
+        there.attach("room").await;
+        n0.kill();
+        let is_missed = async || n1.metric("fanfare_peers_known").await == 0.0;
+        wait_until(SOON, "its end to be seen", is_missed).await;
+        let cuts = network.split(&[n0.host()], &[n1.host()]);
+        n0.restart().await;
+        let mut publisher = Socket::open(n0, "").await;
+        publisher.publish("room", json!({"data": 1})).await;
+        drop(cuts);
+        assert_eq!(next_told(&mut there).await.0, "room");
+        for node in [&*n0, &*n1] {
+            let is_linked = async || node.metric("fanfare_peers_known").await == 1.0;
+            wait_until(SOON, "it to have found the other", is_linked).await;
+        }
+        publisher.publish("room", json!({"data": 2})).await;
+        let frame = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+        assert_eq!(frame["messages"][0]["data"], 2, "{frame}");
     });
 }
 

@@ -4,7 +4,7 @@
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::clock::{self, Shifted};
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::{Node, Response, SOON, http, wait_until};
+use fanfare_cluster_tests::{Node, Response, SOON, http, wait_for, wait_until};
 
 const KEY: &str = "secret.k1";
 const USED: &str = "token request nonce has been used";
@@ -21,11 +21,18 @@ async fn exchange(node: &Node, request: &str) -> Response {
     http::request(node.addr(), "POST", "/keys/k1/requestToken", &[], request.to_owned()).await
 }
 
+/// A request that is granted, perhaps after others that too few nodes have remembered in time.
 async fn assert_granted(node: &Node, what: &str) -> String {
-    let request = request();
-    let answer = exchange(node, &request).await;
-    assert_eq!(answer.status, 200, "{what}: {:?}", answer.body);
-    request
+    wait_for(SOON, what, async || {
+        let request = request();
+        let answer = exchange(node, &request).await;
+        if answer.status == 200 {
+            return Some(request);
+        }
+        assert_eq!((answer.status, answer.error().as_str()), (503, UNAVAILABLE), "{what}");
+        None
+    })
+    .await
 }
 
 async fn assert_refused(node: &Node, request: &str, status: u16, sentence: &str, what: &str) {

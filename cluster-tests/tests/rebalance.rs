@@ -1,12 +1,28 @@
-//! After a node was added, one that has far more connections sends some of them there, if it is asked to.
+//! After a node was added, one that has far more connections sends some of them there, if it is asked to or set to do so by itself.
 
 use std::time::Duration;
 
 use fanfare_client::{Client, Credential, Options, Reconnect};
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::{Node, Proxy, SOON, wait_until};
+use fanfare_cluster_tests::{Balancer, Node, Proxy, SOON, wait_until};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
 const CLIENTS: usize = 60;
+/// How often a node looks by itself: longer than whoever was asked takes to come back.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// They come back whenever they are asked to.
+async fn clients(url: String, key: String) -> JoinSet<()> {
+    let reconnect = Reconnect { delay_min: Duration::from_millis(10), delay_max: Duration::from_millis(100) };
+    let options = Options { reconnect: Some(reconnect), ..Options::new(url, Credential::Key(key)) };
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let mut client = Client::connect(options.clone()).await.expect("connected");
+        clients.spawn(async move { while client.next().await.is_some() {} });
+    }
+    clients
+}
 
 async fn connections(node: &Node) -> f64 {
     node.metric("fanfare_socket_connections").await
@@ -17,14 +33,7 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     let mut cluster = Cluster::linked(2).await;
     let first = &cluster.nodes()[0];
     let proxy = Proxy::to(first.addr()).await;
-    let reconnect = Reconnect { delay_min: Duration::from_millis(10), delay_max: Duration::from_millis(100) };
-    let options =
-        Options { reconnect: Some(reconnect), ..Options::new(proxy.url(), Credential::Key(first.key())) };
-    let mut clients = tokio::task::JoinSet::new();
-    for _ in 0..CLIENTS {
-        let mut client = Client::connect(options.clone()).await.expect("connected");
-        clients.spawn(async move { while client.next().await.is_some() {} });
-    }
+    let _clients = clients(proxy.url(), first.key()).await;
     assert_eq!(connections(&cluster.nodes()[0]).await, CLIENTS as f64);
     cluster.grow().await;
     let nodes = cluster.nodes();
@@ -42,4 +51,49 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     .await;
     let few = nodes[2].operate("POST", "/rebalance").await.json();
     assert_eq!(few["asked"], 0, "{few}");
+}
+
+/// All clients are on the first of two nodes behind a balancer when the other one is there again. How many each has in the end.
+async fn after_a_restart(every: Option<Duration>) -> Option<[f64; 2]> {
+    let every_ms = every.map(|every| u64::try_from(every.as_millis()).expect("a short time"));
+    let mut cluster = Cluster::linked_with(2, |options| match every_ms {
+        Some(every_ms) => options.limit("rebalance_ms", every_ms),
+        None => options,
+    })
+    .await;
+    let balancer = Balancer::start(cluster.nodes()).await?;
+    cluster.nodes()[1].kill();
+    let mut clients = clients(balancer.url(), cluster.nodes()[0].key()).await;
+    assert_eq!(connections(&cluster.nodes()[0]).await, CLIENTS as f64);
+    cluster.restart(1).await;
+    cluster.until_linked().await;
+    balancer.follow(1, &cluster.nodes()[1]).await;
+    let nodes = cluster.nodes();
+    let counted = async || [connections(&nodes[0]).await, connections(&nodes[1]).await];
+    // Until nothing has changed for longer than it takes to look again.
+    let (end, mut last, mut since) = (Instant::now() + 3 * SOON, counted().await, Instant::now());
+    while since.elapsed() < 2 * EVERY {
+        assert!(Instant::now() < end, "it does not come to rest: {last:?}");
+        sleep(Duration::from_millis(20)).await;
+        let now = counted().await;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    assert!(clients.try_join_next().is_none(), "every client has come back");
+    Some(last)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_set_to_does_so_by_itself_and_comes_to_rest() {
+    let Some([here, there]) = after_a_restart(Some(EVERY)).await else { return };
+    assert_eq!(here + there, CLIENTS as f64);
+    // Within a tenth of the mean it is left as it is.
+    assert!((here - there).abs() <= CLIENTS as f64 / 10.0, "{here} and {there}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_not_set_to_sends_nobody_away() {
+    let Some(counted) = after_a_restart(None).await else { return };
+    assert_eq!(counted, [CLIENTS as f64, 0.0]);
 }

@@ -1,0 +1,38 @@
+//! A node that does not become ready in time fails its test at once, and is not left behind.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions};
+use futures_util::FutureExt as _;
+
+/// A node with a seed that does not answer is not ready before three seconds are over.
+const TOO_SHORT: Duration = Duration::from_millis(500);
+
+/// Whether there is a process that was started with this in its environment.
+fn is_running(variable: &str) -> bool {
+    let processes = std::fs::read_dir("/proc").expect("the processes of this machine").filter_map(Result::ok);
+    processes
+        .map(|process| std::fs::read(process.path().join("environ")).unwrap_or_default())
+        .any(|environment| environment.split(|byte| *byte == 0).any(|one| one == variable.as_bytes()))
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_ready_in_time_is_ended() {
+    let key = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(key.path(), "A".repeat(43) + "=").expect("it is writable");
+    let node_id = format!("late-{}", std::process::id());
+    let options = NodeOptions::default()
+        .directory(Directory::default().account("acme").key("k1", "secret", ALL), "secret.k1")
+        .environment("FANFARE_NODE_ID", &node_id)
+        .environment("FANFARE_STORE", "none")
+        .environment("FANFARE_GOSSIP_LISTEN", "127.0.0.1:0")
+        .environment("FANFARE_PEER_LISTEN", "127.0.0.1:0")
+        .environment("FANFARE_CLUSTER_KEY_FILE", &key.path().to_string_lossy())
+        .environment("FANFARE_SEED", "127.0.0.1:1");
+    let started = AssertUnwindSafe(Node::start_within(TOO_SHORT, options)).catch_unwind().await;
+    let said = started.err().expect("it is not ready").downcast::<String>().expect("a text");
+    assert!(said.ends_with("in vain for the node to be ready"), "{said}");
+    assert!(!is_running(&format!("FANFARE_NODE_ID={node_id}")), "it still runs");
+}
