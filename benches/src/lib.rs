@@ -1,9 +1,11 @@
 //! What Fanfare costs, beside what it would cost if there were nothing but the sockets and the disk.
 //!
-//! `run` is the whole comparison; `load`, `floor` and `store_loop` are the processes it starts.
+//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn` and `link` are the processes they start.
 
+pub mod burn;
 pub mod floor;
 pub mod histogram;
+pub mod link;
 pub mod load;
 pub mod os;
 pub mod procfs;

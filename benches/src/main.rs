@@ -1,7 +1,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use fanfare_benches::{Result, floor, load, os, run, store_loop};
+use fanfare_benches::{Result, burn, floor, load, os, run, store_loop};
 
 /// Measures Fanfare beside the transport floor and the bare store loop.
 #[derive(Parser)]
@@ -17,6 +17,8 @@ enum Command {
     Run(run::Options),
     /// Fan-out over Fanfare, the floor and every peer, in one go: tables on stdout, and with --out the same as JSON.
     Peers(run::peers::Options),
+    /// Several nodes beside one, a link alone, and how long a node is held for alive; tables on stdout.
+    Cluster(run::cluster::Options),
     /// The load generator alone: one workload, its result as one JSON line on stdout.
     #[command(subcommand)]
     Load(load::Workload),
@@ -24,6 +26,8 @@ enum Command {
     FloorServer(floor::Options),
     /// The bare store loop: batches with one fsync each, its result as one JSON line on stdout.
     StoreLoop(store_loop::Options),
+    /// Threads that take all of the CPU that they are given, until stdin ends.
+    Burn(burn::Options),
 }
 
 fn main() -> ExitCode {
@@ -41,8 +45,10 @@ fn dispatch(command: Command) -> Result<()> {
     match command {
         Command::Run(options) => run::run(&options),
         Command::Peers(options) => run::peers::run(&options),
+        Command::Cluster(options) => run::cluster::run(&options),
         Command::Load(workload) => load::print(&workload),
         Command::FloorServer(options) => floor::serve(&options),
         Command::StoreLoop(options) => store_loop::print(&options),
+        Command::Burn(options) => burn::burn(&options),
     }
 }

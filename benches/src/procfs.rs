@@ -9,6 +9,11 @@ pub fn resident_bytes(pid: u32) -> io::Result<u64> {
     kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS in /proc/<pid>/status"))
 }
 
+/// Of all these processes together.
+pub fn resident_bytes_of(pids: &[u32]) -> io::Result<u64> {
+    pids.iter().map(|pid| resident_bytes(*pid)).sum()
+}
+
 /// What the buffers of all TCP sockets of the machine hold, in bytes.
 pub fn socket_bytes() -> io::Result<u64> {
     let sockstat = fs::read_to_string("/proc/net/sockstat")?;

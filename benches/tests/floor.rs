@@ -1,11 +1,13 @@
 //! The generator against the floor, in small: every delivery is found and every publish acked.
 #![expect(clippy::unwrap_used, reason = "in a test a failed step is a failed test")]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
-use fanfare_benches::load::{FanoutOutcome, HerdOutcome, IdleOutcome, PublishOutcome};
+use fanfare_benches::load::{
+    AttachOutcome, FanoutOutcome, HerdOutcome, HoldOutcome, IdleOutcome, PublishOutcome,
+};
 use socket2::{Domain, Socket, Type};
 
 const BENCH: &str = env!("CARGO_BIN_EXE_bench");
@@ -128,6 +130,54 @@ fn who_is_refused_is_counted() {
     let outcome: HerdOutcome = refusing.load(&["herd", "--connections", "20"]);
     assert_eq!(outcome.refused, 20);
     assert!(outcome.refusal.is_some());
+}
+
+#[test]
+fn all_servers_are_counted() {
+    let (floor, other) = (Floor::start(), Floor::start());
+    let pid = other.process.id().to_string();
+    let fanout = ["fanout", "--subscribers", "20", "--rate", "50", "--seconds", "1", "--server-pid", &pid];
+    let one: FanoutOutcome = floor.load(&fanout[..7]);
+    let both: FanoutOutcome = floor.load(&fanout);
+    assert!(both.memory.resident_bytes > one.memory.resident_bytes * 3 / 2, "{}", both.memory.resident_bytes);
+}
+
+#[test]
+fn who_publishes_elsewhere_is_heard_there() {
+    let (floor, other) = (Floor::start(), Floor::start());
+    let fanout = ["fanout", "--subscribers", "5", "--rate", "20", "--seconds", "1", "--publish-at"];
+    let outcome: FanoutOutcome = floor.load(&[&fanout[..], &[&other.address]].concat());
+    assert_eq!(outcome.deliveries, 0, "floors know nothing of each other");
+    assert_eq!(outcome.faults.lost, 5 * 20 * 3, "the warm-up counts as well");
+}
+
+#[test]
+fn each_attach_is_timed() {
+    let outcome: AttachOutcome = Floor::start().load(&["attach", "--connections", "3", "--attached", "7"]);
+    assert_eq!(outcome.attaches, 14, "the first connection warms up");
+    assert!(outcome.p50_ms > 0.0 && outcome.p50_ms <= outcome.p99_ms);
+}
+
+#[test]
+fn what_is_held_hears_until_it_is_let_go() {
+    let floor = Floor::start();
+    let mut hold = Command::new(BENCH);
+    hold.args(["load", "hold", "--connections", "4", "--prefix", "bench:publish:"]);
+    hold.args(["--address", &floor.address, "--server-pid", &floor.process.id().to_string()]);
+    let mut hold = hold.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(hold.stdout.take().unwrap());
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    assert_eq!(line, "attached\n");
+    let publish = ["publish", "--connections", "4", "--window", "8", "--seconds", "1"];
+    let published: PublishOutcome = floor.load(&publish);
+    drop(hold.stdin.take());
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    assert!(hold.wait().unwrap().success());
+    let held: HoldOutcome = serde_json::from_str(&rest).unwrap();
+    assert_eq!(held.channels, 4);
+    assert!(held.heard as f64 >= published.acked_per_s, "{} of {}", held.heard, published.acked_per_s);
 }
 
 #[test]

@@ -45,19 +45,19 @@ pub struct Outcome {
 
 impl Idle {
     pub fn run(&self) -> Result<Outcome> {
-        let server = self.target.server_pid;
-        let (resident_before, socket_before) = (procfs::resident_bytes(server)?, procfs::socket_bytes()?);
-        let meter = Meter::start(server)?;
+        let servers = &self.target.server_pids;
+        let (resident_before, socket_before) = (procfs::resident_bytes_of(servers)?, procfs::socket_bytes()?);
+        let meter = Meter::start(servers)?;
         let links = open(&self.target, self.connections, |number| {
             (0..self.attached).map(move |nth| format!("bench:idle:{number}:{nth}"))
         })?;
         let frames_before = frames(&links);
         let opening = meter.stop()?;
-        let meter = Meter::start(server)?;
+        let meter = Meter::start(servers)?;
         let links = hold(links, Duration::from_secs(self.settle_seconds))?;
         let holding = meter.stop()?;
         let frames_after = frames(&links);
-        let (resident, socket) = (procfs::resident_bytes(server)?, procfs::socket_bytes()?);
+        let (resident, socket) = (procfs::resident_bytes_of(servers)?, procfs::socket_bytes()?);
         let connections = links.len();
         let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / connections as f64;
         Ok(Outcome {

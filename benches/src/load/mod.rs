@@ -1,7 +1,9 @@
 //! The load generator: its own process, so that its work is never counted as the server's.
 
+mod attach;
 mod fanout;
 mod herd;
+mod hold;
 mod idle;
 mod link;
 mod opening;
@@ -9,6 +11,7 @@ mod presence;
 mod publish;
 mod tally;
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,8 +22,10 @@ use serde::{Deserialize, Serialize};
 use crate::wire::dialect::Dialect;
 use crate::{Result, os};
 
+pub use attach::{Attach, Outcome as AttachOutcome};
 pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome};
 pub use herd::{Herd, Outcome as HerdOutcome};
+pub use hold::{Hold, Outcome as HoldOutcome};
 pub use idle::{Idle, Outcome as IdleOutcome};
 pub use presence::{Outcome as PresenceOutcome, Presence};
 pub use publish::{Outcome as PublishOutcome, Publish};
@@ -38,17 +43,21 @@ pub enum Workload {
     Publish(Publish),
     /// A crowd that enters one channel, and newcomers that are sent the list of it.
     Presence(Presence),
+    /// Attaches to channels that nobody else wants, one after another.
+    Attach(Attach),
+    /// Connections that are attached and read until stdin ends.
+    Hold(Hold),
 }
 
-/// What is measured: an address, and the process behind it.
+/// What is measured: an address, and the processes behind it.
 #[derive(Args, Clone)]
 pub struct Target {
     /// Where the server listens.
     #[arg(long)]
     pub address: SocketAddr,
-    /// The server's process, for its CPU time and memory.
-    #[arg(long)]
-    pub server_pid: u32,
+    /// The server's process, for its CPU time and memory; repeated where several work together.
+    #[arg(long = "server-pid", required = true)]
+    pub server_pids: Vec<u32>,
     /// What is spoken with it. Only `fanout`, `idle` and `herd` speak others than its own.
     #[arg(long, value_enum, default_value_t)]
     pub dialect: Dialect,
@@ -76,27 +85,29 @@ pub fn print(workload: &Workload) -> Result<()> {
         Workload::Herd(herd) => serde_json::to_string(&herd.run()?),
         Workload::Publish(publish) => serde_json::to_string(&publish.run()?),
         Workload::Presence(presence) => serde_json::to_string(&presence.run()?),
+        Workload::Attach(attach) => serde_json::to_string(&attach.run()?),
+        Workload::Hold(hold) => serde_json::to_string(&hold.run()?),
     };
     println!("{}", line?);
     Ok(())
 }
 
 /// The clocks of server and generator at the beginning of a measured window.
-struct Meter {
-    server_pid: u32,
+pub(crate) struct Meter {
+    server_pids: Vec<u32>,
     began: Instant,
     server_cpu: Duration,
     generator_cpu: Duration,
 }
 
 impl Meter {
-    fn start(server_pid: u32) -> Result<Self> {
-        let [server_cpu, generator_cpu] = cpu_times(server_pid)?;
-        Ok(Self { server_pid, began: Instant::now(), server_cpu, generator_cpu })
+    pub(crate) fn start(server_pids: &[u32]) -> Result<Self> {
+        let [server_cpu, generator_cpu] = cpu_times(server_pids)?;
+        Ok(Self { server_pids: server_pids.to_vec(), began: Instant::now(), server_cpu, generator_cpu })
     }
 
-    fn stop(&self) -> Result<Cost> {
-        let [server_cpu, generator_cpu] = cpu_times(self.server_pid)?;
+    pub(crate) fn stop(&self) -> Result<Cost> {
+        let [server_cpu, generator_cpu] = cpu_times(&self.server_pids)?;
         Ok(Cost {
             wall_s: self.began.elapsed().as_secs_f64(),
             server_cpu_s: server_cpu.saturating_sub(self.server_cpu).as_secs_f64(),
@@ -105,7 +116,8 @@ impl Meter {
     }
 }
 
-fn cpu_times(server_pid: u32) -> Result<[Duration; 2]> {
-    let server = os::cpu_time(server_pid).map_err(|error| format!("the server's CPU time: {error}"))?;
-    Ok([server, os::cpu_time(std::process::id())?])
+fn cpu_times(server_pids: &[u32]) -> Result<[Duration; 2]> {
+    let servers: io::Result<Duration> = server_pids.iter().map(|pid| os::cpu_time(*pid)).sum();
+    let servers = servers.map_err(|error| format!("the server's CPU time: {error}"))?;
+    Ok([servers, os::cpu_time(std::process::id())?])
 }

@@ -34,14 +34,9 @@ pub(super) fn open<Channels: IntoIterator<Item = String>>(
         let openings: Result<Vec<_>> = batch.clone().map(|_| Opening::begin(target, &upgrade)).collect();
         let mut openings = openings.map_err(|error| format!("connection {first} and on: {error}"))?;
         for (opening, number) in openings.iter_mut().zip(batch) {
-            opening.upgraded()?;
-            if let Some(hello) = target.dialect.hello() {
-                opening.send(&hello)?;
-            }
-            opening.answered()?;
+            opening.greeted()?;
             for (nth, channel) in (FIRST_ID..).zip(channels(number)) {
-                let request = target.dialect.subscribe(nth, &channel, &opening.welcome);
-                opening.send(&request)?;
+                opening.subscribe(nth, &channel)?;
                 opening.awaited += 1;
             }
         }
@@ -71,7 +66,7 @@ impl Target {
 }
 
 /// A blocking connection on its way.
-struct Opening {
+pub(super) struct Opening {
     stream: TcpStream,
     dialect: Dialect,
     read: Vec<u8>,
@@ -84,13 +79,28 @@ struct Opening {
 }
 
 impl Opening {
-    fn begin(target: &Target, upgrade: &[u8]) -> Result<Self> {
+    /// Asks for a connection; `upgrade` is what the dialect has for that.
+    pub(super) fn begin(target: &Target, upgrade: &[u8]) -> Result<Self> {
         let mut stream = TcpStream::connect(target.address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(upgrade)?;
         let (read, said) = (Vec::new(), VecDeque::new());
         Ok(Self { stream, dialect: target.dialect, read, welcome: Vec::new(), said, awaited: 0 })
+    }
+
+    /// Waits until the server has let it in.
+    pub(super) fn greeted(&mut self) -> Result<()> {
+        self.upgraded()?;
+        if let Some(hello) = self.dialect.hello() {
+            self.send(&hello)?;
+        }
+        self.answered()
+    }
+
+    pub(super) fn subscribe(&mut self, id: u32, channel: &str) -> io::Result<()> {
+        let request = self.dialect.subscribe(id, channel, &self.welcome);
+        self.send(&request)
     }
 
     fn upgraded(&mut self) -> Result<()> {
@@ -109,7 +119,7 @@ impl Opening {
     }
 
     /// Reads until the oldest request is done.
-    fn answered(&mut self) -> Result<()> {
+    pub(super) fn answered(&mut self) -> Result<()> {
         loop {
             while let Some(said) = self.said.pop_front() {
                 if said == Said::Done {

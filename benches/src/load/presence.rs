@@ -57,7 +57,7 @@ impl Presence {
         let attached = |number| (number < subscribers).then(|| CHANNEL.to_owned());
         let mut crowd = Crowd::new(open(&self.target, members, attached)?, subscribers)?;
         let everyone: Vec<usize> = (0..members).collect();
-        let meter = Meter::start(self.target.server_pid)?;
+        let meter = Meter::start(&self.target.server_pids)?;
         let (sent_bytes, event_bytes) = crowd.change("enter", &everyone)?;
         let entering = meter.stop()?;
         let (mut list_bytes, mut cpu_s, mut wall_s) = (0, 0.0, 0.0);
@@ -65,7 +65,7 @@ impl Presence {
         for number in 0..self.newcomers as usize {
             // What was made for the newcomer before is of no use to this one.
             crowd.change("update", &[number % members])?;
-            let meter = Meter::start(self.target.server_pid)?;
+            let meter = Meter::start(&self.target.server_pids)?;
             let newcomer = open(&self.target, 1, |_| Some(CHANNEL.to_owned()))?;
             let mut newcomer = Crowd::new(newcomer, 1)?;
             list_bytes = newcomer.list(members).map_err(|error| format!("newcomer {number}: {error}"))?;

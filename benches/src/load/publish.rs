@@ -55,7 +55,7 @@ impl Publish {
         let mut pipelines = Pipelines::open(self)?;
         pipelines.pump(Instant::now() + WARM_UP)?;
         pipelines.latency = Histogram::default();
-        let meter = Meter::start(self.target.server_pid)?;
+        let meter = Meter::start(&self.target.server_pids)?;
         pipelines.pump(Instant::now() + Duration::from_secs(self.seconds))?;
         let cost = meter.stop()?;
         Ok(Outcome {

@@ -71,6 +71,16 @@ impl Bar {
         }
     }
 
+    pub(super) fn at_least(what: String, figure: f64, at_least: f64, show: impl Fn(f64) -> String) -> Self {
+        Self {
+            what,
+            measured: show(figure),
+            bar: format!("≥ {}", show(at_least)),
+            of_bar: figure / at_least,
+            met: figure >= at_least,
+        }
+    }
+
     pub(super) fn at_most(what: String, figure: f64, at_most: f64, show: impl Fn(f64) -> String) -> Self {
         Self {
             what,
@@ -91,6 +101,7 @@ mod tests {
         for (figure, met) in [(0.59, false), (0.6, true), (0.9, true)] {
             assert_eq!(Bar::share(String::new(), figure, 0.6).met, met);
             assert_eq!(Bar::multiple(String::new(), figure, 0.6).met, met);
+            assert_eq!(Bar::at_least(String::new(), figure, 0.6, |share| share.to_string()).met, met);
         }
         for (figure, met) in [(49.0, true), (50.0, true), (50.1, false), (f64::NAN, false)] {
             assert_eq!(Bar::at_most(String::new(), figure, 50.0, |ms| ms.to_string()).met, met);

@@ -1,9 +1,12 @@
 //! The whole comparison in one run: the node, the floor and the bare loop, one after another on the same machine.
 
 mod bars;
+pub mod cluster;
+mod companion;
 mod durable;
 mod generator;
 mod machine;
+mod markdown;
 mod measure;
 pub mod peers;
 mod report;
@@ -64,13 +67,17 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn build_node(this: &Path) -> Result<PathBuf> {
+    build(this, "fanfare", "fanfare")
+}
+
+/// The release build of a binary of this checkout.
+fn build(this: &Path, package: &str, binary: &str) -> Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built =
-        Command::new(cargo).args(["build", "--release", "-p", "fanfare", "--bin", "fanfare"]).status()?;
+    let built = Command::new(cargo).args(["build", "--release", "-p", package, "--bin", binary]).status()?;
     if !built.success() {
-        return Err("the node could not be built".into());
+        return Err(format!("{binary} could not be built").into());
     }
-    Ok(target_folder(this)?.join("release").join("fanfare"))
+    Ok(target_folder(this)?.join("release").join(binary))
 }
 
 /// The build's `target` folder, two above the binary.

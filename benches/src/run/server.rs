@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::{Result, os};
 
+const LOG: &str = "log";
 const START_WITHIN: Duration = Duration::from_secs(30);
 const STOP_WITHIN: Duration = Duration::from_secs(40);
 const GLANCE: Duration = Duration::from_millis(20);
@@ -22,7 +23,17 @@ pub(super) struct Server {
     process: Child,
     pub(super) address: SocketAddr,
     pub(super) key_file: Option<PathBuf>,
-    _data: Option<TempDir>,
+    /// Where it writes; removed with it.
+    folder: Option<TempDir>,
+}
+
+/// Where a node that is up listens.
+#[derive(Deserialize)]
+pub(super) struct NodeFile {
+    listen: SocketAddr,
+    pub(super) admin: SocketAddr,
+    /// Of a node of a cluster.
+    pub(super) gossip: Option<SocketAddr>,
 }
 
 impl Server {
@@ -38,17 +49,40 @@ impl Server {
     /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes, and for the
     /// delivery window where one is given.
     pub(super) fn node(binary: &Path, data: &Path, store: &str, window_ms: Option<u32>) -> Result<Self> {
+        let window = window_ms.map(|ms| ("FANFARE_LIMITS_DELIVERY_WINDOW_MS", ms.to_string()));
+        let environment: Vec<_> = window.into_iter().chain([("FANFARE_STORE", store.to_owned())]).collect();
+        Self::development(binary, data, &environment)
+    }
+
+    /// The same with settings by their variables, store included, and the account and the key that a node makes for itself.
+    pub(super) fn development(binary: &Path, data: &Path, environment: &[(&str, String)]) -> Result<Self> {
+        let mut server = Self::node_with(binary, data, environment)?;
+        server.key_file = server.folder.as_ref().map(|folder| folder.path().join("dev-key"));
+        Ok(server)
+    }
+
+    /// The same, with a directory among the settings.
+    pub(super) fn node_with(binary: &Path, data: &Path, environment: &[(&str, String)]) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("node-").tempdir_in(data)?;
-        let key_file = folder.path().join("dev-key");
         let mut command = Command::new(binary);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--store", store]);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
         command.arg("--data-dir").arg(folder.path()).env("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0");
         // By default it sets files aside for event streams, and with 20 000 of them takes fewer than are measured.
         command.env("FANFARE_LIMITS_CONNECTIONS", "18000");
-        command.envs(window_ms.map(|ms| ("FANFARE_LIMITS_DELIVERY_WINDOW_MS", ms.to_string())));
-        let mut server = Self::writing(&mut command, folder, node_address)?;
-        server.key_file = Some(key_file);
-        Ok(server)
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        Self::writing(&mut command, folder, |folder| Ok(node_file(folder)?.map(|node| node.listen)))
+    }
+
+    /// Of a node.
+    pub(super) fn node_file(&self) -> Result<NodeFile> {
+        let folder = self.folder.as_ref().ok_or("the server writes nothing")?;
+        Ok(node_file(folder.path())?.ok_or("the node has not written where it listens")?)
+    }
+
+    /// All that it has logged so far.
+    pub(super) fn log(&self) -> Result<String> {
+        let folder = self.folder.as_ref().ok_or("the server writes nothing")?;
+        Ok(fs::read_to_string(folder.path().join(LOG))?)
     }
 
     /// A server that says where it listens in its first line, and ends when its stdin does.
@@ -58,7 +92,7 @@ impl Server {
         let stdout = process.stdout.take().ok_or("the server has no stdout")?;
         BufReader::new(stdout).read_line(&mut line)?;
         let address = line.trim().parse().map_err(|error| format!("the server said {line:?}: {error}"))?;
-        Ok(Self { process, address, key_file: None, _data: None })
+        Ok(Self { process, address, key_file: None, folder: None })
     }
 
     /// A server that logs into `folder`, and of which `address` finds there where it listens, in the end.
@@ -67,16 +101,16 @@ impl Server {
         folder: TempDir,
         address: impl Fn(&Path) -> Result<Option<SocketAddr>>,
     ) -> Result<Self> {
-        let log = folder.path().join("log");
+        let log = folder.path().join(LOG);
         let file = File::create(&log)?;
         let process = spawn(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file))?;
         let unbound = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut server = Self { process, address: unbound, key_file: None, _data: None };
+        let mut server = Self { process, address: unbound, key_file: None, folder: None };
         server.address = match server.await_address(|| address(folder.path())) {
             Ok(address) => address,
             Err(error) => return Err(format!("{error}{}", last_lines(&log)).into()),
         };
-        server._data = Some(folder);
+        server.folder = Some(folder);
         Ok(server)
     }
 
@@ -123,13 +157,9 @@ impl Drop for Server {
 }
 
 /// None while the node has not written it.
-fn node_address(folder: &Path) -> Result<Option<SocketAddr>> {
-    #[derive(Deserialize)]
-    struct Written {
-        listen: SocketAddr,
-    }
+fn node_file(folder: &Path) -> Result<Option<NodeFile>> {
     match fs::read_to_string(folder.join("node.json")) {
-        Ok(text) => Ok(Some(serde_json::from_str::<Written>(&text)?.listen)),
+        Ok(text) => Ok(Some(serde_json::from_str(&text)?)),
         Err(_) => Ok(None),
     }
 }

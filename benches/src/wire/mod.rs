@@ -4,6 +4,7 @@ pub mod centrifuge;
 pub mod dialect;
 pub mod frames;
 pub mod handshake;
+pub mod http;
 pub mod nats;
 pub mod pusher;
 pub mod reader;

@@ -29,17 +29,17 @@ pub(super) struct Subscribers {
     finder: Finder,
     /// Messages before this one are not timed.
     timed_from: u32,
-    server_pid: u32,
+    server_pids: Vec<u32>,
     pub(super) tally: Tally,
     pub(super) latency: Histogram,
     pub(super) memory: Memory,
 }
 
 impl Subscribers {
-    pub(super) fn new(links: Vec<Link>, layout: Layout, timed_from: u32, server_pid: u32) -> Self {
+    pub(super) fn new(links: Vec<Link>, layout: Layout, timed_from: u32, server_pids: Vec<u32>) -> Self {
         let tally = Tally::new(layout.subscriptions());
         let (finder, latency, memory) = (Finder::default(), Histogram::default(), Memory::default());
-        Self { links, layout, finder, timed_from, server_pid, tally, latency, memory }
+        Self { links, layout, finder, timed_from, server_pids, tally, latency, memory }
     }
 
     /// Reads until the publisher is done and everyone has everything, or the grace is over.
@@ -102,7 +102,7 @@ impl Subscribers {
     fn look_at_memory(&mut self) -> Result<()> {
         let Memory { resident_bytes, socket_bytes } = self.memory;
         self.memory = Memory {
-            resident_bytes: resident_bytes.max(procfs::resident_bytes(self.server_pid)?),
+            resident_bytes: resident_bytes.max(procfs::resident_bytes_of(&self.server_pids)?),
             socket_bytes: socket_bytes.max(procfs::socket_bytes()?),
         };
         Ok(())

@@ -4,6 +4,7 @@ mod hearing;
 mod layout;
 mod publishing;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -35,6 +36,9 @@ pub struct Fanout {
     /// Connections that publish; each channel is always published to by the same one.
     #[arg(long, default_value_t = 1)]
     pub publishers: usize,
+    /// Where they publish, if not where the subscribers are: another node of the same cluster.
+    #[arg(long)]
+    pub publish_at: Option<SocketAddr>,
     /// How many of the subscribers never read, and take little into their buffers; nothing is expected of them.
     #[arg(long, default_value_t = 0)]
     pub slow: usize,
@@ -84,7 +88,11 @@ impl Fanout {
         };
         let names = |subscriber| layout.channels_of(subscriber).map(Layout::name);
         let subscribers = open(&self.target, self.subscribers, names)?;
-        let publishers = open(&self.target, self.publishers, |publisher| self.listening(publisher))?;
+        let publishing_at = match self.publish_at {
+            Some(address) => Target { address, ..self.target.clone() },
+            None => self.target.clone(),
+        };
+        let publishers = open(&publishing_at, self.publishers, |publisher| self.listening(publisher))?;
         let progress = Arc::new(Progress::default());
         let publishing = Publishing::new(self.clone(), layout, publishers, Arc::clone(&progress));
         let timed_from = publishing.warm_up_messages();
@@ -96,7 +104,8 @@ impl Fanout {
                 published
             })
         };
-        let heard = Subscribers::new(subscribers, layout, timed_from, self.target.server_pid).hear(&progress);
+        let servers = self.target.server_pids.clone();
+        let heard = Subscribers::new(subscribers, layout, timed_from, servers).hear(&progress);
         let (meter, lag) = publishing.join().map_err(|_| "the publisher's thread panicked")??;
         let cost = meter.stop()?;
         let heard = heard?;

@@ -47,7 +47,7 @@ impl Publishing {
         let measured = (f64::from(self.plan.seconds) * self.plan.rate).round() as u32;
         self.publish(0..warm_up)?;
         thread::sleep(PAUSE);
-        let meter = Meter::start(self.plan.target.server_pid)?;
+        let meter = Meter::start(&self.plan.target.server_pids)?;
         let lag = self.publish(warm_up..warm_up + measured)?;
         self.finish(warm_up + measured)?;
         Ok((meter, lag))

@@ -62,7 +62,7 @@ impl Herd {
             .together
             .map_or(self.connections, |together| usize::try_from(together).unwrap_or(usize::MAX));
         let mut field = Field::new(self.target.dialect)?;
-        let meter = Meter::start(self.target.server_pid)?;
+        let meter = Meter::start(&self.target.server_pids)?;
         let deadline = Instant::now() + PATIENCE;
         while field.arrived() < self.connections && Instant::now() < deadline {
             while field.comers.len() < self.connections && field.under_way() < together {

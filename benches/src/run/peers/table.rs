@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::super::bars::Bar;
+use super::super::markdown::{Table, bar_table, failed, pair};
 use super::super::report::{Publish, deliveries_per_core_second, median};
 use super::contender::Contender;
 use super::herds::Herds;
@@ -20,11 +21,7 @@ pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> Stri
     text += &measured.durable.as_ref().map_or_else(String::new, durable_table);
     text += &crowd_table(&measured.crowds);
     text += &measured.slow.as_ref().map_or_else(String::new, slow_table);
-    text += &bar_table(bars);
-    for failure in failures {
-        let _ = writeln!(text, "FAILED {failure}");
-    }
-    text
+    text + &bar_table(bars) + &failed(failures)
 }
 
 fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
@@ -56,9 +53,9 @@ fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         cells.push(format!("{:.2}", median(runs, generator_cores)));
         cells.push(pair(median(runs, |run| run.lag_p99_ms), median(runs, |run| run.lag_max_ms)));
         cells.push(faults(runs));
-        table.row(*contender, runs.len(), cells);
+        table.row(contender.name(), runs.len(), cells);
     }
-    table.text + "\n"
+    table.text()
 }
 
 fn most_table(Most { message_bytes, rows }: &Most) -> String {
@@ -83,9 +80,9 @@ fn most_table(Most { message_bytes, rows }: &Most) -> String {
             format!("{:.2}", median(runs, |run| generator_cores(&run.outcome))),
             pair(median(runs, |run| run.outcome.lag_p99_ms), median(runs, |run| run.outcome.lag_max_ms)),
         ];
-        table.row(*contender, runs.len(), cells);
+        table.row(contender.name(), runs.len(), cells);
     }
-    table.text + "\n"
+    table.text()
 }
 
 fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
@@ -114,9 +111,9 @@ fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             pair(median(runs, |run| run.heard), median(runs, |run| run.said)),
             format!("{:.0}", median(runs, |run| run.holding.wall_s)),
         ];
-        table.row(*contender, runs.len(), cells);
+        table.row(contender.name(), runs.len(), cells);
     }
-    table.text + "\n"
+    table.text()
 }
 
 fn herd_table(rows: &[Row<Herds>]) -> String {
@@ -148,9 +145,9 @@ fn herd_table(rows: &[Row<Herds>]) -> String {
             pair(median(runs, |run| run.at_once.p50_ms), median(runs, |run| run.at_once.p99_ms)),
             refused.to_string(),
         ];
-        table.row(*contender, runs.len(), cells);
+        table.row(contender.name(), runs.len(), cells);
     }
-    table.text + "\n"
+    table.text()
 }
 
 fn crowd_table(rows: &[Row<Crowd>]) -> String {
@@ -168,9 +165,9 @@ fn crowd_table(rows: &[Row<Crowd>]) -> String {
             multiple(fanfare, bytes),
             pair(kb(|run| &run.without), kb(|run| &run.with)),
         ];
-        table.row(*contender, runs.len(), cells);
+        table.row(contender.name(), runs.len(), cells);
     }
-    table.text + "\n"
+    table.text()
 }
 
 /// Both in one table, as the peers have nothing of the kind.
@@ -207,40 +204,9 @@ fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
             pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
             lost.to_string(),
         ];
-        table.row(*contender, runs.len(), cells);
+        table.row(contender.name(), runs.len(), cells);
     }
-    table.text + "\n"
-}
-
-fn bar_table(bars: &[Bar]) -> String {
-    if bars.is_empty() {
-        return String::new();
-    }
-    let mut text = "| bar | at least, at most | measured | of it | |\n|---|---|---|---|---|\n".to_owned();
-    for Bar { what, measured, bar, of_bar, met } in bars {
-        let verdict = if *met { "met" } else { "**missed**" };
-        let of_bar = if of_bar.is_finite() { format!("{of_bar:.2}") } else { "–".to_owned() };
-        let _ = writeln!(text, "| {what} | {bar} | {measured} | {of_bar} | {verdict} |");
-    }
-    text + "\n"
-}
-
-struct Table {
-    text: String,
-    columns: usize,
-}
-
-impl Table {
-    fn new(title: &str, columns: &[&str]) -> Self {
-        let rule = "---|".repeat(columns.len() + 1);
-        Self { text: format!("| {title} | {} |\n|{rule}\n", columns.join(" | ")), columns: columns.len() }
-    }
-
-    /// A server without a single run has no figures.
-    fn row(&mut self, contender: Contender, runs: usize, cells: Vec<String>) {
-        let cells = if runs == 0 { vec!["–".to_owned(); self.columns] } else { cells };
-        let _ = writeln!(self.text, "| {} | {} |", contender.name(), cells.join(" | "));
-    }
+    table.text()
 }
 
 fn runs_of_fanfare<Run>(rows: &[Row<Run>]) -> Option<&[Run]> {
@@ -262,10 +228,6 @@ fn faults(runs: &[FanoutOutcome]) -> String {
     let (lost, duplicated) = (sum(|run| run.faults.lost), sum(|run| run.faults.duplicated));
     let (reordered, astray) = (sum(|run| run.faults.reordered), sum(|run| run.faults.astray));
     format!("{lost} / {duplicated} / {reordered} / {astray}")
-}
-
-fn pair(one: f64, other: f64) -> String {
-    format!("{one:.2} / {other:.2}")
 }
 
 #[cfg(test)]

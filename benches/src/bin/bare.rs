@@ -1,0 +1,37 @@
+//! The parts of a node alone, each a process that `bench` starts. The allocator is that of the node.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use fanfare_benches::{Result, link};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Parts of a node, to be measured alone.
+#[derive(Parser)]
+#[command(name = "bench-bare")]
+enum Command {
+    /// Takes what comes over a link and counts it, until stdin ends.
+    LinkSink(link::sink::Options),
+    /// Sends over a link as fast as the other end takes it; the result as one JSON line on stdout.
+    LinkSource(link::source::Options),
+}
+
+fn main() -> ExitCode {
+    match run(&Command::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-bare: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match command {
+        Command::LinkSink(options) => link::sink::serve(&runtime, options),
+        Command::LinkSource(options) => link::source::print(&runtime, options),
+    }
+}

@@ -1,0 +1,81 @@
+//! The publish path of a node without its sockets: what it forwards is made by it and by nothing else.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use fanfare::accounts::Accounts;
+use fanfare::auth::{Authenticator, Claim, Credentials, Kept, Principal, TokenStore};
+use fanfare::cluster::routing::{KeptNodes, Routing};
+use fanfare::hub::Hub;
+use fanfare::model::{ChannelKey, ChannelName, Clock, ConnectionId, Limits, Nonce, Revocation};
+use fanfare::origin::history::{Embedded, HistoryStore, Options};
+use fanfare::publish::{PublishDone, PublishRequest, Publisher};
+use fanfare::tasks::Tasks;
+use fanfare_proto::frame::Draft;
+use serde_json::value::RawValue;
+
+use crate::Result;
+
+const DIRECTORY: &str = "[[tenants]]\nid = \"bench\"\n[[tenants.accounts]]\nid = \"bench\"\n[[tenants.accounts.keys]]\n\
+     name = \"key\"\nsecret = \"secret\"\nstatus = \"active\"\ncapability = { \"*\" = [\"publish\"] }\n";
+
+pub(super) struct Origin {
+    pub(super) hub: Arc<Hub>,
+    pub(super) routing: Arc<Routing>,
+    publisher: Publisher,
+    principal: Principal,
+    connection_id: ConnectionId,
+    channels: Vec<ChannelKey>,
+    data: Box<RawValue>,
+}
+
+impl Origin {
+    /// One that keeps nothing, with so many channels; each message has `bytes` of data. To be made within a runtime.
+    pub(super) fn new(folder: &Path, tasks: &Arc<Tasks>, channels: usize, bytes: usize) -> Result<Self> {
+        let limits = Limits::default();
+        let clock = Clock::system();
+        let store = Embedded::open(folder, &Options::new(false, &limits), clock.clone())?;
+        let store = Arc::new(store) as Arc<dyn HistoryStore>;
+        let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
+        let kept = KeptNodes { counts: true, seen: Vec::new() };
+        let routing = Routing::new(&hub, &"source".into(), kept, tasks);
+        let publisher = Publisher::new(&hub, &store, &limits, Some(&routing));
+        let auth = Authenticator::new(Accounts::from_text(DIRECTORY)?, NoTokens, clock, &limits, true);
+        // `secret.key` as Basic.
+        let authorization = vec![&b"Basic c2VjcmV0LmtleQ=="[..]];
+        let credentials = Credentials { authorization, query: "", socket: false };
+        let principal = auth.authenticate(&credentials).map_err(|_| "the key of the directory is refused")?;
+        let name = |nth| ChannelName::new(&format!("bench:link:{nth}"), &limits);
+        let channels: std::result::Result<Vec<_>, _> = (0..channels).map(name).collect();
+        let channels = channels?.into_iter().map(|name| principal.channel(name)).collect();
+        let data = RawValue::from_string(format!("\"{}\"", "x".repeat(bytes.saturating_sub(2))))?;
+        let connection_id = ConnectionId::from_bytes([7; 16]);
+        Ok(Self { hub, routing, publisher, principal, connection_id, channels, data })
+    }
+
+    /// One publish of so many messages to the channel of that number.
+    pub(super) fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
+        let draft = Draft { id: None, name: None, data: Some(self.data.clone()), extras: None };
+        let request = PublishRequest {
+            key: self.channels[channel % self.channels.len()].clone(),
+            account: Arc::clone(&self.principal.account),
+            key_name: self.principal.key_name.clone(),
+            connection_id: self.connection_id,
+            client_id: None,
+            messages: vec![draft; messages],
+        };
+        self.publisher.publish(request, false, done);
+    }
+}
+
+struct NoTokens;
+
+impl TokenStore for NoTokens {
+    fn claim_nonce(&self, _: Nonce) -> Claim {
+        Box::pin(async { Ok(true) })
+    }
+
+    fn keep_revocation(&self, _: Revocation) -> Kept {
+        Box::pin(async { Ok(()) })
+    }
+}

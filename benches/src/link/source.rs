@@ -1,0 +1,260 @@
+//! The end that sends. It is fed in one of two ways: with publishes that were encoded before, put straight into the queues of
+//! the lanes; or by the publish path, which numbers, encodes and queues each and waits for its receipt.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use fanfare::cluster::inbound::{Inbound, Peer};
+use fanfare::cluster::link::{Item, LinkSettings, Links, PeerAddr, PeerLinks, Receipt};
+use fanfare::tasks::Tasks;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+
+use super::End;
+use super::origin::Origin;
+use super::sink::INCARNATION as SINK;
+use crate::Result;
+use crate::load::{Cost, Meter};
+
+const WARM_UP: Duration = Duration::from_secs(1);
+/// Far more than a link has lanes, so that each lane has as much.
+const CHANNELS: usize = 256;
+/// Publishes that are encoded before; what is sent goes round over them.
+const ENCODED: usize = 4 * CHANNELS;
+/// Items between two receipts that are waited for.
+const CHUNK: usize = 512;
+/// Under way at most, well within what a lane holds.
+const UNDER_WAY_BYTES: usize = 12 * 1024 * 1024;
+const PATIENCE: Duration = Duration::from_secs(10);
+const GLANCE: Duration = Duration::from_micros(100);
+
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    pub end: End,
+    /// Where the sink listens.
+    #[arg(long)]
+    pub sink: SocketAddr,
+    /// Its process, for its CPU time.
+    #[arg(long)]
+    pub sink_pid: u32,
+    #[arg(long, value_enum)]
+    pub fed: Fed,
+    /// Messages of one publish.
+    #[arg(long, default_value_t = 1)]
+    pub together: usize,
+    /// Size of a message's data.
+    #[arg(long, default_value_t = 200)]
+    pub bytes: usize,
+    /// Length of the measured part.
+    #[arg(long, default_value_t = 10)]
+    pub seconds: u64,
+    /// An empty folder.
+    #[arg(long)]
+    pub folder: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fed {
+    /// Straight into the queues.
+    Encoded,
+    /// By the publish path.
+    Published,
+}
+
+#[derive(Serialize, Deserialize)]
+pub struct Outcome {
+    /// Confirmed by the other end, in the measured part.
+    pub messages_per_s: f64,
+    /// Of one publish, as it is sent.
+    pub item_bytes: usize,
+    /// All that were sent, from the beginning.
+    pub sent: u64,
+    /// `server` is the sink and `generator` this end.
+    pub cost: Cost,
+}
+
+pub fn print(runtime: &Runtime, options: &Options) -> Result<()> {
+    println!("{}", serde_json::to_string(&run(runtime, options)?)?);
+    Ok(())
+}
+
+fn run(runtime: &Runtime, options: &Options) -> Result<Outcome> {
+    let _in_runtime = runtime.enter();
+    let source = Source::link(runtime, options)?;
+    let items = source.encode()?;
+    let item_bytes = items.first().map_or(0, |(_, item)| item.bytes());
+    let window = UNDER_WAY_BYTES / item_bytes.max(1);
+    let feed = |time: Duration| match options.fed {
+        Fed::Encoded => source.send(&items, window, time),
+        Fed::Published => source.publish(window, time),
+    };
+    let warm_up = feed(WARM_UP)?;
+    let meter = Meter::start(&[options.sink_pid])?;
+    let sent = feed(Duration::from_secs(options.seconds))?;
+    let cost = meter.stop()?;
+    let messages = |publishes: u64| publishes * options.together as u64;
+    let messages_per_s = messages(sent) as f64 / cost.wall_s;
+    Ok(Outcome { messages_per_s, item_bytes, sent: messages(ENCODED as u64 + warm_up + sent), cost })
+}
+
+/// What was forwarded, each with the number that chooses its lane.
+type Encoded = Vec<(u64, Item)>;
+
+struct Source<'a> {
+    runtime: &'a Runtime,
+    options: &'a Options,
+    origin: Origin,
+    feed: Arc<Feed>,
+}
+
+impl<'a> Source<'a> {
+    /// Waits until the link is up.
+    fn link(runtime: &'a Runtime, options: &'a Options) -> Result<Self> {
+        let tasks = Arc::new(Tasks::new(runtime.handle().clone()));
+        let origin = Origin::new(&options.folder, &tasks, CHANNELS, options.bytes)?;
+        let own = Peer { node_id: "source".into(), incarnation: origin.hub.incarnation() };
+        let inbound = Arc::clone(&origin.routing) as Arc<dyn Inbound>;
+        let links = Links::new(own, options.end.tls()?, inbound, tasks, LinkSettings::default());
+        let feed = Arc::new(Feed {
+            links,
+            keeps_bytes: options.bytes,
+            keeps: AtomicBool::new(false),
+            kept: Mutex::default(),
+        });
+        origin.routing.begin(Shared(Arc::clone(&feed)));
+        let sink = Peer { node_id: "sink".into(), incarnation: SINK };
+        origin.routing.set_peers(vec![PeerAddr { peer: sink, addr: options.sink }], vec![SINK]);
+        let source = Self { runtime, options, origin, feed };
+        wait_until("the link to be up", || source.feed.links.is_up(SINK))?;
+        Ok(source)
+    }
+
+    /// Publishes a few, and keeps what is sent.
+    fn encode(&self) -> Result<Encoded> {
+        self.feed.keeps.store(true, Ordering::SeqCst);
+        let acked = Arc::new(AtomicU64::new(0));
+        (0..ENCODED).for_each(|nth| self.publish_one(nth, &acked));
+        wait_until("the first publishes to be acked", || acked.load(Ordering::Acquire) == ENCODED as u64)?;
+        self.feed.keeps.store(false, Ordering::SeqCst);
+        let items = std::mem::take(&mut *self.feed.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        match items.len() {
+            ENCODED => Ok(items),
+            other => Err(format!("{other} of {ENCODED} publishes were forwarded").into()),
+        }
+    }
+
+    /// How many were sent and confirmed.
+    fn send(&self, items: &Encoded, window: usize, time: Duration) -> Result<u64> {
+        let links = &self.feed.links;
+        let until = Instant::now() + time;
+        // Of each chunk the last receipt of each lane, which has come when all before it have.
+        let mut under_way: VecDeque<Vec<Receipt>> = VecDeque::new();
+        let mut sent = 0;
+        let mut all = items.iter().cycle();
+        while Instant::now() < until {
+            let mut last: Vec<Option<Receipt>> = (0..links.lanes()).map(|_| None).collect();
+            for (hash, item) in all.by_ref().take(CHUNK) {
+                last[(hash % links.lanes() as u64) as usize] = Some(links.send(SINK, *hash, item));
+            }
+            sent += CHUNK as u64;
+            under_way.push_back(last.into_iter().flatten().collect());
+            if under_way.len() * CHUNK > window {
+                self.confirmed(under_way.pop_front())?;
+            }
+        }
+        under_way.into_iter().try_for_each(|receipts| self.confirmed(Some(receipts)))?;
+        Ok(sent)
+    }
+
+    fn confirmed(&self, receipts: Option<Vec<Receipt>>) -> Result<()> {
+        for receipt in receipts.into_iter().flatten() {
+            let confirmed = async { tokio::time::timeout(PATIENCE, receipt).await };
+            match self.runtime.block_on(confirmed) {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err("a lane has lost what it had".into()),
+                Err(_) => return Err(format!("no receipt for {PATIENCE:?}").into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// How many were published and acked.
+    fn publish(&self, window: usize, time: Duration) -> Result<u64> {
+        let acked = Arc::new(AtomicU64::new(0));
+        let until = Instant::now() + time;
+        let mut published = 0;
+        while Instant::now() < until {
+            if published - acked.load(Ordering::Acquire) >= window as u64 {
+                thread::sleep(GLANCE);
+                continue;
+            }
+            for _ in 0..CHUNK {
+                self.publish_one(published as usize, &acked);
+                published += 1;
+            }
+        }
+        wait_until("all publishes to be acked", || acked.load(Ordering::Acquire) == published)?;
+        Ok(published)
+    }
+
+    fn publish_one(&self, nth: usize, acked: &Arc<AtomicU64>) {
+        let acked = Arc::clone(acked);
+        let done = move |result: std::result::Result<_, _>| {
+            acked.fetch_add(u64::from(result.is_ok()), Ordering::Release);
+        };
+        self.origin.publish(nth, self.options.together, Box::new(done));
+    }
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        if Instant::now() > deadline {
+            return Err(format!("waited for {PATIENCE:?} for {what}").into());
+        }
+        thread::sleep(GLANCE);
+    }
+    Ok(())
+}
+
+/// The links, and what is sent while it is kept.
+struct Feed {
+    links: Links,
+    keeps: AtomicBool,
+    /// What is shorter is no message.
+    keeps_bytes: usize,
+    kept: Mutex<Encoded>,
+}
+
+struct Shared(Arc<Feed>);
+
+impl PeerLinks for Shared {
+    fn set_peers(&self, peers: Vec<PeerAddr>) {
+        self.0.links.set_peers(peers);
+    }
+
+    fn lanes(&self) -> usize {
+        self.0.links.lanes()
+    }
+
+    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt {
+        let feed = &self.0;
+        if feed.keeps.load(Ordering::Relaxed) && item.bytes() > feed.keeps_bytes {
+            let mut kept = feed.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push((channel_hash, item.clone()));
+        }
+        feed.links.send(to_incarnation, channel_hash, item)
+    }
+
+    fn is_up(&self, incarnation: u64) -> bool {
+        self.0.links.is_up(incarnation)
+    }
+}

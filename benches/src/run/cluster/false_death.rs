@@ -1,0 +1,168 @@
+//! Three nodes on a machine without any CPU to spare: nobody is to be held for dead.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::super::bars::Bar;
+use super::super::companion::Companion;
+use super::super::markdown::Table;
+use super::nodes::{Cluster, Places};
+use crate::{Result, os};
+
+const NODES: usize = 3;
+/// All changes of who is alive are logged.
+const LOG: &str = "info,fanfare::cluster::membership=debug";
+const GLANCE: Duration = Duration::from_secs(1);
+
+#[derive(Serialize)]
+pub(super) struct FalseDeath {
+    pub(super) minutes: f64,
+    pub(super) burning_threads: usize,
+    /// Of all CPU of the machine, how much was in use.
+    pub(super) busy: f64,
+    /// Of one core, what the nodes had together.
+    pub(super) nodes_cpu: f64,
+    pub(super) told: Told,
+}
+
+/// What the nodes said of each other, summed over all of them.
+#[derive(Serialize, Default, PartialEq, Eq, Debug)]
+pub(super) struct Told {
+    /// Not heard for 1.5 s.
+    pub(super) suspected: usize,
+    pub(super) dead: usize,
+    /// A node stood still for 2 s, by its own word.
+    pub(super) paused: usize,
+    /// Lanes that were silent, or ended.
+    pub(super) links_down: usize,
+}
+
+impl FalseDeath {
+    pub(super) fn measure(places: &Places, minutes: f64, burning_threads: usize) -> Result<Self> {
+        let cluster = Cluster::logging(places, NODES, LOG)?;
+        let logged: Vec<usize> =
+            cluster.nodes.iter().map(|node| Ok(node.log()?.len())).collect::<Result<_>>()?;
+        let mut burn = Command::new(&places.bench);
+        burn.args(["burn", "--threads", &burning_threads.to_string()]);
+        let burn = Companion::start(burn)?;
+        let nodes_cpu = || -> Result<Duration> {
+            Ok(cluster
+                .nodes
+                .iter()
+                .map(|node| os::cpu_time(node.pid()))
+                .sum::<std::io::Result<Duration>>()?)
+        };
+        let (began, machine, nodes) = (Instant::now(), Busy::now()?, nodes_cpu()?);
+        let length = Duration::from_secs_f64(minutes * 60.0);
+        let mut minute = 1;
+        while began.elapsed() < length {
+            thread::sleep(GLANCE.min(length.saturating_sub(began.elapsed())));
+            if began.elapsed() > minute * Duration::from_secs(60) {
+                eprintln!("bench: false deaths, minute {minute}: {:?}", told(&cluster, &logged)?);
+                minute += 1;
+            }
+        }
+        let busy = Busy::now()?.since(&machine);
+        let nodes_cpu = (nodes_cpu()? - nodes).as_secs_f64() / began.elapsed().as_secs_f64();
+        let told = told(&cluster, &logged)?;
+        drop(burn.end());
+        Ok(Self { minutes, burning_threads, busy, nodes_cpu, told })
+    }
+
+    pub(super) fn bar(&self) -> Bar {
+        let Self { minutes, told, .. } = self;
+        let what = format!("{NODES} nodes, {minutes} minutes without CPU to spare: held for dead");
+        Bar::at_most(what, told.dead as f64, 0.0, |count| format!("{count:.0}"))
+    }
+
+    pub(super) fn table(&self) -> String {
+        let Self { minutes, burning_threads, busy, nodes_cpu, told } = self;
+        let title = format!("{NODES} nodes, {minutes} minutes");
+        let columns =
+            ["CPU in use", "cores of the nodes", "suspected", "held for dead", "stood still", "links down"];
+        let mut table = Table::new(&title, &columns);
+        let Told { suspected, dead, paused, links_down } = told;
+        let counts = [suspected, dead, paused, links_down].map(ToString::to_string);
+        let cells = [format!("{:.1} %", busy * 100.0), format!("{nodes_cpu:.3}")].into_iter().chain(counts);
+        table.row(&format!("beside {burning_threads} threads that only burn"), 1, cells.collect());
+        table.text()
+    }
+}
+
+/// What each node has logged behind that place.
+fn told(cluster: &Cluster, logged: &[usize]) -> Result<Told> {
+    let mut told = Told::default();
+    for (node, from) in cluster.nodes.iter().zip(logged) {
+        told.count(node.log()?.get(*from..).unwrap_or_default());
+    }
+    Ok(told)
+}
+
+impl Told {
+    fn count(&mut self, log: &str) {
+        #[derive(Deserialize)]
+        struct Line {
+            message: String,
+        }
+        for line in log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
+            match &*line.message {
+                "a node is not heard" => self.suspected += 1,
+                "a node is dead" => self.dead += 1,
+                "this node stood still, and others may have held it for dead" => self.paused += 1,
+                "link to a peer is down" => self.links_down += 1,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Ticks of all cores since the machine started.
+struct Busy {
+    all: u64,
+    idle: u64,
+}
+
+impl Busy {
+    fn now() -> Result<Self> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        Self::read(&stat).ok_or_else(|| "no cpu line in /proc/stat".into())
+    }
+
+    fn read(stat: &str) -> Option<Self> {
+        let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+        // What guests have had stands in the first columns too.
+        let ticks: Vec<u64> = ticks.take(8).map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
+        Some(Self { all: ticks.iter().sum(), idle: ticks.get(3)? + ticks.get(4)? })
+    }
+
+    fn since(&self, before: &Self) -> f64 {
+        1.0 - (self.idle - before.idle) as f64 / (self.all - before.all).max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_says_of_others_is_counted() {
+        let mut told = Told::default();
+        told.count(
+            "{\"message\":\"a node is not heard\",\"node\":\"n1\"}\n{\"message\":\"a node is alive\"}\nno JSON\n\
+             {\"message\":\"a node is dead\"}\n{\"message\":\"link to a peer is down\"}\n",
+        );
+        assert_eq!(told, Told { suspected: 1, dead: 1, paused: 0, links_down: 1 });
+    }
+
+    #[test]
+    fn the_share_in_use_is_that_between_two_looks() {
+        let before = Busy::read("cpu  10 0 10 80 0 0 0 0 0 0\ncpu0 1").expect("a line of all cores");
+        let after = Busy::read("cpu  100 0 10 90 0 0 0 0 0 0\n").expect("a line of all cores");
+        assert!((after.since(&before) - 0.9).abs() < 1e-9);
+        assert!(Busy::read("intr 1").is_none());
+    }
+}

@@ -1,0 +1,201 @@
+//! Several nodes beside one, and a link alone.
+
+mod attach;
+mod false_death;
+mod fan_out;
+mod interest;
+mod link;
+mod nodes;
+mod through;
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::bars::Bar;
+use super::machine::Machine;
+use super::markdown::{bar_table, failed};
+use super::{build, build_node, target_folder};
+use crate::Result;
+use attach::Attach;
+use false_death::FalseDeath;
+use fan_out::FanOut;
+use interest::Interest;
+use link::Link;
+use nodes::Places;
+use through::Through;
+
+#[derive(Args)]
+pub struct Options {
+    /// Also writes everything that was measured to this file, as JSON.
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
+    #[arg(long)]
+    pub node: Option<PathBuf>,
+    /// The binary with the parts alone; without it the release build of this checkout.
+    #[arg(long)]
+    pub bare: Option<PathBuf>,
+    /// How often everything is measured; the tables have the medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repetitions: u32,
+    /// Length of each measured part.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    /// Measures only these parts; without it all but `false-death`.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Channels that are wanted when another node comes.
+    #[arg(long, default_value_t = 100_000)]
+    pub channels: u32,
+    /// Length of `false-death`, which is measured once.
+    #[arg(long, default_value_t = 10.0)]
+    pub minutes: f64,
+    /// Threads that burn CPU in `false-death`; without it two for each core.
+    #[arg(long)]
+    pub burn: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Subscribers on the node that is published at, and on the other one.
+    FanOut,
+    /// One link alone.
+    Link,
+    /// As many publishes as two nodes take.
+    Through,
+    /// To channels that nobody wants yet.
+    Attach,
+    /// A node that comes to one with very many channels.
+    Interest,
+    /// Nodes that have next to no CPU for minutes.
+    FalseDeath,
+}
+
+#[derive(Serialize, Default)]
+struct Measured {
+    fan_outs: Vec<FanOut>,
+    links: Vec<Link>,
+    through: Option<Through>,
+    attach: Option<Attach>,
+    interest: Option<Interest>,
+    false_death: Option<FalseDeath>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    measured: Measured,
+    bars: Vec<Bar>,
+    failures: Vec<String>,
+}
+
+/// Measures and prints the tables. A missed bar is told; an error is a measurement that failed, or a message that was lost,
+/// doubled or delivered out of order.
+pub fn run(options: &Options) -> Result<()> {
+    let this = env::current_exe()?;
+    let node = options.node.clone().map_or_else(|| build_node(&this), Ok)?;
+    let bare = options.bare.clone().map_or_else(|| build(&this, "fanfare-benches", "bench-bare"), Ok)?;
+    let machine = Machine::look(&node);
+    print!("{machine}");
+    let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
+    let places = Places { bench: this, bare, node, data: data.path().to_owned() };
+    let (measured, failures) = Bench { places, options }.measure();
+    let bars = measured.bars();
+    print!("\n{}{}{}", measured.tables(), bar_table(&bars), failed(&failures));
+    let report = Report { machine, measured, bars, failures };
+    if let Some(out) = &options.out {
+        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
+    }
+    match report.failures.len() {
+        0 => Ok(()),
+        count => Err(format!("{count} measurements failed").into()),
+    }
+}
+
+struct Bench<'a> {
+    places: Places,
+    options: &'a Options,
+}
+
+impl Bench<'_> {
+    /// Measures all that can be; what failed is told in words beside it.
+    fn measure(&self) -> (Measured, Vec<String>) {
+        let Self { places, options } = self;
+        let (mut measured, mut failures) = (Measured::default(), Vec::new());
+        if self.asked(Part::FanOut) {
+            for rate in fan_out::DELIVERIES_PER_S {
+                let mut fan_out = FanOut::new(rate);
+                let title = fan_out.title();
+                self.repeat(&title, &mut failures, || fan_out.measure(places, options.seconds));
+                failures.extend(fan_out.faults());
+                measured.fan_outs.push(fan_out);
+            }
+        }
+        if self.asked(Part::Link) {
+            let mut links = Link::all();
+            self.repeat("one link", &mut failures, || {
+                links.iter_mut().try_for_each(|link| link.measure(places, options.seconds))
+            });
+            measured.links = links;
+        }
+        if self.asked(Part::Through) {
+            let through = measured.through.insert(Through::default());
+            self.repeat("publishes through two nodes", &mut failures, || {
+                through.measure(places, options.seconds)
+            });
+        }
+        if self.asked(Part::Attach) {
+            let attach = measured.attach.insert(Attach::default());
+            self.repeat("attaches", &mut failures, || attach.measure(places));
+        }
+        if self.asked(Part::Interest) {
+            let interest = measured.interest.insert(Interest::new(options.channels));
+            self.repeat("a node that comes", &mut failures, || interest.measure(places));
+        }
+        if options.only.contains(&Part::FalseDeath) {
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            match FalseDeath::measure(places, options.minutes, options.burn.unwrap_or(2 * cores)) {
+                Ok(false_death) => measured.false_death = Some(false_death),
+                Err(error) => failures.push(format!("false deaths: {error}")),
+            }
+        }
+        (measured, failures)
+    }
+
+    fn asked(&self, part: Part) -> bool {
+        self.options.only.is_empty() || self.options.only.contains(&part)
+    }
+
+    fn repeat(&self, title: &str, failures: &mut Vec<String>, mut once: impl FnMut() -> Result<()>) {
+        for repetition in 1..=self.options.repetitions {
+            eprintln!("bench: {title}, {repetition} of {}", self.options.repetitions);
+            if let Err(error) = once() {
+                failures.push(format!("{title}: {error}"));
+            }
+        }
+    }
+}
+
+impl Measured {
+    fn tables(&self) -> String {
+        let fan_outs = self.fan_outs.iter().map(FanOut::table);
+        let links = (!self.links.is_empty()).then(|| link::table(&self.links));
+        let through = self.through.as_ref().map(Through::table);
+        let attach = self.attach.as_ref().map(Attach::table);
+        let interest = self.interest.as_ref().map(Interest::table);
+        let false_death = self.false_death.as_ref().map(FalseDeath::table);
+        fan_outs.chain(links).chain(through).chain(attach).chain(interest).chain(false_death).collect()
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let fan_outs = self.fan_outs.iter().flat_map(FanOut::bars);
+        let attach = self.attach.as_ref().and_then(Attach::bar);
+        let false_death = self.false_death.as_ref().map(FalseDeath::bar);
+        fan_outs.chain(link::bars(&self.links)).chain(attach).chain(false_death).collect()
+    }
+}

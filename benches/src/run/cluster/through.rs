@@ -1,0 +1,70 @@
+//! As many publishes as two nodes take, with one subscriber for each channel, on the node that is published at or the other.
+
+use serde::Serialize;
+
+use super::super::companion::Companion;
+use super::super::generator::result_of;
+use super::super::markdown::{Table, pair};
+use super::super::report::median;
+use super::nodes::{Cluster, Places};
+use crate::Result;
+use crate::load::{HoldOutcome, PublishOutcome};
+
+const CONNECTIONS: usize = 16;
+const WINDOW: usize = 64;
+const MESSAGE_BYTES: usize = 200;
+
+#[derive(Serialize, Default)]
+pub(super) struct Through {
+    pub(super) local: Vec<PublishOutcome>,
+    pub(super) remote: Vec<PublishOutcome>,
+}
+
+impl Through {
+    pub(super) fn measure(&mut self, places: &Places, seconds: u32) -> Result<()> {
+        self.local.push(once(places, seconds, 0)?);
+        self.remote.push(once(places, seconds, 1)?);
+        Ok(())
+    }
+
+    pub(super) fn table(&self) -> String {
+        let title = format!(
+            "{CONNECTIONS} × {WINDOW} publishes under way, {MESSAGE_BYTES} B, one subscriber for each channel"
+        );
+        let columns = [
+            "acked publishes/s",
+            "ack p50 / p99 ms",
+            "µs of CPU for a publish, both nodes",
+            "generator: cores",
+        ];
+        let mut table = Table::new(&title, &columns);
+        for (name, runs) in [("local", &self.local), ("remote", &self.remote)] {
+            let us = median(runs, |run| run.cost.server_cpu_s * 1e6 / (run.acked_per_s * run.cost.wall_s));
+            let cells = vec![
+                format!("{:.0}", median(runs, |run| run.acked_per_s)),
+                pair(median(runs, |run| run.ack_p50_ms), median(runs, |run| run.ack_p99_ms)),
+                format!("{us:.2}"),
+                format!("{:.2}", median(runs, |run| run.cost.generator_cpu_s / run.cost.wall_s)),
+            ];
+            table.row(name, runs.len(), cells);
+        }
+        table.text()
+    }
+}
+
+/// The subscribers are on the node of that number.
+fn once(places: &Places, seconds: u32, subscribed: usize) -> Result<PublishOutcome> {
+    let cluster = Cluster::start(places, 2)?;
+    let mut hold = cluster.load(&places.bench, "hold", subscribed);
+    hold.args(["--connections", &CONNECTIONS.to_string(), "--prefix", "bench:publish:"]);
+    let hold = Companion::start(hold)?;
+    let mut command = cluster.load(&places.bench, "publish", 0);
+    command.args(["--connections", &CONNECTIONS.to_string(), "--window", &WINDOW.to_string()]);
+    command.args(["--seconds", &seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
+    let outcome: PublishOutcome = result_of(command)?;
+    let held: HoldOutcome = serde_json::from_str(&hold.end()?)?;
+    if (held.heard as f64) < outcome.acked_per_s * outcome.cost.wall_s {
+        return Err(format!("the subscribers heard {} frames only", held.heard).into());
+    }
+    Ok(outcome)
+}

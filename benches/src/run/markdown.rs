@@ -1,0 +1,49 @@
+//! Tables of Markdown, as the page with the figures has them.
+
+use std::fmt::Write as _;
+
+use super::bars::Bar;
+
+pub(super) struct Table {
+    text: String,
+    columns: usize,
+}
+
+impl Table {
+    pub(super) fn new(title: &str, columns: &[&str]) -> Self {
+        let rule = "---|".repeat(columns.len() + 1);
+        Self { text: format!("| {title} | {} |\n|{rule}\n", columns.join(" | ")), columns: columns.len() }
+    }
+
+    /// What has not a single run has no figures.
+    pub(super) fn row(&mut self, name: &str, runs: usize, cells: Vec<String>) {
+        let cells = if runs == 0 { vec!["–".to_owned(); self.columns] } else { cells };
+        let _ = writeln!(self.text, "| {name} | {} |", cells.join(" | "));
+    }
+
+    /// With the empty line that ends it.
+    pub(super) fn text(self) -> String {
+        self.text + "\n"
+    }
+}
+
+pub(super) fn bar_table(bars: &[Bar]) -> String {
+    if bars.is_empty() {
+        return String::new();
+    }
+    let mut text = "| bar | at least, at most | measured | of it | |\n|---|---|---|---|---|\n".to_owned();
+    for Bar { what, measured, bar, of_bar, met } in bars {
+        let verdict = if *met { "met" } else { "**missed**" };
+        let of_bar = if of_bar.is_finite() { format!("{of_bar:.2}") } else { "–".to_owned() };
+        let _ = writeln!(text, "| {what} | {bar} | {measured} | {of_bar} | {verdict} |");
+    }
+    text + "\n"
+}
+
+pub(super) fn failed(failures: &[String]) -> String {
+    failures.iter().map(|failure| format!("FAILED {failure}\n")).collect()
+}
+
+pub(super) fn pair(one: f64, other: f64) -> String {
+    format!("{one:.2} / {other:.2}")
+}
