@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench bench-peers bench-cluster format-and-clippy components cargo-deny asyncapi
+.PHONY: help run test lint bench bench-peers bench-cluster bench-store format-and-clippy components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
 TOOLS := $(CURDIR)/target/tools
@@ -11,6 +11,7 @@ help:
 	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
 	@echo "make bench-cluster  measure several nodes beside one, and a link alone"
+	@echo "make bench-store  measure the shared store beside the driver alone; needs Java 17 and Maven"
 	@echo "make bench-peers  measure the node beside the floor, centrifuge, NATS and Sockudo, which it builds; needs Go and protoc"
 
 run:
@@ -38,7 +39,7 @@ bench:
 	cargo build --release --locked -p fanfare
 	cargo run --release --locked -p fanfare-benches --bin bench -- run
 
-bench-cluster:
+bench-cluster bench-store:
 	cargo build --release --locked -p fanfare -p fanfare-benches
 	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) --out "target/$@.json"
 

@@ -1,8 +1,9 @@
 //! What Fanfare costs, beside what it would cost if there were nothing but the sockets and the disk.
 //!
-//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn` and `link` are the processes they start.
+//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn`, `link` and `cql` are the processes they start.
 
 pub mod burn;
+pub mod cql;
 pub mod floor;
 pub mod histogram;
 pub mod link;

@@ -19,6 +19,8 @@ enum Command {
     Peers(run::peers::Options),
     /// Several nodes beside one, a link alone, and how long a node is held for alive; tables on stdout.
     Cluster(run::cluster::Options),
+    /// The shared store beside the driver alone, over databases of one node and of three; tables on stdout.
+    Store(run::store::Options),
     /// The load generator alone: one workload, its result as one JSON line on stdout.
     #[command(subcommand)]
     Load(load::Workload),
@@ -46,6 +48,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Run(options) => run::run(&options),
         Command::Peers(options) => run::peers::run(&options),
         Command::Cluster(options) => run::cluster::run(&options),
+        Command::Store(options) => run::store::run(&options),
         Command::Load(workload) => load::print(&workload),
         Command::FloorServer(options) => floor::serve(&options),
         Command::StoreLoop(options) => store_loop::print(&options),

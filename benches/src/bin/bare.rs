@@ -1,14 +1,14 @@
-//! The parts of a node alone, each a process that `bench` starts. The allocator is that of the node.
+//! The parts of a node and of its database alone, each a process that `bench` starts. The allocator is that of the node.
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use fanfare_benches::{Result, link};
+use fanfare_benches::{Result, cql, link};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Parts of a node, to be measured alone.
+/// Parts of a node and of its database, to be measured alone.
 #[derive(Parser)]
 #[command(name = "bench-bare")]
 enum Command {
@@ -16,6 +16,10 @@ enum Command {
     LinkSink(link::sink::Options),
     /// Sends over a link as fast as the other end takes it; the result as one JSON line on stdout.
     LinkSource(link::source::Options),
+    /// Inserts rows of history with the driver alone; the result as one JSON line on stdout.
+    CqlInsert(cql::insert::Options),
+    /// Reads rows of history with the driver alone; the result as one JSON line on stdout.
+    CqlSelect(cql::select::Options),
 }
 
 fn main() -> ExitCode {
@@ -33,5 +37,7 @@ fn run(command: &Command) -> Result<()> {
     match command {
         Command::LinkSink(options) => link::sink::serve(&runtime, options),
         Command::LinkSource(options) => link::source::print(&runtime, options),
+        Command::CqlInsert(options) => cql::insert::print(&runtime, options),
+        Command::CqlSelect(options) => cql::select::print(&runtime, options),
     }
 }

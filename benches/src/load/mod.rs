@@ -3,6 +3,7 @@
 mod attach;
 mod fanout;
 mod herd;
+mod history;
 mod hold;
 mod idle;
 mod link;
@@ -25,6 +26,7 @@ use crate::{Result, os};
 pub use attach::{Attach, Outcome as AttachOutcome};
 pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome};
 pub use herd::{Herd, Outcome as HerdOutcome};
+pub use history::{History, Outcome as HistoryOutcome};
 pub use hold::{Hold, Outcome as HoldOutcome};
 pub use idle::{Idle, Outcome as IdleOutcome};
 pub use presence::{Outcome as PresenceOutcome, Presence};
@@ -47,6 +49,8 @@ pub enum Workload {
     Attach(Attach),
     /// Connections that are attached and read until stdin ends.
     Hold(Hold),
+    /// Pages of history, one after another.
+    History(History),
 }
 
 /// What is measured: an address, and the processes behind it.
@@ -87,6 +91,7 @@ pub fn print(workload: &Workload) -> Result<()> {
         Workload::Presence(presence) => serde_json::to_string(&presence.run()?),
         Workload::Attach(attach) => serde_json::to_string(&attach.run()?),
         Workload::Hold(hold) => serde_json::to_string(&hold.run()?),
+        Workload::History(history) => serde_json::to_string(&history.run()?),
     };
     println!("{}", line?);
     Ok(())

@@ -11,6 +11,7 @@ mod measure;
 pub mod peers;
 mod report;
 mod server;
+pub mod store;
 mod table;
 
 use std::env;

@@ -1,0 +1,199 @@
+//! The shared store: a node before a database, beside the driver alone.
+
+mod cassandra;
+mod reading;
+mod writing;
+
+use std::cell::Cell;
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::bars::Bar;
+use super::machine::Machine;
+use super::markdown::{bar_table, failed};
+use super::server::Server;
+use super::{build, build_node, target_folder};
+use crate::Result;
+use cassandra::{Cassandra, Kind};
+use reading::Reading;
+use writing::{SHAPES, Writing};
+
+const KEYSPACE: &str = "bench";
+/// That of a development directory.
+const ACCOUNT: &str = "dev";
+
+#[derive(Args)]
+pub struct Options {
+    /// Also writes everything that was measured to this file, as JSON.
+    #[arg(long)]
+    pub out: Option<PathBuf>,
+    /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
+    #[arg(long)]
+    pub node: Option<PathBuf>,
+    /// The binary with the driver alone; without it the release build of this checkout.
+    #[arg(long)]
+    pub bare: Option<PathBuf>,
+    /// How often everything is measured; the tables have the medians.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repetitions: u32,
+    /// Length of each measured part.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    /// How long each database is written to before it is measured, as it gets faster with use.
+    #[arg(long, default_value_t = 20)]
+    pub warm_up: u32,
+    /// Measures only over these.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    databases: Vec<Kind>,
+    /// Nodes of a database that runs, `host:port` with commas between them, in place of one that is started.
+    #[arg(long, conflicts_with = "databases")]
+    pub points: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Measured {
+    database: String,
+    writing: Vec<Writing>,
+    reading: Reading,
+}
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    measured: Vec<Measured>,
+    bars: Vec<Bar>,
+    failures: Vec<String>,
+}
+
+/// Measures and prints the tables. A missed bar is told; a measurement that failed is an error.
+pub fn run(options: &Options) -> Result<()> {
+    let this = env::current_exe()?;
+    let node = options.node.clone().map_or_else(|| build_node(&this), Ok)?;
+    let bare = options.bare.clone().map_or_else(|| build(&this, "fanfare-benches", "bench-bare"), Ok)?;
+    let machine = Machine::look(&node);
+    print!("{machine}");
+    // Beside the binaries, because the folder for temporary files is memory on some machines.
+    let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
+    let bench = Bench { this, node, bare, data: data.path().to_owned(), options, prefixes: Cell::new(0) };
+    let (measured, failures) = bench.measure();
+    let bars = measured.iter().flat_map(Measured::bars).collect::<Vec<_>>();
+    let tables: String = measured.iter().map(Measured::tables).collect();
+    print!("\n{tables}{}{}", bar_table(&bars), failed(&failures));
+    let report = Report { machine, measured, bars, failures };
+    if let Some(out) = &options.out {
+        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
+    }
+    match report.failures.len() {
+        0 => Ok(()),
+        count => Err(format!("{count} measurements failed").into()),
+    }
+}
+
+struct Bench<'a> {
+    this: PathBuf,
+    node: PathBuf,
+    bare: PathBuf,
+    data: PathBuf,
+    options: &'a Options,
+    prefixes: Cell<u32>,
+}
+
+/// One that runs.
+struct Database {
+    title: String,
+    points: String,
+    _own: Option<Cassandra>,
+}
+
+impl Bench<'_> {
+    /// Measures all that can be; what failed is told in words beside it.
+    fn measure(&self) -> (Vec<Measured>, Vec<String>) {
+        let (mut all, mut failures) = (Vec::new(), Vec::new());
+        if let Some(points) = &self.options.points {
+            let database = Database { title: points.clone(), points: points.clone(), _own: None };
+            all.push(self.over(&database, &mut failures));
+            return (all, failures);
+        }
+        let named = &self.options.databases;
+        let kinds = <Kind as clap::ValueEnum>::value_variants().iter().copied();
+        for kind in kinds.filter(|kind| named.is_empty() || named.contains(kind)) {
+            eprintln!("bench: Cassandra, {}", kind.title());
+            match Cassandra::start(kind, &self.data) {
+                Ok(own) => {
+                    let database =
+                        Database { title: kind.title(), points: own.points.clone(), _own: Some(own) };
+                    all.push(self.over(&database, &mut failures));
+                }
+                Err(error) => failures.push(format!("{}: {error}", kind.title())),
+            }
+        }
+        (all, failures)
+    }
+
+    fn over(&self, database: &Database, failures: &mut Vec<String>) -> Measured {
+        let Options { repetitions, seconds, warm_up, .. } = *self.options;
+        let mut writing: Vec<Writing> = SHAPES.into_iter().map(Writing::new).collect();
+        let mut reading = Reading::default();
+        let mut tell = |what: &str, result: Result<()>| {
+            if let Err(error) = result {
+                failures.push(format!("{}: {what}: {error}", database.title));
+            }
+        };
+        // A node that starts makes the tables.
+        tell("the schema", self.node(database).map(drop));
+        for shape in SHAPES {
+            tell("warm-up", writing::bare(shape, self, database, warm_up.div_ceil(2)).map(drop));
+        }
+        for repetition in 1..=repetitions {
+            for writing in &mut writing {
+                let title = writing.shape.title();
+                eprintln!("bench: {}: {title}, {repetition} of {repetitions}", database.title);
+                tell(&title, writing.measure(self, database, seconds));
+            }
+        }
+        for repetition in 1..=repetitions {
+            eprintln!("bench: {}: pages of history, {repetition} of {repetitions}", database.title);
+            tell("pages of history", reading.measure(self, database, seconds));
+        }
+        Measured { database: database.title.clone(), writing, reading }
+    }
+
+    /// A fresh node, alone, over the database.
+    fn node(&self, database: &Database) -> Result<Server> {
+        let environment = [
+            ("FANFARE_STORE", "scylla".to_owned()),
+            ("FANFARE_SCYLLA_NODE", database.points.clone()),
+            ("FANFARE_SCYLLA_KEYSPACE", KEYSPACE.to_owned()),
+        ];
+        Server::development(&self.node, &self.data, &environment)
+    }
+
+    fn bare(&self, what: &str, database: &Database) -> Command {
+        let mut command = Command::new(&self.bare);
+        command.args([what, "--points", &database.points, "--keyspace", KEYSPACE]);
+        command
+    }
+
+    /// For channels that nobody has written to.
+    fn fresh_prefix(&self) -> String {
+        self.prefixes.set(self.prefixes.get() + 1);
+        format!("loop:{}", self.prefixes.get())
+    }
+}
+
+impl Measured {
+    fn tables(&self) -> String {
+        let writing = self.writing.iter().map(|writing| writing.table(&self.database));
+        writing.chain([self.reading.table(&self.database)]).collect()
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        let writing = self.writing.iter().filter_map(|writing| writing.bar(&self.database));
+        writing.chain(self.reading.bar(&self.database)).collect()
+    }
+}

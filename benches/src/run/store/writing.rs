@@ -1,0 +1,123 @@
+//! Acked publishes of a node beside the same writes with the driver alone.
+
+use serde::Serialize;
+
+use super::super::bars::Bar;
+use super::super::generator::{load, result_of};
+use super::super::markdown::{Table, pair};
+use super::super::report::median;
+use super::{Bench, Database};
+use crate::Result;
+use crate::cql::insert;
+use crate::load::PublishOutcome;
+
+const MESSAGE_BYTES: u32 = 128;
+const SHARE_MIN: f64 = 0.8;
+
+/// Channels that are published to at a time, and publishes under way on each.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Shape {
+    channels: u32,
+    under_way: u32,
+}
+
+/// A write of a channel holds all that waits there: one row, or as many as its publisher has under way.
+pub(super) const SHAPES: [Shape; 2] =
+    [Shape { channels: 256, under_way: 1 }, Shape { channels: 16, under_way: 64 }];
+
+impl Shape {
+    pub(super) fn title(self) -> String {
+        let Self { channels, under_way } = self;
+        match under_way {
+            1 => format!("{channels} channels, one row under way each"),
+            _ => format!("{channels} channels, {under_way} rows under way each"),
+        }
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct Writing {
+    pub(super) shape: Shape,
+    pub(super) bare: Vec<insert::Outcome>,
+    pub(super) node: Vec<PublishOutcome>,
+}
+
+impl Writing {
+    pub(super) fn new(shape: Shape) -> Self {
+        Self { shape, bare: Vec::new(), node: Vec::new() }
+    }
+
+    /// Once each, in turn.
+    pub(super) fn measure(&mut self, bench: &Bench<'_>, database: &Database, seconds: u32) -> Result<()> {
+        self.bare.push(bare(self.shape, bench, database, seconds)?);
+        self.node.push(through_node(self.shape, bench, database, seconds)?);
+        Ok(())
+    }
+
+    fn share(&self) -> f64 {
+        median(&self.node, |run| run.acked_per_s) / median(&self.bare, |run| run.rows_per_s)
+    }
+
+    pub(super) fn bar(&self, database: &str) -> Option<Bar> {
+        if self.bare.is_empty() || self.node.is_empty() {
+            return None;
+        }
+        let what = format!("{database}, {}: of the driver alone", self.shape.title());
+        Some(Bar::share(what, self.share(), SHARE_MIN))
+    }
+
+    pub(super) fn table(&self, database: &str) -> String {
+        let title = format!("{database}: {}, {MESSAGE_BYTES} B", self.shape.title());
+        let columns = ["rows/s", "of the driver alone", "ack, write p50 / p99 ms", "cores of the node"];
+        let mut table = Table::new(&title, &columns);
+        let (bare, node) = (&self.bare, &self.node);
+        let writes = pair(median(bare, |run| run.write_p50_ms), median(bare, |run| run.write_p99_ms));
+        let rows = format!("{:.0}", median(bare, |run| run.rows_per_s));
+        table.row("driver alone", bare.len(), vec![rows, "100 %".to_owned(), writes, String::new()]);
+        let acks = pair(median(node, |run| run.ack_p50_ms), median(node, |run| run.ack_p99_ms));
+        let acked = format!("{:.0}", median(node, |run| run.acked_per_s));
+        let cores = format!("{:.2}", median(node, |run| run.cost.server_cpu_s / run.cost.wall_s));
+        table.row(
+            "Fanfare, acked",
+            node.len(),
+            vec![acked, format!("{:.0} %", self.share() * 100.0), acks, cores],
+        );
+        table.text()
+    }
+}
+
+/// So many writes at a time, each as large as one of the node can be.
+pub(super) fn bare(
+    shape: Shape,
+    bench: &Bench<'_>,
+    database: &Database,
+    seconds: u32,
+) -> Result<insert::Outcome> {
+    let mut command = bench.bare("cql-insert", database);
+    for (option, value) in
+        [("--writers", shape.channels), ("--rows", shape.under_way), ("--seconds", seconds)]
+    {
+        command.args([option, &value.to_string()]);
+    }
+    command.args(["--prefix", &bench.fresh_prefix()]);
+    result_of(command)
+}
+
+fn through_node(
+    shape: Shape,
+    bench: &Bench<'_>,
+    database: &Database,
+    seconds: u32,
+) -> Result<PublishOutcome> {
+    let node = bench.node(database)?;
+    let mut command = load(&bench.this, "publish", &node);
+    for (option, value) in [
+        ("--connections", shape.channels),
+        ("--window", shape.under_way),
+        ("--seconds", seconds),
+        ("--bytes", MESSAGE_BYTES),
+    ] {
+        command.args([option, &value.to_string()]);
+    }
+    result_of(command)
+}
