@@ -50,7 +50,13 @@ impl Node {
     }
 
     fn is_told(&self, by: u64, members: Vec<ToldMember>, known: u64) {
-        self.hub.told_members(ToldMembers::new(key("a"), by, None, members, true), Some(known));
+        self.is_told_beside(by, members, known, &[]);
+    }
+
+    /// These runs tell of themselves.
+    fn is_told_beside(&self, by: u64, members: Vec<ToldMember>, known: u64, tell: &[u64]) {
+        let told = ToldMembers::new(key("a"), by, None, members, true);
+        self.hub.told_members(told, Some(known), |run| tell.contains(&run));
     }
 
     /// What subscribers got since this was last asked.
@@ -160,8 +166,8 @@ fn what_is_told_replaces_what_was_known_of_that_node_alone() {
     // Parts say nothing of who stands before or behind them.
     let part = |after: Option<u8>, n: u8, is_last| {
         let members = vec![told(n, (0, ONE), "3")];
-        node.hub
-            .told_members(ToldMembers::new(key("a"), ONE, after.map(id), members, is_last), Some(u64::MAX));
+        let told = ToldMembers::new(key("a"), ONE, after.map(id), members, is_last);
+        node.hub.told_members(told, Some(u64::MAX), |_| false);
     };
     part(Some(1), 4, false);
     assert_eq!(node.events(), ["update 4 3"]);
@@ -180,6 +186,17 @@ fn of_members_of_others_what_is_known_already_stays() {
     let ended = vec![told(1, (2, ONE), "0"), told(2, (2, ONE), "2")];
     node.is_told(OTHER, ended, u64::MAX);
     assert_eq!(node.events(), ["enter 2 2"]);
+}
+
+/// A node that was behind a cut has not heard who has left meanwhile.
+#[test]
+fn who_has_left_a_node_that_tells_so_itself_is_not_brought_back_by_another() {
+    let node = Node::new();
+    let ended = || vec![told(1, (2, ONE), "0")];
+    node.is_told_beside(OTHER, ended(), u64::MAX, &[ONE]);
+    assert!(node.events().is_empty());
+    node.is_told(OTHER, ended(), u64::MAX);
+    assert_eq!(node.events(), ["enter 1 0"]);
 }
 
 #[test]
@@ -300,7 +317,7 @@ impl Nodes {
             let wanted = |run| run == own;
             let (end, told) =
                 self.nodes[from].hub.tell_members(&key("a"), after.as_ref(), 2_000, wanted, tell);
-            self.nodes[to].hub.told_members(told, Some(known));
+            self.nodes[to].hub.told_members(told, Some(known), |_| false);
             after = end;
             if after.is_none() {
                 return;
