@@ -23,9 +23,20 @@ const WELL_WITHIN: Duration = Duration::from_secs(5);
 const PUBLISHERS: usize = 8;
 
 async fn node(cassandra: &Cassandra) -> Node {
+    node_with(cassandra, &cassandra.keyspace()).await
+}
+
+async fn node_with(cassandra: &Cassandra, keyspace: &str) -> Node {
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
     let options = NodeOptions::default().directory(directory, KEY).environment("FANFARE_NODE_ID", "n1");
-    Node::start(cassandra.store(options, &cassandra.keyspace())).await
+    Node::start(cassandra.store(options, keyspace)).await
+}
+
+/// As the database has it.
+async fn copies(cassandra: &Cassandra, keyspace: &str) -> String {
+    let asked = "SELECT replication['datacenter1'] FROM system_schema.keyspaces WHERE keyspace_name = ?";
+    let found = cassandra.session().await.query_unpaged(asked, (keyspace,)).await.expect("read");
+    found.into_rows_result().expect("rows").single_row::<(String,)>().expect("a keyspace").0
 }
 
 async fn publish(node: &Node, channel: &str, body: Value) -> http::Response {
@@ -178,7 +189,9 @@ async fn nothing_acknowledged_is_lost_when_the_database_is_killed_or_stands_stil
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_three_nodes_of_the_database_may_be_gone() {
     let Some(cassandra) = Cassandra::start(3) else { return };
-    let node = node(&cassandra).await;
+    let keyspace = cassandra.keyspace();
+    let node = node_with(&cassandra, &keyspace).await;
+    assert_eq!(copies(&cassandra, &keyspace).await, "3");
     for number in 0..10 {
         assert_eq!(publish(&node, "room", json!({"data": number})).await.status, 200);
     }

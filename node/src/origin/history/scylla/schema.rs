@@ -1,7 +1,7 @@
 //! The keyspace and its tables: made once, whoever comes first, and told by a version.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use scylla::client::session::Session;
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
@@ -40,6 +40,9 @@ const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text 
 const ALTER_WAIT: Duration = Duration::from_secs(20);
 const ATTEMPTS: usize = 3;
 const COPIES_MAX: usize = 3;
+/// A node of the database that has just begun is in the list of the others by then.
+const NODES_WAIT: Duration = Duration::from_secs(10);
+const NODES_LOOK: Duration = Duration::from_millis(250);
 
 /// Why the keyspace cannot be used; the text names it.
 #[derive(Debug)]
@@ -175,14 +178,28 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
     Ok(version.and_then(|(version,)| usize::try_from(version).ok()))
 }
 
+/// Copies are counted once, for good: a list that still lacks a node would be one copy too few.
+async fn until_nodes_are_known(session: &Session, connection: &Connection) {
+    let named = connection.nodes.len().min(COPIES_MAX);
+    let end = Instant::now() + NODES_WAIT;
+    while session.get_cluster_state().get_nodes_info().len() < named && Instant::now() < end {
+        tokio::time::sleep(NODES_LOOK).await;
+        session.refresh_metadata().await.ok();
+    }
+}
+
 async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(), SchemaError> {
     let keyspace = &*connection.keyspace;
+    if connection.replication.is_none() {
+        until_nodes_are_known(session, connection).await;
+    }
     let state = session.get_cluster_state();
     let nodes = state.get_nodes_info();
     let local = nodes.first().and_then(|node| node.datacenter.clone());
     let of_local = nodes.iter().filter(|node| node.datacenter == local).count();
     let copies = connection.replication.unwrap_or(of_local.clamp(1, COPIES_MAX));
     let place = local.unwrap_or_else(|| "replication_factor".to_owned());
+    tracing::info!(keyspace, copies, nodes = nodes.len(), "makes the keyspace");
     let made = format!(
         "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = \
          {{'class': 'NetworkTopologyStrategy', '{place}': {copies}}}"
