@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::cluster::Cluster;
 use crate::raw::{FIN, TEXT};
 use crate::socket::Ended;
-use crate::{Node, SOON, Socket};
+use crate::{Node, SOON, Socket, wait_until};
 
 const CHANNELS: usize = 3;
 const PUBLISHERS_MAX: u64 = 8;
@@ -248,12 +248,23 @@ impl Subscriber {
     }
 }
 
-/// Waits until each subscriber has heard what was acknowledged; the nodes must be well.
+/// Waits until each subscriber has heard what was acknowledged, and until whoever comes back has missed nothing again; the nodes must
+/// be well.
 pub async fn end_well(cluster: &mut Cluster, publishers: Publishers, subscribers: Vec<Subscriber>) {
     let acknowledged = publishers.end().await;
+    let mut last = Heard::default();
     for subscriber in subscribers {
         let (name, heard) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
         println!("{name}: told {} times, {} missing", heard.losses(), heard.missing());
+        last = heard;
+    }
+    for node in cluster.nodes() {
+        wait_until(SOON, "who comes back to be resumed", async || {
+            let losses = last.losses();
+            last = Subscriber::after(node, "back", last.clone()).await.leave().await;
+            last.losses() == losses
+        })
+        .await;
     }
     for node in cluster.nodes() {
         node.assert_well().await;

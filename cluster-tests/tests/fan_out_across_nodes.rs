@@ -11,6 +11,8 @@ const QUIET: Duration = Duration::from_millis(300);
 
 /// How long a peer may take to confirm.
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
+/// What a busy machine adds to it.
+const A_WHILE: Duration = Duration::from_secs(5);
 
 async fn next_message(socket: &mut Socket) -> Value {
     let mut frame = socket.find("a message", |frame| frame["op"] == 13).await;
@@ -125,7 +127,7 @@ async fn an_ack_waits_for_the_other_node_but_not_for_long() {
     publisher.publish("room", json!({"data": 1})).await;
     let waited = published.elapsed();
     n1.resume();
-    assert!(waited >= CONFIRM_WAIT, "{waited:?}");
+    assert!((CONFIRM_WAIT..CONFIRM_WAIT + A_WHILE).contains(&waited), "{waited:?}");
     assert_eq!(next_message(&mut subscriber).await["data"], 1);
 }
 

@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep_until};
 
 const ROOM: &str = "room";
 const MEMBERS: usize = 8;
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(10);
 /// After its end, by whoever takes his time.
 const LATE: Duration = Duration::from_millis(3_500);
 /// Longer than it takes from the end of a node until every other one would have let somebody leave on its own.
-const QUIET: Duration = Duration::from_secs(12);
+const QUIET: Duration = Duration::from_secs(17);
 
 async fn three() -> Cluster {
     let grace = u64::try_from(GRACE.as_millis()).expect("a short time");
