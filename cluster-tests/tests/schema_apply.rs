@@ -120,6 +120,19 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     assert!(text.contains("is needed: run `fanfare schema apply`"), "{text}");
     assert_eq!(said(apply(&points, &keyspace), 0).await, format!("the keyspace {keyspace} is ready"));
     assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
+
+    // One of before what runs say of their channels, over which nodes that start make what is missing.
+    let forgotten = format!("DROP TABLE {keyspace}.policies");
+    session.query_unpaged(forgotten, ()).await.expect("dropped");
+    set_version(&session, &keyspace, 1).await;
+    assert!(
+        refusal(&points, &keyspace, "check").await.contains("has version 1 of the schema, and 2 is needed")
+    );
+    let directory = Directory::default().account("acme").key("k1", "secret", ALL);
+    let options = NodeOptions::default().directory(directory, KEY).limit("store_wait_ms", 8_000);
+    drop(Node::start(cassandra.store(options, &keyspace)).await);
+    assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
+    assert!(tables(&session, &keyspace).await.iter().any(|(name, _)| name == "policies"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -226,6 +226,66 @@ async fn what_cannot_be_read_is_told() {
     .await;
 }
 
+/// As that of [`cluster`], but that these channels keep nothing.
+fn directory(unkept: Option<&str>) -> Directory {
+    let rule = unkept.map(|pattern| format!("pattern = \"{pattern}\"\nhistory = false"));
+    let account = Directory::default().account("acme");
+    rule.iter().fold(account, |account, rule| account.channels(rule)).key("k1", "secret", ALL)
+}
+
+/// Starts a node again under these rules, which the other one keeps its own beside.
+async fn restart(cluster: &mut Cluster, index: usize, directory: &Directory) {
+    cluster.nodes()[index].kill();
+    cluster.nodes()[index].replace_directory(directory);
+    cluster.restart(index).await;
+    cluster.until_linked().await;
+}
+
+/// What is in no row was delivered all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_run_with_other_rules_may_have_delivered_is_told() {
+    let Some(mut cluster) = cluster(2).await else { return };
+    let mut serials = Vec::new();
+    for channel in ["before", "beside", "after"] {
+        let (mut socket, _) = attach(&cluster.nodes()[0], channel, &json!({})).await;
+        Socket::open(&cluster.nodes()[1], "").await.publish(channel, json!({"data": 1})).await;
+        serials.push((channel, socket.message(channel).await["serial"].clone()));
+    }
+    for ((channel, serial), unkept) in serials.iter().zip([None, Some("*"), None]) {
+        restart(&mut cluster, 0, &directory(unkept)).await;
+        for (channel, _) in &serials {
+            Socket::open(&cluster.nodes()[0], "").await.publish(channel, json!({"data": 2})).await;
+        }
+        let (mut back, attached) = attach(&cluster.nodes()[1], channel, &json!({"serial": serial})).await;
+        assert_eq!(attached["resumed"], *channel == "before", "{channel}: {attached}");
+        if *channel == "before" {
+            assert_eq!(read(&mut back, channel, 1).await, [2]);
+        }
+    }
+}
+
+/// Who is attached when it dies counts on its rows, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_death_of_a_node_with_other_rules_is_told() {
+    let Some(mut cluster) = cluster(3).await else { return };
+    restart(&mut cluster, 0, &directory(Some("room"))).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let (mut there, _) = attach(n1, "room", &json!({})).await;
+    let mut publisher = Socket::open(n0, "").await;
+    publisher.publish("room", json!({"data": 0})).await;
+    assert_eq!(read(&mut there, "room", 1).await, [0]);
+    n1.pause();
+    let paused = Instant::now();
+    wait_until(SOON, "its links to be cut", async || n0.metric("fanfare_peers_known").await == 1.0).await;
+    publisher.publish("room", json!({"data": 1})).await;
+    n0.kill();
+    until_dead(n2, "n0").await;
+    wait_until(SOON, "the pause to be long", async || paused.elapsed() > Duration::from_secs(3)).await;
+    n1.resume();
+    let told = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+    assert_eq!((&told["op"], &told["resumed"]), (&json!(9), &json!(false)), "{told}");
+}
+
 /// Each of the others may make it.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_leave_of_a_dead_nodes_member_is_one_row() {

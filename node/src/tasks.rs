@@ -1,5 +1,7 @@
 //! The only place that starts tasks and threads: each has a name, an owner, and a stated end.
 
+mod merged;
+
 use std::future::Future;
 use std::time::Duration;
 
@@ -7,6 +9,8 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+pub use merged::Merged;
 
 const THREADS_LAST: Duration = Duration::from_millis(500);
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest as _, Sha256};
 
@@ -15,6 +15,8 @@ pub struct Directory {
     pub(super) tenants: HashMap<Arc<str>, Arc<Tenant>>,
     pub(super) accounts: HashMap<AccountId, Arc<Account>>,
     pub(super) keys: HashMap<KeyName, Arc<Key>>,
+    /// Asked for often, and made once.
+    pub(super) history_policies: OnceLock<u64>,
 }
 
 impl Directory {
@@ -42,6 +44,10 @@ impl Directory {
     /// Says which channels keep history: another number where that is not the same for some channel. An account that keeps
     /// all is like one that is not there, and of which nothing is delivered.
     pub fn history_policies(&self) -> u64 {
+        *self.history_policies.get_or_init(|| self.hash_of_policies())
+    }
+
+    fn hash_of_policies(&self) -> u64 {
         let leaves_out = |account: &&Arc<Account>| account.channels.iter().any(|rule| !rule.history);
         let mut accounts: Vec<&Arc<Account>> = self.accounts().filter(leaves_out).collect();
         accounts.sort_by(|one, other| one.id.cmp(&other.id));

@@ -211,7 +211,9 @@ impl Local for OfNode {
     }
 
     fn settled(&self) -> Later<Option<()>> {
-        match self.store.is_shared() {
+        // Whoever asks is to find there which channels keep history here.
+        let is_told = self.store.told_policies() == Some(self.accounts.current().history_policies());
+        match self.store.is_shared() && is_told {
             true => of_store("the store is not settled", self.store.settled()),
             false => Box::pin(std::future::ready(None)),
         }

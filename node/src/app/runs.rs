@@ -27,7 +27,8 @@ pub(super) async fn former_runs(
     accounts: &Accounts,
     kind: StoreKind,
 ) -> Result<(Vec<FormerRun>, Option<Kept>), StartError> {
-    let kept = Kept { policies: accounts.current().history_policies(), is_all: true, outlasts: false };
+    let policies = accounts.current().history_policies();
+    let kept = Kept { policies, has_changed: false, is_all: true, outlasts: false };
     let begun = store.begin(hub.incarnation(), kept).await;
     begun.map(|former| (former, Some(kept))).or_else(|error| {
         if kind == StoreKind::None {
@@ -103,11 +104,9 @@ async fn note_changes(
         if let Some((next, done)) = change {
             (policies, waits) = (next, Some(done));
         }
-        if accounts.policy_changes() != changes {
-            policies = Kept::UNLIKE_ALL;
-        }
+        let has_changed = accounts.policy_changes() != changes;
         let outlasts = began.elapsed() > outlasts_after;
-        let kept = Kept { policies, is_all: publisher.stores_all(), outlasts };
+        let kept = Kept { policies, has_changed, is_all: publisher.stores_all(), outlasts };
         if noted != Some(kept) {
             match store.begin(incarnation, kept).await {
                 Ok(_) => (noted, is_failing) = (Some(kept), false),

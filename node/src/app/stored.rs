@@ -20,7 +20,7 @@ const PAGE_BYTES: usize = 512 * 1024;
 const APART_MS: u64 = 60_000;
 const HOUR_MS: u64 = 3_600_000;
 
-/// None where the channel keeps no history, or the store does not tell.
+/// None where the channel keeps no history, or the store does not tell; also where the run may have kept that of other channels.
 pub(super) async fn stored(
     store: Arc<dyn HistoryStore>,
     accounts: Arc<Accounts>,
@@ -28,8 +28,16 @@ pub(super) async fn stored(
     behind: Behind,
 ) -> Option<Vec<ForwardedParts>> {
     let key = behind.key;
-    let policy = accounts.current().account(key.account())?.policy(key.channel());
+    let directory = accounts.current();
+    let policy = directory.account(key.account())?.policy(key.channel());
     if !policy.history || !store.is_shared() {
+        return None;
+    }
+    let kept = store.lately_kept().await;
+    let kept = kept.inspect_err(|error| tracing::warn!(%error, "what a dead node kept was not read")).ok()?;
+    let (mut kept, run) = (kept, behind.incarnation);
+    kept.retain(|(of, _)| *of == run);
+    if kept.is_empty() || kept.iter().any(|(_, policies)| *policies != directory.history_policies()) {
         return None;
     }
     let now_ms = clock.now_ms();

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fanfare_proto::frame::Format;
 use fanfare_proto::serial::Serial;
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -64,8 +63,6 @@ struct Shared {
     ready: Instant,
     ready_ms: u64,
     policy_changes: u64,
-    /// The last change of it that was seen, and when.
-    changed: Mutex<(u64, Option<Instant>)>,
     /// How old may be what is missed, as what a ring keeps, and without the capability to read the history.
     keep_ms: u64,
     window_ms: u64,
@@ -193,7 +190,6 @@ impl Backlog {
         let former = Former::followed(former, accounts.current().history_policies());
         let (keep_ms, window_ms) = (2 * limits.resume_window_ms, limits.resume_window_ms);
         let (ready, ready_ms) = (Instant::now(), clock.now_ms());
-        let changed = Mutex::new((policy_changes, None));
         let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
         let (publisher, accounts, clock) = (publisher.clone(), Arc::clone(accounts), clock.clone());
         let shared = Shared {
@@ -206,7 +202,6 @@ impl Backlog {
             ready,
             ready_ms,
             policy_changes,
-            changed,
             keep_ms,
             window_ms,
         };
@@ -249,16 +244,6 @@ impl Shared {
         let is_soon = self.ready.elapsed() + Duration::from_millis(former.passed_ms)
             <= Duration::from_millis(within_ms);
         is_soon && self.publisher.stores_all() && self.accounts.policy_changes() == self.policy_changes
-    }
-
-    /// For as long as anybody may come back, the same channels have kept their history.
-    fn keeps_as_before(&self) -> bool {
-        let changes = self.accounts.policy_changes();
-        let mut changed = self.changed.lock();
-        if changed.0 != changes {
-            *changed = (changes, Some(Instant::now()));
-        }
-        changed.1.is_none_or(|at| at.elapsed() > Duration::from_millis(self.keep_ms))
     }
 
     fn former(&self, incarnation: u64) -> Option<&Former> {

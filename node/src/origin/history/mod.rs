@@ -115,6 +115,18 @@ pub trait HistoryStore: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
+    /// What the runs of all nodes have said of which channels keep history, by incarnation, where they may have delivered under it within
+    /// twice the resume window; of one whose policies have changed, each. It is what is stored after this call. `Off`: no other
+    /// node is told.
+    fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
+        Box::pin(std::future::ready(Err(StoreError::Off)))
+    }
+
+    /// What others are told there of the present run, for that long from now on. None: nothing.
+    fn told_policies(&self) -> Option<u64> {
+        None
+    }
+
     /// Resolves when a `read` gives all that was handed to `append` before this call and did not fail.
     fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>>;
 
@@ -147,11 +159,16 @@ pub trait HistoryStore: Send + Sync + 'static {
     fn shutdown(&self);
 }
 
+/// Runs and their [`Kept::policies`].
+pub type KeptBy = Vec<(u64, u64)>;
+
 /// What a run says of the rows that it leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kept {
     /// Which channels keep history: it is only compared. [`Kept::UNLIKE_ALL`] is that of no run that can be followed.
     pub policies: u64,
+    /// It has not been so all the time.
+    pub has_changed: bool,
     /// Whatever it has delivered on these channels has its row, but for what was on its way when it ended.
     pub is_all: bool,
     /// It has outlasted the time in which clients of the runs before it may come back; these are forgotten.

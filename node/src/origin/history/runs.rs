@@ -31,13 +31,16 @@ pub(super) fn note(
 }
 
 fn write(run: &FormerRun) -> Vec<u8> {
-    let FormerRun { incarnation, kept: Kept { policies, is_all, outlasts }, began_ms, last_ms } = *run;
+    let FormerRun { incarnation, kept, began_ms, last_ms } = *run;
+    let Kept { policies, has_changed, is_all, outlasts } = kept;
+    let policies = if has_changed { Kept::UNLIKE_ALL } else { policies };
     let flags = u64::from(is_all) | u64::from(outlasts) << 1;
     [incarnation, policies, flags, began_ms, last_ms].map(u64::to_be_bytes).concat()
 }
 
 fn read(entry: &[u8; ENTRY_BYTES]) -> FormerRun {
     let field = |place: usize| u64::from_be_bytes(std::array::from_fn(|byte| entry[8 * place + byte]));
-    let kept = Kept { policies: field(1), is_all: field(2) & 1 != 0, outlasts: field(2) & 2 != 0 };
+    let (policies, has_changed) = (field(1), field(1) == Kept::UNLIKE_ALL);
+    let kept = Kept { policies, has_changed, is_all: field(2) & 1 != 0, outlasts: field(2) & 2 != 0 };
     FormerRun { incarnation: field(0), kept, began_ms: field(3), last_ms: field(4) }
 }

@@ -134,10 +134,13 @@ impl Rows<'_> {
     async fn settled(&self, has: Serial, stands: Serial) -> Option<Reading> {
         let (key, shared) = (self.channel.key(), self.shared);
         let routing = shared.publisher.routing()?;
-        if !shared.store.is_shared() || !shared.keeps_as_before() || !routing.settle(key).await {
+        if !shared.store.is_shared() || !routing.settle(key).await {
             return None;
         }
         let runs = routing.living();
+        if !self.have_kept_alike(&runs).await? {
+            return None;
+        }
         if !routing.complete(key, &has).await || self.channel.is_unsure() {
             return None;
         }
@@ -152,6 +155,16 @@ impl Rows<'_> {
             living.advance(*run, stands.sequence_of(*run).unwrap_or(0));
         }
         Some(Reading { has, stands, living, owed, cursor: behind(0), end_ms: 0, sure_ms: 0 })
+    }
+
+    /// For as long as anybody may come back, all runs have kept the history of the same channels as this one. Those that live have
+    /// said so before they delivered anything.
+    async fn have_kept_alike(&self, living: &[u64]) -> Option<bool> {
+        let kept = self.shared.store.lately_kept().await;
+        let kept = kept.inspect_err(|error| tracing::warn!(%error, "what nodes keep was not read")).ok()?;
+        let policies = self.shared.accounts.current().history_policies();
+        let has_said = |run: &u64| kept.iter().any(|(of, _)| of == run);
+        Some(living.iter().all(has_said) && kept.iter().all(|(_, of)| *of == policies))
     }
 
     /// The position was told when this run had begun.

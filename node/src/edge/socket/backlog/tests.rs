@@ -41,7 +41,6 @@ impl Bench {
             policy_changes: accounts.policy_changes(),
             keep_ms: 2 * limits.resume_window_ms,
             window_ms: limits.resume_window_ms,
-            changed: Mutex::new((accounts.policy_changes(), None)),
             ready: Instant::now(),
             ready_ms: clock.now_ms(),
             hub,
@@ -207,7 +206,7 @@ async fn a_run_before_the_former_one_is_followed_by_all_of_both() {
 fn runs_are_followed_back_to_one_that_was_different() {
     let run = |incarnation, policies, is_all, began_ms, last_ms| FormerRun {
         incarnation,
-        kept: Kept { policies, is_all, outlasts: false },
+        kept: Kept { policies, has_changed: false, is_all, outlasts: false },
         began_ms,
         last_ms,
     };

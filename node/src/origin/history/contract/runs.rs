@@ -29,7 +29,7 @@ pub(in crate::origin::history) fn pages_in_bytes(place: &dyn Place) {
 
 pub(in crate::origin::history) fn the_runs_before_are_known(place: &dyn Place) {
     let bench = Bench::new(place);
-    let said = |policies, is_all| Kept { policies, is_all, outlasts: false };
+    let said = |policies, is_all| Kept { policies, has_changed: false, is_all, outlasts: false };
     let key = channel("acme", "a");
     assert_eq!(wait(bench.store.begin(1, said(7, true))), Ok(vec![]));
     bench.append(messages(&key, bench.base_ms, 1..=2), Some(72)).expect("stored");
@@ -38,13 +38,15 @@ pub(in crate::origin::history) fn the_runs_before_are_known(place: &dyn Place) {
     let [first] = former[..] else { unreachable!("one run: {former:?}") };
     assert_eq!((first.incarnation, first.kept, first.last_ms), (1, said(7, true), bench.base_ms));
     assert!(first.began_ms >= bench.base_ms, "by the clock of the store");
-    assert_eq!(wait(bench.store.begin(2, said(9, false))), Ok(vec![first]), "it may say something else");
+    let now = Kept { has_changed: true, ..said(9, false) };
+    assert_eq!(wait(bench.store.begin(2, now)), Ok(vec![first]), "it may say something else");
     let last_ms = first.began_ms + 60_000;
     bench.append(messages(&key, last_ms, 3..=4), Some(72)).expect("stored");
     let bench = bench.reopen();
     let former = wait(bench.store.begin(3, said(8, true))).expect("begun");
     let [second, before] = former[..] else { unreachable!("two runs: {former:?}") };
-    assert_eq!((second.incarnation, second.kept, second.last_ms), (2, said(9, false), last_ms));
+    let changed = Kept { policies: Kept::UNLIKE_ALL, ..now };
+    assert_eq!((second.incarnation, second.kept, second.last_ms), (2, changed, last_ms));
     assert!(second.lasted_ms() <= 60_000);
     assert_eq!(before, first);
     assert_eq!(before.lasted_ms(), 0, "its last row is older than it is");

@@ -262,6 +262,9 @@ statements! {
     node: "SELECT runs, highest_ms FROM {}.nodes WHERE node_id = ?";
     set_runs: "INSERT INTO {}.nodes (node_id, runs) VALUES (?, ?)";
     set_highest: "INSERT INTO {}.nodes (node_id, highest_ms) VALUES (?, ?)";
+    insert_policies: "INSERT INTO {}.policies (part, node_id, incarnation, policies, is_over) \
+        VALUES ('all', ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?";
+    policies: "SELECT node_id, incarnation, policies, is_over FROM {}.policies WHERE part = 'all'";
     insert_metric: "INSERT INTO {}.metrics (account, day, minute_ms, node_id, incarnation, kind, counted, bytes) \
         VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?";
     metrics: "SELECT minute_ms, node_id, incarnation, kind, counted, bytes FROM {}.metrics WHERE account = ? \

@@ -13,6 +13,7 @@ mod members;
 mod metrics;
 mod node;
 mod once;
+mod policies;
 mod reader;
 mod reads;
 mod revocations;
@@ -38,14 +39,15 @@ use crate::origin::metering::MetricRow;
 use crate::tasks::{OnStop, Tasks};
 
 use super::{
-    BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, Nonce,
-    StoreError,
+    BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, KeptBy,
+    Nonce, StoreError,
 };
 use buckets::{Bounds, Buckets};
 use connection::Database;
 use health::Health;
 use ids::GivenIds;
 use members::MemberChange;
+use policies::Policies;
 use reads::Reads;
 use rows::Content;
 use values::{conditional, number, ttl_s, written_at};
@@ -74,6 +76,8 @@ pub struct ScyllaOptions {
     pub idempotency_window_ms: u64,
     pub nonce_memory_ms: u64,
     pub revocation_kept_ms: u64,
+    /// For so long somebody may come back to what was delivered.
+    pub resume_kept_ms: u64,
     /// What is not answered by then is `Failed`.
     pub wait: Duration,
     /// Messages, events and ids that wait; beyond it `Busy`, but for messages: of them no more are begun from seven eighths on.
@@ -93,6 +97,7 @@ impl ScyllaOptions {
             idempotency_window_ms: limits.idempotency_window_ms,
             nonce_memory_ms: limits.nonce_memory_ms,
             revocation_kept_ms: limits.revocation_kept_ms(),
+            resume_kept_ms: 2 * limits.resume_window_ms,
             wait: Duration::from_millis(limits.store_wait_ms),
             write_queue_rows: 131_072,
             write_queue_bytes: 64 * 1024 * 1024,
@@ -122,9 +127,10 @@ struct Shared {
     requests: AtomicUsize,
     /// The highest time of a row of this node.
     highest_ms: AtomicU64,
-    /// By which of two changes of a member the later is known.
+    /// By which of two changes of a member, or of what is said of a run, the later is known.
     last_change: AtomicI64,
     noting: tokio::sync::Mutex<()>,
+    policies: Policies,
     closed: AtomicBool,
 }
 
@@ -156,6 +162,7 @@ impl Scylla {
             highest_ms: AtomicU64::new(0),
             last_change: AtomicI64::new(0),
             noting: tokio::sync::Mutex::default(),
+            policies: Policies::default(),
             closed: AtomicBool::new(false),
             options,
             connection,
@@ -201,8 +208,8 @@ impl HistoryStore for Scylla {
         if shared.writes.is_full() {
             return done(Err(StoreError::Busy));
         }
-        let member =
-            shared.options.keeps_members.then(|| MemberChange::of(&event, shared.next_change(&event)));
+        let change = || MemberChange::of(&event, shared.next_change(event.timestamp_ms));
+        let member = shared.options.keeps_members.then(change);
         let content = Content::of_presence(&event, retention_hours, shared.clock.now_ms(), member);
         if content.is_empty() {
             return done(Ok(()));
@@ -251,6 +258,17 @@ impl HistoryStore for Scylla {
     fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
         let shared = Arc::clone(&self.shared);
         self.shared.request("store run", async move { node::begin(&shared, incarnation, kept).await })
+    }
+
+    fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
+        match self.shared.usable() {
+            Ok(()) => policies::ask(&self.shared),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+
+    fn told_policies(&self) -> Option<u64> {
+        self.shared.policies.told()
     }
 
     fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -306,6 +324,7 @@ impl HistoryStore for Scylla {
             if let Err(error) = node::note_highest(shared).await {
                 tracing::warn!(%error, "the time of the last row was not noted");
             }
+            policies::end(shared).await;
         });
     }
 }
@@ -364,8 +383,8 @@ impl Shared {
         self.highest_ms.fetch_max(timestamp_ms, Ordering::Relaxed);
     }
 
-    fn next_change(&self, event: &PresenceEvent) -> i64 {
-        let least = written_at(event.timestamp_ms);
+    fn next_change(&self, timestamp_ms: u64) -> i64 {
+        let least = written_at(timestamp_ms);
         let next = |last: i64| Some(least.max(last + 1));
         let former = self.last_change.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         least.max(former.unwrap_or_default() + 1)

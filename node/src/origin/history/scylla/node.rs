@@ -4,7 +4,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use super::values::{natural, number};
-use super::{Shared, failed};
+use super::{Shared, failed, policies};
 use crate::origin::history::{FormerRun, Kept, StoreError, runs};
 
 /// A node that is killed may start with a clock that is so much behind its last row.
@@ -33,6 +33,7 @@ pub(super) async fn begin(
     let database = shared.database();
     let values = (&*shared.options.node_id, noted);
     database.session.execute_unpaged(&database.statements.set_runs, values).await.map_err(failed)?;
+    policies::say(shared, incarnation, kept.policies).await?;
     Ok(former)
 }
 
@@ -71,5 +72,7 @@ pub(super) async fn note(shared: Weak<Shared>) {
         if highest_ms > noted_ms && note_highest(&shared).await.is_ok() {
             noted_ms = highest_ms;
         }
+        let _one_at_a_time = shared.noting.lock().await;
+        policies::say_again(&shared).await;
     }
 }

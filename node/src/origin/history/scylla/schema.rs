@@ -11,7 +11,8 @@ use scylla::statement::Statement;
 use super::connection::Connection;
 
 /// What each version adds to the one before; a keyspace has the version of the last one that was applied to it.
-const MIGRATIONS: &[&[&str]] = &[&[
+const MIGRATIONS: &[&[&str]] = &[FIRST, POLICIES];
+const FIRST: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.history (account text, channel text, kind tinyint, day int, bucket int, \
      timestamp_ms bigint, sequence bigint, incarnation bigint, node_id text, id text, record text, \
      PRIMARY KEY ((account, channel, kind, day, bucket), timestamp_ms, sequence, incarnation)) \
@@ -34,7 +35,11 @@ const MIGRATIONS: &[&[&str]] = &[&[
      incarnation bigint, kind text, counted bigint, bytes bigint, \
      PRIMARY KEY ((account, day), minute_ms, node_id, incarnation, kind)) WITH compaction = \
      {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', 'compaction_window_size': '1'}",
-]];
+];
+const POLICIES: &[&str] = &[
+    "CREATE TABLE IF NOT EXISTS {}.policies (part text, node_id text, incarnation bigint, policies bigint, \
+     is_over boolean, PRIMARY KEY (part, node_id, incarnation, policies)) WITH gc_grace_seconds = 3600",
+];
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text PRIMARY KEY, version int)";
 /// A table may take seconds where the database is busy.
 const ALTER_WAIT: Duration = Duration::from_secs(20);

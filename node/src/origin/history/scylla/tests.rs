@@ -1,6 +1,7 @@
 //! The contract of a history store, over a real database.
 
 mod copy;
+mod policies;
 
 use std::sync::{Arc, OnceLock, mpsc};
 

@@ -55,7 +55,7 @@ fn a_run_without_history_is_like_no_other_and_has_not_stored_all() {
     let run = |history, incarnation| {
         let options = Options { history, ..options() };
         let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
-        let kept = Kept { policies: 7, is_all: true, outlasts: false };
+        let kept = Kept { policies: 7, has_changed: false, is_all: true, outlasts: false };
         let former = wait(store.begin(incarnation, kept)).expect("begun");
         former.iter().map(|run| (run.kept.policies, run.kept.is_all)).collect::<Vec<_>>()
     };

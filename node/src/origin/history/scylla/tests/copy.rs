@@ -15,7 +15,8 @@ use crate::origin::metering::MetricRow;
 fn filled(data: &Path, clock: &Clock) -> u64 {
     let store = open(data, clock);
     let now_ms = clock.now_ms();
-    wait(store.begin(7, Kept { policies: 3, is_all: true, outlasts: false })).expect("begun");
+    wait(store.begin(7, Kept { policies: 3, has_changed: false, is_all: true, outlasts: false }))
+        .expect("begun");
     let channels = [channel("acme", "a"), channel("acme", "b"), channel("other", "a")];
     let mut sequence = 0;
     for day in (0..3).rev() {
@@ -132,7 +133,9 @@ fn a_copy_of_the_embedded_store_is_the_same_however_often_it_is_made() {
     // What a node finds that is started over it.
     target.shutdown();
     let target = place.open_with(Keyspace::options(), &clock);
-    let former = wait(target.begin(8, Kept { policies: 3, is_all: true, outlasts: false })).expect("begun");
+    let former =
+        wait(target.begin(8, Kept { policies: 3, has_changed: false, is_all: true, outlasts: false }))
+            .expect("begun");
     let [run] = former[..] else { unreachable!("one run: {former:?}") };
     assert_eq!((run.incarnation, run.last_ms), (7, now_ms));
     assert_eq!(target.former_members().expect("read").len(), 1);
