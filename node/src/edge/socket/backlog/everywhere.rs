@@ -18,6 +18,8 @@ use crate::session::Rewind;
 const APART_MS: u64 = 65_000;
 /// Rows that are looked at to tell whether a time is before or behind a position.
 const PROBE_ROWS: usize = 32;
+/// Further pages of rows that do not tell it, until one does.
+const UNTOLD_PAGES_MAX: usize = 32;
 /// Times of questions, so that those who ask alike ask the same.
 const ROUNDED_MS: u64 = 1_000;
 
@@ -184,23 +186,35 @@ impl Rows<'_> {
         !is_former && !reading.has.covers_one(incarnation, sequence)
     }
 
-    /// A time from which on rows are missed, and before which they are not, but for those of nodes whose clocks differ.
+    /// A time from which on rows are missed, and before which they are not, but for those of nodes whose clocks differ. None also where
+    /// too many rows lie between of which that cannot be told.
     async fn first_missed(&self, reading: &Reading, is_known: bool, from_ms: u64, to_ms: u64) -> Option<u64> {
         let (mut from_ms, mut to_ms) = (from_ms, to_ms);
+        // Each row is looked at once, so that this bounds them all.
+        let mut pages = UNTOLD_PAGES_MAX;
         while from_ms < to_ms {
             let middle_ms = from_ms + (to_ms - from_ms) / 2;
-            let query = HistoryQuery {
+            let mut query = HistoryQuery {
                 limit: PROBE_ROWS,
                 bytes_max: PAGE_BYTES,
                 start_ms: Some(middle_ms),
+                end_ms: Some(to_ms),
                 ..self.query(Direction::Forwards)
             };
-            let page = self.shared.store.read(query).await.ok()?;
-            // What runs have stored lies between each other.
             let has = |row: &&Row| !self.is_missed(reading, is_known, row.position);
-            match page.rows.iter().rfind(has) {
-                Some(row) => from_ms = row.position.timestamp_ms + 1,
-                None => to_ms = middle_ms,
+            loop {
+                let page = self.shared.store.read(query.clone()).await.ok()?;
+                // What runs have stored lies between each other.
+                if let Some(row) = page.rows.iter().rfind(has) {
+                    from_ms = row.position.timestamp_ms + 1;
+                    break;
+                }
+                if page.next.is_none() || page.rows.iter().any(|row| tells(reading, row.position)) {
+                    to_ms = middle_ms;
+                    break;
+                }
+                pages = pages.checked_sub(1)?;
+                (query.limit, query.cursor) = (PAGE_ROWS, page.next);
             }
         }
         Some(from_ms)
@@ -286,6 +300,12 @@ impl Rows<'_> {
             _ => Given::Yes,
         }
     }
+}
+
+/// A row that the position does not cover was surely missed. One of a run that is gone, and that it does not name, may be from before.
+fn tells(reading: &Reading, row: Position) -> bool {
+    let is_named = |serial: &Serial| serial.sequence_of(row.incarnation).is_some();
+    is_named(&reading.has) || is_named(&reading.living)
 }
 
 /// Behind it are the rows from that time on.

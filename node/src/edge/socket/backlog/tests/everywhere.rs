@@ -136,6 +136,27 @@ async fn what_a_run_that_is_gone_left_behind_is_given_when_it_was_surely_missed(
 }
 
 #[tokio::test]
+async fn rows_of_a_run_that_is_gone_do_not_hide_what_the_position_has_of_others() {
+    let (has, stands) = (serial(&[(THERE, 6)]), serial(&[(THERE, 7)]));
+    for (rows, age_ms, expected) in [
+        (40, 130_000, Some(vec![7])),
+        (10 * 512, 130_000, Some(vec![7])),
+        // So close before what it has that clocks may differ by more.
+        (40, 80_000, None),
+        // So many that they are not all looked at.
+        (40 * 512, 130_000, None),
+    ] {
+        let bench = Bench::new();
+        bench.store(THERE, 5, 200_000);
+        (1..=rows).for_each(|sequence| bench.store(DEAD, sequence, age_ms - sequence / 2));
+        bench.store(THERE, 6, 50_000);
+        bench.store(THERE, 7, 40_000);
+        let found = bench.after(&has, &stands, 240_000).await;
+        assert_eq!(found.map(|found| found.0), expected, "{rows} rows, {age_ms} ms ago");
+    }
+}
+
+#[tokio::test]
 async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
     let bench = Bench::new();
     for (age_ms, run, sequence) in [
