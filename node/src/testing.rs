@@ -3,11 +3,18 @@
 use std::fmt::Write as _;
 use std::future::ready;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::{Claim, Kept, TokenStore};
-use crate::model::{AccountId, IdScope, Nonce, PresenceEvent, Published, Revocation};
+use crate::cluster::routing::{Behind, KeptNodes, Later, Local};
+use crate::model::{
+    AccountId, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, PresenceEvent, Published,
+    Revocation, Stamp, StampedIds,
+};
 use crate::origin::history::{
-    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, StoreError,
+    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, KeptBy, StoreError,
 };
 use crate::origin::metering::MetricRow;
 
@@ -34,6 +41,10 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
         done(Err(StoreError::Off));
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn is_full(&self) -> bool {
         false
     }
@@ -47,6 +58,10 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
     }
 
     fn read(&self, _: HistoryQuery) -> Result<HistoryPage, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn lately_kept(&self) -> Result<KeptBy, StoreError> {
         Err(StoreError::Off)
     }
 
@@ -68,6 +83,10 @@ impl<S: FakeStore> HistoryStore for S {
         FakeStore::append_presence(self, event, retention_hours, done);
     }
 
+    fn is_shared(&self) -> bool {
+        FakeStore::is_shared(self)
+    }
+
     fn is_full(&self) -> bool {
         FakeStore::is_full(self)
     }
@@ -86,6 +105,10 @@ impl<S: FakeStore> HistoryStore for S {
 
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
         Err(StoreError::Off)
+    }
+
+    fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
+        Box::pin(ready(FakeStore::lately_kept(self)))
     }
 
     fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -118,6 +141,79 @@ impl<S: FakeStore> HistoryStore for S {
     }
 
     fn shutdown(&self) {}
+}
+
+/// What a node does for others, over a store that they share and that settles as often as it is let.
+pub(crate) struct SharedLocal {
+    pub(crate) settling: Arc<Semaphore>,
+    /// How often it was to settle.
+    pub(crate) asked: AtomicUsize,
+    /// What a dead run has stored.
+    pub(crate) stored: fn(&Behind) -> Option<Vec<ForwardedParts>>,
+}
+
+impl SharedLocal {
+    pub(crate) fn new(settles: usize, stored: fn(&Behind) -> Option<Vec<ForwardedParts>>) -> Arc<Self> {
+        Arc::new(Self { settling: Arc::new(Semaphore::new(settles)), asked: AtomicUsize::new(0), stored })
+    }
+}
+
+impl Local for SharedLocal {
+    fn close_client(&self, _: AccountId, _: ClientId) -> Later<Option<u64>> {
+        Box::pin(ready(None))
+    }
+
+    fn connections(&self) -> u64 {
+        0
+    }
+
+    fn now_ms(&self) -> u64 {
+        0
+    }
+
+    fn claim_nonce(&self, _: Nonce) -> Later<Option<bool>> {
+        Box::pin(ready(None))
+    }
+
+    fn nonces(&self, _: Option<Box<[u8]>>) -> Later<Option<NoncePage>> {
+        Box::pin(ready(None))
+    }
+
+    fn keep_nonces(&self, _: Vec<KeptNonce>) -> Later<Option<()>> {
+        Box::pin(ready(None))
+    }
+
+    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>) -> Later<Option<Vec<Option<Stamp>>>> {
+        Box::pin(ready(None))
+    }
+
+    fn keep_ids(&self, _: IdScope, _: StampedIds) {}
+
+    fn revoke(&self, _: Vec<Revocation>) -> Later<Option<()>> {
+        Box::pin(ready(None))
+    }
+
+    fn revocations(&self) -> Vec<Revocation> {
+        Vec::new()
+    }
+
+    fn is_store_shared(&self) -> bool {
+        true
+    }
+
+    fn settled(&self) -> Later<Option<()>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let settling = Arc::clone(&self.settling);
+        Box::pin(async move { settling.acquire_owned().await.ok().map(OwnedSemaphorePermit::forget) })
+    }
+
+    fn stored(&self, behind: Behind) -> Later<Option<Vec<ForwardedParts>>> {
+        Box::pin(ready((self.stored)(&behind)))
+    }
+
+    fn keep_nodes(&self, _: KeptNodes) -> Later<()> {
+        Box::pin(ready(()))
+    }
 }
 
 /// The text of a directory in the making. What is added belongs to the account named last.

@@ -3,6 +3,8 @@
 mod absent;
 mod ask;
 mod deaths;
+#[cfg(test)]
+mod fixture;
 mod hand_over;
 mod ids;
 mod joins;
@@ -55,7 +57,7 @@ use super::inbound::{Answer, ConnectionSaid, Inbound, Interest, Peer, PresenceSa
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub};
 use crate::model::{ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, StampedIds, ToldMembers};
-use crate::tasks::{OnStop, Tasks};
+use crate::tasks::{Merged, OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
@@ -101,6 +103,8 @@ pub struct Routing {
     quorum: Mutex<Quorum>,
     clocks: Mutex<Clocks>,
     ids: Ids,
+    /// Whether all have settled.
+    settling: Merged<bool>,
     /// Peers that can be sent to, and of which it is known what they want.
     known: metrics::Gauge,
     sent: metrics::Counter,
@@ -152,6 +156,7 @@ impl Routing {
             quorum: Mutex::new(Quorum::new(node_id, kept, Instant::now())),
             clocks: Mutex::default(),
             ids: Ids::default(),
+            settling: Merged::default(),
             known: metrics::gauge!("fanfare_peers_known"),
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),

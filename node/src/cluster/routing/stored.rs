@@ -79,6 +79,22 @@ impl Routing {
     /// Resolves when all that living nodes had numbered in the channel is here or in the store, or was refused. False where one of
     /// them does not say so.
     pub async fn settle(&self, key: &ChannelKey) -> bool {
+        // By then they know of the same deaths, and say how far they have heard those that are dead.
+        self.all_settled().await && self.settled(key).await
+    }
+
+    /// Those who ask while it is being asked for share the next asking.
+    async fn all_settled(&self) -> bool {
+        let (answered, is_first) = self.settling.ask();
+        if is_first && let Some(routing) = self.this.upgrade() {
+            self.tasks.spawn("settling", OnStop::Cancel, async move {
+                routing.settling.run(|| routing.ask_all_to_settle()).await;
+            });
+        }
+        answered.await.unwrap_or(false)
+    }
+
+    async fn ask_all_to_settle(&self) -> bool {
         let Some(local) = self.store() else { return false };
         let peers = self.peers_alive();
         let stored = async {
@@ -90,9 +106,7 @@ impl Routing {
             settled == peers.len()
         };
         let both = async { tokio::join!(local.settled(), stored) };
-        let is_stored = matches!(tokio::time::timeout(SETTLE_WAIT, both).await, Ok((Some(()), true)));
-        // By now they know of the same deaths, and say how far they have heard those that are dead.
-        is_stored && self.settled(key).await
+        matches!(tokio::time::timeout(SETTLE_WAIT, both).await, Ok((Some(()), true)))
     }
 
     /// What was on its way to the store of this node is there, and every death is known that the asking node knows of.
@@ -173,5 +187,116 @@ impl Routing {
             }
         });
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use futures_util::future::join_all;
+    use futures_util::poll;
+
+    use super::super::super::inbound::Inbound as _;
+    use super::super::super::link::Item;
+    use super::super::fixture::{Node, PEER};
+    use super::*;
+    use crate::model::{ChannelName, ForwardedParts};
+    use crate::testing::SharedLocal;
+
+    /// Whose store settles so often.
+    fn node(settles: usize) -> (Node, Arc<SharedLocal>) {
+        let (node, local) = (Node::new(), SharedLocal::new(settles, |_| None));
+        node.routing.set_local(Arc::clone(&local) as Arc<dyn Local>);
+        node.is_attached_to();
+        (node, local)
+    }
+
+    #[tokio::test]
+    async fn those_who_ask_while_all_settle_share_the_next_time() {
+        let (node, local) = node(0);
+        let settle = || node.routing.settle(&node.key);
+        let mut first = Box::pin(settle());
+        assert!(poll!(&mut first).is_pending());
+        while local.asked.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let mut later = Box::pin(join_all((0..20).map(|_| settle())));
+        assert!(poll!(&mut later).is_pending());
+        local.settling.add_permits(1);
+        assert!(first.await);
+        assert!(poll!(&mut later).is_pending(), "what they ask for begins after they asked");
+        local.settling.add_permits(1);
+        assert_eq!(later.await, [true; 20]);
+        assert_eq!(local.asked.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn who_does_not_answer_is_asked_once_for_all() {
+        let (node, _) = node(9);
+        node.finds_the_peer();
+        node.has_a_link();
+        let begun = tokio::time::Instant::now();
+        let settled = join_all((0..20).map(|_| node.routing.settle(&node.key))).await;
+        assert_eq!(settled, [false; 20]);
+        assert!(begun.elapsed() < 2 * SETTLE_WAIT);
+        let is_asking = |item: &Item| (0..99).any(|number| *item == Item::request(number, &Request::Settle));
+        assert_eq!(node.says().iter().filter(|item| is_asking(item)).count(), 1);
+    }
+
+    #[tokio::test]
+    async fn who_does_not_settle_is_not_passed_over() {
+        for (answer, local_settles, is_settled) in [
+            (Some(Answer::Done), 1, true),
+            (Some(Answer::Done), 0, false),
+            (Some(Answer::Unknown), 1, false),
+            (None, 1, false),
+        ] {
+            let (node, _) = node(local_settles);
+            node.finds_the_peer();
+            node.has_a_link();
+            let answers = async {
+                // Whatever the number is under which it was asked.
+                for number in (1..20).cycle().take(1_900) {
+                    match answer.clone() {
+                        Some(answer) => node.routing.answered(&node.peer, number, answer),
+                        None => node.routing.link(&node.peer, false),
+                    }
+                    node.says_joined(0, number, Vec::new());
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let (settled, ()) = tokio::join!(node.routing.settle(&node.key), answers);
+            assert_eq!(settled, is_settled, "{answer:?} {local_settles}");
+        }
+    }
+
+    /// A run that was heard up to 5 and is dead.
+    fn with_a_dead_one(stored: fn(&Behind) -> Option<Vec<ForwardedParts>>) -> Node {
+        let node = Node::new();
+        node.routing.set_local(SharedLocal::new(9, stored));
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_attached_to();
+        let gone = Stamp { incarnation: 99, sequence: 4 };
+        node.says_joined(5, 0, vec![gone]);
+        node.says_joined(5, 1, vec![Stamp { sequence: 6, ..gone }]);
+        node.loses_the_peer();
+        node
+    }
+
+    #[tokio::test]
+    async fn nobody_is_brought_on_over_a_dead_run_that_cannot_be_read() {
+        let node = with_a_dead_one(|_| None);
+        assert!(!node.routing.complete(&node.key, &Serial::single(PEER, 5)).await);
+        let node = with_a_dead_one(|behind| {
+            assert_eq!((behind.incarnation, behind.sequence), (PEER, 5));
+            Some(Vec::new())
+        });
+        assert!(node.routing.complete(&node.key, &Serial::single(PEER, 5)).await);
+        let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+        assert_eq!(channel.mark().serial().sequence_of(99), Some(6), "others have heard so much of it");
+        let elsewhere = ChannelKey::new(node.key.account().clone(), ChannelName::of("other"));
+        assert!(!node.routing.complete(&elsewhere, &Serial::default()).await);
     }
 }

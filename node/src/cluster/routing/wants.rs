@@ -109,21 +109,11 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
-
-    use parking_lot::Mutex;
-    use tokio::runtime::Handle;
 
     use super::super::super::inbound::{Inbound as _, Peer, PresenceSaid};
-    use super::super::super::link::{Item, PeerAddr, PeerLinks, Queue, QueueBounds, Receipt};
-    use super::super::KeptNodes;
+    use super::super::super::link::{Item, PeerAddr};
+    use super::super::fixture::{Node, PEER};
     use super::*;
-    use crate::hub::Hub;
-    use crate::model::{AccountId, ChannelName, Clock, Limits};
-    use crate::tasks::Tasks;
-
-    const PEER: u64 = 7;
 
     #[test]
     fn all_is_known_when_every_lane_has_said_the_same() {
@@ -131,83 +121,6 @@ mod tests {
         for (epoch, is_known) in [(1, false), (2, false), (1, false), (2, true), (3, true)] {
             assert!(wants.said(epoch, 2));
             assert_eq!(wants.is_known, is_known, "{epoch}");
-        }
-    }
-
-    /// One lane to each member, to which there is a link when it is said so.
-    struct Links {
-        queue: Queue,
-        sent: Mutex<Vec<Item>>,
-        is_there: AtomicBool,
-    }
-
-    impl PeerLinks for Arc<Links> {
-        fn set_peers(&self, _: Vec<PeerAddr>) {}
-
-        fn lanes(&self) -> usize {
-            1
-        }
-
-        fn send(&self, _: u64, _: u64, item: &Item) -> Receipt {
-            if !self.is_there.load(Ordering::Relaxed) {
-                return Receipt::lost();
-            }
-            self.sent.lock().push(item.clone());
-            self.queue.push(item.encoded())
-        }
-
-        fn is_up(&self, _: u64) -> bool {
-            self.is_there.load(Ordering::Relaxed)
-        }
-    }
-
-    struct Node {
-        routing: Arc<Routing>,
-        links: Arc<Links>,
-        peer: Peer,
-        key: ChannelKey,
-    }
-
-    impl Node {
-        fn new() -> Self {
-            let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).of_run(1));
-            let tasks = Arc::new(Tasks::new(Handle::current()));
-            let routing = Routing::new(&hub, &"n1".into(), KeptNodes::default(), &tasks);
-            let links = Arc::new(Links {
-                queue: Queue::new(QueueBounds::default()),
-                sent: Mutex::default(),
-                is_there: AtomicBool::new(false),
-            });
-            routing.begin(Arc::clone(&links));
-            let key = ChannelKey::new(AccountId::new("a"), ChannelName::stored("room"));
-            Self { routing, links, peer: Peer { node_id: "n7".into(), incarnation: PEER }, key }
-        }
-
-        fn finds_the_peer(&self) {
-            let addr = SocketAddr::from(([127, 0, 0, 1], 1));
-            self.routing.set_peers(vec![PeerAddr { peer: self.peer.clone(), addr }], vec![PEER]);
-        }
-
-        fn has_a_link(&self) {
-            self.links.is_there.store(true, Ordering::Relaxed);
-        }
-
-        fn is_told_a_want(&self) {
-            let wanted = Interest::Wanted { key: self.key.clone(), number: 1, round: 0 };
-            self.routing.interest(&self.peer, wanted);
-        }
-
-        fn is_told_all(&self, epoch: u64) {
-            self.routing.interest(&self.peer, Interest::Said { epoch, lanes: 1 });
-        }
-
-        fn knows(&self) -> bool {
-            self.routing.known_of(PEER).is_interest_known
-        }
-
-        /// What it has said since this was last asked.
-        fn says(&self) -> Vec<Item> {
-            std::mem::take(&mut self.links.sent.lock())
         }
     }
 

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use fanfare_proto::frame::Format;
 use fanfare_proto::serial::Serial;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
@@ -35,6 +35,8 @@ const ASKED_MAX: usize = 262_144;
 const QUEUE_MAX: usize = 65_536;
 /// Questions that the store has at a time.
 const UNDER_WAY_MAX: usize = 64;
+/// Those beside them of which other nodes are asked first, who may not answer.
+const ELSEWHERE_MAX: usize = 256;
 /// A question that the store has not answered by then is answered without it.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// The same where other nodes are asked first.
@@ -100,6 +102,13 @@ pub(super) enum Question {
     Read { reading: Box<Reading>, format: Format, without: Option<ConnectionId> },
     /// The messages after a place, in this format, but for those that this connection has published.
     Page { place: Place, format: Format, without: Option<ConnectionId> },
+}
+
+impl Question {
+    /// Other nodes are asked before the store.
+    fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Elsewhere { .. } | Self::BackElsewhere { .. })
+    }
 }
 
 /// Where the answer goes. Dropped without one it says that nothing was found.
@@ -209,7 +218,13 @@ impl Backlog {
         let (asked, asks) = mpsc::channel(QUEUE_MAX);
         (
             Self { shared: Arc::clone(&shared), asked },
-            BacklogReader { shared, asks, held: VecDeque::new(), waiting: Turns::default() },
+            BacklogReader {
+                shared,
+                asks,
+                held: VecDeque::new(),
+                waiting: Turns::default(),
+                elsewhere: Turns::default(),
+            },
         )
     }
 
@@ -265,8 +280,7 @@ impl Shared {
     async fn answer(self: Arc<Self>, ask: Ask) {
         let Ask { channel, policy, question, reply } = ask;
         let oldest_ms = self.clock.now_ms().saturating_sub(u64::from(policy.retention_hours) * HOUR_MS);
-        let is_elsewhere = matches!(question, Question::Elsewhere { .. } | Question::BackElsewhere { .. });
-        let wait = if is_elsewhere { ELSEWHERE_WAIT } else { ANSWER_WAIT };
+        let wait = if question.is_elsewhere() { ELSEWHERE_WAIT } else { ANSWER_WAIT };
         let rows = Rows { shared: &self, channel: &channel, oldest_ms };
         let found = async {
             match question {
@@ -324,18 +338,24 @@ pub struct BacklogReader {
     /// Until all nodes that are alive can be reached, or then.
     held: VecDeque<(Instant, Ask)>,
     waiting: Turns,
+    elsewhere: Turns,
 }
 
 impl BacklogReader {
     /// Until nobody can ask any more.
     pub async fn run(mut self) {
-        let mut under_way = JoinSet::new();
+        let (mut under_way, mut elsewhere) = (JoinSet::new(), JoinSet::new());
         loop {
             self.let_go();
-            while under_way.len() < UNDER_WAY_MAX
-                && let Some(ask) = self.waiting.next()
+            let Self { shared, waiting, elsewhere: others, .. } = &mut self;
+            for (tasks, turns, max) in
+                [(&mut under_way, waiting, UNDER_WAY_MAX), (&mut elsewhere, others, ELSEWHERE_MAX)]
             {
-                under_way.spawn(Arc::clone(&self.shared).answer(ask));
+                while tasks.len() < max
+                    && let Some(ask) = turns.next()
+                {
+                    tasks.spawn(Arc::clone(shared).answer(ask));
+                }
             }
             tokio::select! {
                 ask = self.asks.recv() => match ask {
@@ -343,13 +363,16 @@ impl BacklogReader {
                     None => return,
                 },
                 () = tokio::time::sleep(WHOLE_LOOK), if !self.held.is_empty() => {}
-                Some(ended) = under_way.join_next() => {
-                    if let Err(error) = ended {
-                        tracing::error!(%error, "a question to the store ended without an answer");
-                    }
-                }
+                Some(ended) = under_way.join_next() => report(ended),
+                Some(ended) = elsewhere.join_next() => report(ended),
             }
         }
+    }
+}
+
+fn report(ended: Result<(), JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "a question to the store ended without an answer");
     }
 }
 
@@ -359,10 +382,12 @@ impl BacklogReader {
     }
 
     fn take(&mut self, ask: Ask) {
-        let needs_all = matches!(ask.question, Question::Elsewhere { .. } | Question::BackElsewhere { .. });
-        let needs_all = needs_all && ask.policy.history && self.shared.store.is_shared();
+        let is_elsewhere = ask.question.is_elsewhere();
+        let needs_all = is_elsewhere && ask.policy.history && self.shared.store.is_shared();
         if needs_all && self.held.len() < ASKED_MAX && !self.is_whole() {
             self.held.push_back((Instant::now() + WHOLE_WAIT, ask));
+        } else if is_elsewhere {
+            self.elsewhere.push(ask);
         } else {
             self.waiting.push(ask);
         }
@@ -374,7 +399,7 @@ impl BacklogReader {
         while self.held.front().is_some_and(|(until, _)| is_whole || *until <= now)
             && let Some((_, ask)) = self.held.pop_front()
         {
-            self.waiting.push(ask);
+            self.elsewhere.push(ask);
         }
     }
 }

@@ -133,7 +133,7 @@ impl Rows<'_> {
     }
 
     /// A reading of nothing yet, once all is stored that was numbered before deliveries began.
-    async fn settled(&self, has: Serial, stands: Serial) -> Option<Reading> {
+    pub(super) async fn settled(&self, has: Serial, stands: Serial) -> Option<Reading> {
         let (key, shared) = (self.channel.key(), self.shared);
         let routing = shared.publisher.routing()?;
         if !shared.store.is_shared() || !routing.settle(key).await {

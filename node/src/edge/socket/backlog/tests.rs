@@ -1,6 +1,7 @@
 //! Messages that the hub numbered and the store has, or has not.
 
 mod everywhere;
+mod settled;
 
 use serde_json::value::RawValue;
 use tempfile::TempDir;

@@ -1,0 +1,133 @@
+//! A node with one other, and what it says to it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use super::super::inbound::{Inbound as _, Interest, Peer};
+use super::super::link::{Item, PeerAddr, PeerLinks, Queue, QueueBounds, Receipt};
+use super::{KeptNodes, Routing};
+use crate::hub::Hub;
+use crate::model::{AccountId, ChannelKey, ChannelName, Clock, Limits, Stamp};
+use crate::tasks::Tasks;
+
+pub(super) const PEER: u64 = 7;
+
+/// One lane to each member, to which there is a link when it is said so.
+pub(super) struct Links {
+    queue: Queue,
+    sent: Mutex<Vec<Item>>,
+    is_there: AtomicBool,
+}
+
+impl PeerLinks for Arc<Links> {
+    fn set_peers(&self, _: Vec<PeerAddr>) {}
+
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    fn send(&self, _: u64, _: u64, item: &Item) -> Receipt {
+        if !self.is_there.load(Ordering::Relaxed) {
+            return Receipt::lost();
+        }
+        self.sent.lock().push(item.clone());
+        self.queue.push(item.encoded())
+    }
+
+    fn is_up(&self, _: u64) -> bool {
+        self.is_there.load(Ordering::Relaxed)
+    }
+}
+
+pub(super) struct Node {
+    pub(super) routing: Arc<Routing>,
+    pub(super) links: Arc<Links>,
+    pub(super) peer: Peer,
+    pub(super) key: ChannelKey,
+}
+
+impl Node {
+    pub(super) fn new() -> Self {
+        let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).of_run(1));
+        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let routing = Routing::new(&hub, &"n1".into(), KeptNodes::default(), &tasks);
+        let links = Arc::new(Links {
+            queue: Queue::new(QueueBounds::default()),
+            sent: Mutex::default(),
+            is_there: AtomicBool::new(false),
+        });
+        routing.begin(Arc::clone(&links));
+        let key = ChannelKey::new(AccountId::new("a"), ChannelName::stored("room"));
+        Self { routing, links, peer: Peer { node_id: "n7".into(), incarnation: PEER }, key }
+    }
+
+    pub(super) fn finds_the_peer(&self) {
+        self.finds(&[&self.peer]);
+    }
+
+    /// These are the members, and alive.
+    pub(super) fn finds(&self, peers: &[&Peer]) {
+        let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+        let members = peers.iter().map(|peer| PeerAddr { peer: (*peer).clone(), addr });
+        let alive = peers.iter().map(|peer| peer.incarnation);
+        self.routing.set_peers(members.collect(), alive.collect());
+    }
+
+    pub(super) fn loses_its_links(&self) {
+        self.links.is_there.store(false, Ordering::Relaxed);
+        self.routing.link(&self.peer, false);
+    }
+
+    pub(super) fn loses_the_peer(&self) {
+        self.loses_its_links();
+        self.routing.set_peers(Vec::new(), Vec::new());
+    }
+
+    /// Somebody is, and the others are told.
+    pub(super) fn is_attached_to(&self) {
+        let hub = &self.routing.hub;
+        hub.join(&self.key, 0, || Box::new(|| {}));
+        hub.attach(&self.key, 0);
+    }
+
+    /// The peer forwards the channel from then on, and says what it has of runs that are gone.
+    pub(super) fn says_joined(&self, sequence: u64, round: u64, gone: Vec<Stamp>) {
+        self.says_joined_as(&self.peer, sequence, round, gone);
+    }
+
+    pub(super) fn says_joined_as(&self, peer: &Peer, sequence: u64, round: u64, gone: Vec<Stamp>) {
+        let number = self.number();
+        let joined = Interest::Joined { key: self.key.clone(), number, sequence, round, gone };
+        self.routing.interest(peer, joined);
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.routing.hub.live(&self.key).expect("it is attached to").number()
+    }
+
+    pub(super) fn has_a_link(&self) {
+        self.links.is_there.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_told_a_want(&self) {
+        let wanted = Interest::Wanted { key: self.key.clone(), number: 1, round: 0 };
+        self.routing.interest(&self.peer, wanted);
+    }
+
+    pub(super) fn is_told_all(&self, epoch: u64) {
+        self.routing.interest(&self.peer, Interest::Said { epoch, lanes: 1 });
+    }
+
+    pub(super) fn knows(&self) -> bool {
+        self.routing.known_of(PEER).is_interest_known
+    }
+
+    /// What it has said since this was last asked.
+    pub(super) fn says(&self) -> Vec<Item> {
+        std::mem::take(&mut self.links.sent.lock())
+    }
+}

@@ -1,0 +1,120 @@
+//! When a reading of what several nodes stored may begin, and who waits for that.
+
+use tokio::runtime::Handle;
+
+use super::*;
+use crate::cluster::routing::{KeptNodes, Local, Routing};
+use crate::edge::socket::Shards;
+use crate::origin::history::{KeptBy, StoreError};
+use crate::tasks::Tasks;
+use crate::testing::{FakeStore, SharedLocal};
+
+/// A run that is gone.
+const OTHER: u64 = 21;
+
+/// One that nodes share, where runs have said that.
+struct Told(Result<KeptBy, StoreError>);
+
+impl FakeStore for Told {
+    fn is_shared(&self) -> bool {
+        self.0 != Err(StoreError::Off)
+    }
+
+    fn lately_kept(&self) -> Result<KeptBy, StoreError> {
+        self.0.clone()
+    }
+}
+
+/// A node that knows of no other one, over a store that settles so often.
+struct Node {
+    backlog: Backlog,
+    reader: BacklogReader,
+    channel: Arc<Channel>,
+}
+
+impl Node {
+    /// `kept` is said of the node's own run, and of the other one, with what the node keeps.
+    fn new(settles: usize, kept: impl Fn(u64, u64) -> Result<KeptBy, StoreError>) -> Self {
+        let (clock, limits) = (Clock::system(), Limits::default());
+        let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
+        let accounts = Accounts::from_text(DirectoryText::default().account("acme").text());
+        let accounts = accounts.expect("a directory");
+        let kept = kept(hub.incarnation(), accounts.current().history_policies());
+        let store: Arc<dyn HistoryStore> = Arc::new(Told(kept));
+        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let routing = Routing::new(&hub, &"n1".into(), KeptNodes::default(), &tasks);
+        routing.set_local(SharedLocal::new(settles, |_| None) as Arc<dyn Local>);
+        let publisher = Publisher::new(&hub, &store, &limits, Some(&routing));
+        let (channel, _) = hub.attach(&key(), 0);
+        let (backlog, reader) = Backlog::new(&publisher, &accounts, &clock, &[], &limits);
+        Self { backlog, reader, channel }
+    }
+
+    async fn begins(&self, has: &Serial) -> bool {
+        let rows = Rows { shared: &self.backlog.shared, channel: &self.channel, oldest_ms: 0 };
+        rows.settled(has.clone(), Serial::default()).await.is_some()
+    }
+
+    fn ask(&self, question: Question, reply: Reply) {
+        let policy = ChannelPolicy { history: true, retention_hours: 72 };
+        self.backlog.ask(Ask { channel: Arc::clone(&self.channel), policy, question, reply });
+    }
+}
+
+#[tokio::test]
+async fn all_runs_must_have_kept_the_same_channels() {
+    type Kept = fn(u64, u64) -> Result<KeptBy, StoreError>;
+    let cases: [(usize, Kept, bool); 8] = [
+        (1, |own, of| Ok(vec![(own, of)]), true),
+        (1, |own, of| Ok(vec![(OTHER, of), (own, of), (OTHER + 1, of)]), true),
+        (1, |own, of| Ok(vec![(OTHER, of + 1), (own, of)]), false),
+        (1, |own, of| Ok(vec![(own, of), (own, of + 1)]), false),
+        (1, |_, of| Ok(vec![(OTHER, of)]), false),
+        (1, |_, _| Err(StoreError::Busy), false),
+        (1, |_, _| Err(StoreError::Off), false),
+        (0, |own, of| Ok(vec![(own, of)]), false),
+    ];
+    for (at, (settles, kept, begins)) in cases.into_iter().enumerate() {
+        assert_eq!(Node::new(settles, kept).begins(&Serial::default()).await, begins, "case {at}");
+    }
+}
+
+#[tokio::test]
+async fn who_has_what_is_still_on_its_way_here_is_not_brought_on() {
+    let node = Node::new(9, |own, of| Ok(vec![(own, of)]));
+    let own = node.backlog.shared.hub.incarnation();
+    let here = node.channel.mark().own.sequence;
+    assert!(node.begins(&Serial::single(own, here)).await);
+    assert!(!node.begins(&Serial::single(own, here + 1)).await);
+    assert!(node.begins(&Serial::single(OTHER, 9)).await, "nobody has more of it");
+}
+
+#[tokio::test]
+async fn those_who_wait_for_other_nodes_hold_up_nobody_who_does_not() {
+    let node = Node::new(0, |own, of| Ok(vec![(own, of)]));
+    let (shards, _polls) = Shards::prepare(1).expect("a shard");
+    let shard = shards.handle(0);
+    let reply = |ticket| Reply::new(Arc::clone(&shard), 0, 0, ticket);
+    for ticket in 0..2 * UNDER_WAY_MAX as u64 {
+        let (position, stands) = (Serial::default(), Serial::default());
+        node.ask(Question::Elsewhere { position, stands, back_ms: None }, reply(ticket));
+    }
+    let after = Stamp { incarnation: node.backlog.shared.hub.incarnation(), sequence: 0 };
+    let last = 2 * UNDER_WAY_MAX as u64;
+    node.ask(Question::After { after, mark: 0, back_ms: None }, reply(last));
+    let Node { backlog: _open, reader, .. } = node;
+    let begun = tokio::time::Instant::now();
+    let mut first = Vec::new();
+    let answered = async {
+        while first.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            shard.inbox.take(&mut first);
+        }
+    };
+    tokio::select! {
+        () = reader.run() => unreachable!("the node runs"),
+        () = answered => {}
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2), "after {:?}", begun.elapsed());
+    assert!(matches!(first[..], [Input::Found { ticket, .. }] if ticket == last));
+}
