@@ -54,6 +54,11 @@ impl Serial {
         }
     }
 
+    /// Leaves out the other incarnations.
+    pub fn retain(&mut self, is_kept: impl Fn(u64) -> bool) {
+        self.0.retain(|(incarnation, _)| is_kept(*incarnation));
+    }
+
     /// The least position that covers both.
     #[must_use]
     pub fn join(&self, other: &Self) -> Self {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Routing;
 
-/// Runs that stand in positions and are no members, as many as stand there, and since when.
+/// Runs that stand in positions, or of which others have told, and are no members, as many as there are, and since when.
 #[derive(Debug, Default)]
 pub(super) struct Absent(HashMap<u64, Instant>);
 
@@ -24,16 +24,26 @@ impl Absent {
 }
 
 impl Routing {
-    /// Takes runs out of positions, forever.
+    /// Takes runs out of positions, forever, and what others have told of them with them.
     pub(super) async fn forget_the_absent(&self) {
         let keeps_for = self.hub.keeps_for();
         loop {
             tokio::time::sleep((keeps_for / 8).max(Duration::from_millis(100))).await;
-            let mut absent = self.hub.runs();
-            absent.retain(|run| !self.peers.read().contains_key(run));
-            let gone = self.absent.lock().look(&absent, keeps_for, Instant::now());
-            if !gone.is_empty() {
-                self.hub.forget_runs(&gone);
+            self.forget_absent(keeps_for, Instant::now());
+        }
+    }
+
+    fn forget_absent(&self, keeps_for: Duration, now: Instant) {
+        let mut absent = self.hub.runs();
+        for own in self.own.lock().values() {
+            absent.extend(own.gone.entries().iter().map(|(run, _)| *run));
+        }
+        absent.retain(|run| !self.peers.read().contains_key(run));
+        let gone = self.absent.lock().look(&absent, keeps_for, now);
+        if !gone.is_empty() {
+            self.hub.forget_runs(&gone);
+            for own in self.own.lock().values_mut() {
+                own.gone.retain(|run| !gone.contains(&run));
             }
         }
     }
@@ -41,7 +51,29 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::Node;
     use super::*;
+    use crate::model::Stamp;
+
+    #[tokio::test]
+    async fn what_others_have_told_of_runs_is_forgotten_when_nobody_comes_back_from_them() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.is_attached_to();
+        let (keeps_for, now) = (Duration::from_secs(9), Instant::now());
+        let look = |seconds| node.routing.forget_absent(keeps_for, now + Duration::from_secs(seconds));
+        let told = || node.routing.own.lock()[&node.number()].gone.entries().to_vec();
+        node.says_joined(0, 0, vec![Stamp { incarnation: 99, sequence: 4 }]);
+        look(0);
+        node.says_joined(0, 1, vec![Stamp { incarnation: 98, sequence: 2 }]);
+        look(5);
+        look(9);
+        assert_eq!(told(), [(98, 2), (99, 4)]);
+        look(10);
+        assert_eq!(told(), [(98, 2)]);
+        look(15);
+        assert!(told().is_empty());
+    }
 
     #[test]
     fn who_is_absent_for_long_enough_without_a_break_is_forgotten() {
