@@ -89,3 +89,79 @@ impl Routing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+
+    use super::super::super::inbound::{Inbound as _, Interest, Peer};
+    use super::super::fixture::{Node, PEER};
+    use super::*;
+
+    /// Of a run, its number.
+    fn stamp(incarnation: u64, sequence: u64) -> Stamp {
+        Stamp { incarnation, sequence }
+    }
+
+    #[tokio::test]
+    async fn of_runs_that_are_gone_no_more_is_taken_than_there_is_room_for_and_none_that_live() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.is_attached_to();
+        let told = || node.routing.own.lock()[&node.number()].gone.entries().to_vec();
+        let own = node.routing.hub.incarnation();
+        node.says_joined(5, 0, vec![stamp(99, 4), stamp(own, 9), stamp(PEER, 9)]);
+        assert_eq!(told(), [(99, 4)]);
+        node.says_joined(5, 0, vec![stamp(99, 3), stamp(98, 1)]);
+        assert_eq!(told(), [(98, 1), (99, 4)], "as far as anybody has heard them");
+        node.says_joined(5, 0, (1_000..).take(2 * GONE_MAX).map(|run| stamp(run, 1)).collect());
+        assert_eq!(told().len(), GONE_MAX + 2);
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_had_numbered_before_it_forwards_the_channel_stands_in_positions() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_attached_to();
+        let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+        let elsewhere = Interest::Joined {
+            key: node.key.clone(),
+            number: node.number() + 1,
+            sequence: 9,
+            round: 0,
+            gone: vec![stamp(99, 4)],
+        };
+        node.routing.interest(&node.peer, elsewhere);
+        assert_eq!(channel.mark().serial().sequence_of(PEER), None, "of a channel that was forgotten");
+        assert!(node.routing.owed(&channel).is_empty());
+        node.says_joined(5, 0, vec![stamp(99, 4)]);
+        let serial = channel.mark().serial();
+        assert_eq!((serial.sequence_of(PEER), serial.sequence_of(99)), (Some(5), Some(4)));
+        assert_eq!(node.routing.owed(&channel), [PEER]);
+    }
+
+    #[tokio::test]
+    async fn all_is_here_when_each_peer_has_said_so_since_it_was_asked() {
+        let node = Node::new();
+        let other = Peer { node_id: "n8".into(), incarnation: 8 };
+        node.finds(&[&node.peer, &other]);
+        node.has_a_link();
+        node.is_attached_to();
+        for peer in [&node.peer, &other] {
+            node.says_joined_as(peer, 0, 0, Vec::new());
+        }
+        let mut settled = Box::pin(node.routing.settled(&node.key));
+        assert!(poll!(&mut settled).is_pending());
+        let round = node.routing.own.lock()[&node.number()].rounds[0].number;
+        node.says_joined_as(&node.peer, 0, round, Vec::new());
+        node.says_joined_as(&other, 0, round + 1, Vec::new());
+        assert!(poll!(&mut settled).is_pending(), "it answers another one");
+        node.says_joined_as(&other, 0, round, Vec::new());
+        assert!(settled.await);
+        assert!(!node.routing.settled(&node.key).await, "nobody answers");
+        assert!(node.routing.own.lock()[&node.number()].rounds.is_empty());
+        node.loses_its_links();
+        assert!(!node.routing.settled(&node.key).await, "nobody can be reached");
+    }
+}

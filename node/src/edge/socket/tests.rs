@@ -1,5 +1,7 @@
 //! One shard on its thread, with real sockets and a store that answers when it is told to.
 
+mod everywhere;
+
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Instant;
@@ -45,6 +47,9 @@ struct Node {
     open: Arc<AtomicUsize>,
     auth: Arc<Authenticator>,
     limits: Limits,
+    hub: Arc<Hub>,
+    /// It reads nothing of what is asked.
+    _reader: BacklogReader,
 }
 
 impl Node {
@@ -61,12 +66,11 @@ impl Node {
         let auth =
             Arc::new(Authenticator::new(Arc::clone(&accounts), NoTokens, clock.clone(), &limits, true));
         let publisher = Publisher::new(&hub, &(Arc::clone(&store) as _), &limits, None);
-        // Nobody reads what is asked of it.
-        let (backlog, _) = Backlog::new(&publisher, &accounts, &clock, &[], &limits);
+        let (backlog, reader) = Backlog::new(&publisher, &accounts, &clock, &[], &limits);
         let services = Services {
             publisher,
             backlog,
-            hub,
+            hub: Arc::clone(&hub),
             auth: Arc::clone(&auth),
             connections: Arc::default(),
             identities,
@@ -80,7 +84,8 @@ impl Node {
             std::thread::spawn(move || shard.run());
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self { listener, shards: Arc::new(shards), store, open: Arc::default(), auth, limits }
+        let (shards, open) = (Arc::new(shards), Arc::default());
+        Self { listener, shards, store, open, auth, limits, hub, _reader: reader }
     }
 
     fn pair(&self) -> (TcpStream, TcpStream) {

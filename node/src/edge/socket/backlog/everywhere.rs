@@ -42,6 +42,12 @@ pub struct Reading {
 }
 
 impl Reading {
+    #[cfg(test)]
+    pub(in crate::edge::socket) fn at(has: Serial, stands: Serial) -> Self {
+        let (living, owed) = (Serial::default(), Vec::new());
+        Self { has, stands, living, owed, cursor: behind(0), end_ms: 0, sure_ms: 0 }
+    }
+
     /// Who has read it all has all that the channel's deliveries behind its attach do not bring.
     pub(in crate::edge::socket) fn end(&self) -> Serial {
         self.has.join(&self.stands)
