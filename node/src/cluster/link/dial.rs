@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use fanfare_proto::peer::v1::frame::Kind;
 use fanfare_proto::peer::{MAJOR, v1};
@@ -21,6 +22,10 @@ use super::grpc::{self, Connections};
 use super::queue::{Pull, Queue};
 use super::{CONNECT, Common, PING, RETRY, SILENCE};
 use crate::cluster::inbound::Peer;
+
+/// A lane that has just sent gathers what comes for so long, since each batch costs both nodes several calls of the kernel; one at
+/// rest sends at once.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// One run of a peer, as long as it is a member.
 pub(super) struct Link {
@@ -175,7 +180,7 @@ struct Outgoing {
 enum Step {
     Hello(v1::Hello, oneshot::Receiver<u64>),
     Answer(oneshot::Receiver<u64>),
-    Open { stream: u64, ping_at: Instant, pings: u64 },
+    Open { stream: u64, ping_at: Instant, pings: u64, gathers_until: Instant },
     Over,
 }
 
@@ -188,14 +193,14 @@ impl Outgoing {
                 return Some(Kind::Hello(hello));
             }
             Step::Answer(started) => {
-                self.step =
-                    Step::Open { stream: started.await.ok()?, ping_at: Instant::now() + PING, pings: 0 };
+                let (stream, now) = (started.await.ok()?, Instant::now());
+                self.step = Step::Open { stream, ping_at: now + PING, pings: 0, gathers_until: now };
             }
             step => self.step = step,
         }
         // Whoever is ready to publish now is in the same batch.
         tokio::task::yield_now().await;
-        let Step::Open { stream, ping_at, pings } = &mut self.step else { return None };
+        let Step::Open { stream, ping_at, pings, gathers_until } = &mut self.step else { return None };
         loop {
             let now = Instant::now();
             if now >= *ping_at {
@@ -205,8 +210,17 @@ impl Outgoing {
                 let waits_ms = self.link.is_up().then_some(waits_ms);
                 return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
             }
+            if now < *gathers_until {
+                // Nothing that comes meanwhile wakes the task.
+                sleep_until(*gathers_until).await;
+            }
             match self.queue.pull(*stream) {
-                Pull::Batch(batch) => return Some(Kind::Batch(batch)),
+                Pull::Batch(batch) => {
+                    if !self.queue.is_behind() {
+                        *gathers_until = Instant::now() + GATHER;
+                    }
+                    return Some(Kind::Batch(batch));
+                }
                 Pull::Over => return None,
                 Pull::Nothing => {}
             }

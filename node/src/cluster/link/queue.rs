@@ -172,6 +172,13 @@ impl Queue {
         Pull::Batch(state.make_batch())
     }
 
+    /// There is a batch to be sent again, or enough for a whole one.
+    pub(super) fn is_behind(&self) -> bool {
+        let state = self.state.lock();
+        let is_whole = state.bytes - state.sent_bytes >= BATCH_BYTES || state.waiting.len() >= BATCH_ITEMS;
+        state.on_stream < state.sent.len() || is_whole
+    }
+
     pub(in crate::cluster) fn confirm(&self, sequence: u64) {
         self.state.lock().confirm(sequence);
         // There may be room for a further batch.
