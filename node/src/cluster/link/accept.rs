@@ -26,8 +26,8 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Lanes that are remembered, open or not; the longest unused goes, and where all are open a further one is refused.
 const LANES_KEPT_MAX: usize = 2048;
 const NODE_ID_BYTES_MAX: usize = 256;
-/// An ack waits for this node so long at least, as long as the lane is open: what came before is here. The rest of that time is
-/// for the way of a ping.
+/// An ack waits for this node so long at least, as long as the lane is open and its sender has kept what it held: what came
+/// before is here. The rest of that time is for the way of a ping.
 const WHOLE_WITHIN: Duration = Duration::from_millis(800);
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -167,7 +167,8 @@ fn taking(
     common: Arc<Common>,
     lanes: Arc<Lanes>,
 ) -> impl Stream<Item = Result<v1::Frame, Status>> + Send + 'static {
-    let taking = Taking { frames, common, lanes, open: None, pinged: None, is_silent: false, over: false };
+    let taking =
+        Taking { frames, common, lanes, open: None, pinged: None, ending: Ending::Broken, over: false };
     stream::unfold(taking, |mut taking| async move {
         if taking.over {
             return None;
@@ -185,8 +186,19 @@ struct Taking {
     open: Option<OpenLane>,
     /// When the last ping came, and how long something had waited at the peer by then.
     pinged: Option<(Instant, Duration)>,
-    is_silent: bool,
+    ending: Ending,
     over: bool,
+}
+
+/// Why nothing more comes over a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cluster) enum Ending {
+    /// As when the process of the peer has died.
+    Broken,
+    /// The peer may live on.
+    Silent,
+    /// By the peer, which may live on: it has lost what the lane held, and acknowledged it by that.
+    Ended,
 }
 
 pub(in crate::cluster) struct OpenLane {
@@ -201,10 +213,13 @@ impl Taking {
     async fn answer(&mut self) -> Result<Option<Kind>, Status> {
         loop {
             let Ok(frame) = timeout(SILENCE, self.frames.message()).await else {
-                self.is_silent = true;
+                self.ending = Ending::Silent;
                 return Err(Status::deadline_exceeded("the peer is silent"));
             };
-            let Some(frame) = frame? else { return Ok(None) };
+            let Some(frame) = frame? else {
+                self.ending = Ending::Ended;
+                return Ok(None);
+            };
             let answer = match (&self.open, frame.kind) {
                 (None, Some(Kind::Hello(hello))) => {
                     let (open, answer) = self.lanes.open(hello, &self.common.own, &*self.common.inbound)?;
@@ -232,9 +247,16 @@ impl Drop for Taking {
     fn drop(&mut self) {
         let Some(open) = self.open.take().filter(OpenLane::is_current) else { return };
         // What the peer has acknowledged for more than that time is here.
-        let is_whole = |(at, waits): &(Instant, Duration)| at.elapsed() + *waits < WHOLE_WITHIN;
-        let is_whole = !self.is_silent && self.pinged.as_ref().is_some_and(is_whole);
+        let is_recent = |(at, waits): &(Instant, Duration)| at.elapsed() + *waits < WHOLE_WITHIN;
+        let is_whole = self.ending.may_be_whole() && self.pinged.as_ref().is_some_and(is_recent);
         self.common.inbound.lane_ended(&open.peer, open.number, is_whole);
+    }
+}
+
+impl Ending {
+    /// Otherwise the peer may have acknowledged what has not come, however short ago its last ping is.
+    pub(in crate::cluster) fn may_be_whole(self) -> bool {
+        self == Self::Broken
     }
 }
 

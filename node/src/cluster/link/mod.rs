@@ -28,7 +28,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 #[cfg(test)]
-pub(super) use accept::{Lanes, OpenLane};
+pub(super) use accept::{Ending, Lanes, OpenLane};
 pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
 #[cfg(test)]
 pub(super) use queue::Pull;

@@ -36,6 +36,8 @@ struct Seen {
     up: HashMap<u64, bool>,
     /// How often a link was reported down.
     downs: usize,
+    /// Whether each lane that ended was whole.
+    ended: Vec<bool>,
 }
 
 impl Seen {
@@ -75,6 +77,10 @@ impl Inbound for Recorder {
 
     fn continuity_lost(&self, from: &Peer) {
         self.0.send_modify(|seen| seen.lost.push(from.incarnation));
+    }
+
+    fn lane_ended(&self, _from: &Peer, _lane: u32, whole: bool) {
+        self.0.send_modify(|seen| seen.ended.push(whole));
     }
 
     fn link(&self, to: &Peer, up: bool) {

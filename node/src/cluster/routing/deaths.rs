@@ -1,8 +1,8 @@
 //! What is owed where a node has died: whoever may have missed something of it is told.
 //!
 //! An ack waits for the receipt of every node that wants the channel and can be reached. So what a run has acknowledged is here, if
-//! all its lanes to this node ended at once, nothing had waited in them for long, and none of them had gone silent. Of any other
-//! run there may be messages that its publishers count on and that died with it.
+//! all its lanes to this node ended at once, nothing had waited in them for long, and none of them had gone silent or lost what it
+//! held. Of any other run there may be messages that its publishers count on and that died with it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

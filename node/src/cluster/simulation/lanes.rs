@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::World;
 use super::net::LANES;
+use crate::cluster::link::Ending;
 
 const SHORT_CUT_MS: u64 = 1_000;
 /// Long enough for nodes to hold each other for dead, and to let members leave.
@@ -47,19 +48,19 @@ impl World {
             }
             return;
         }
-        let is_open = match what {
-            0 => link.send(lane),
-            1 if !self.passes(from, to) || !self.nodes[to].is_alive => true,
-            1 => link.arrive(lane, &*self.nodes[to].routing),
-            _ => {
-                if self.passes(to, from) {
-                    link.confirm(lane);
-                }
-                true
+        match what {
+            0 if !link.send(lane) => {
+                let ending = if self.passes(from, to) { Ending::Ended } else { Ending::Silent };
+                self.end_lane(from, to, lane, ending);
             }
-        };
-        if !is_open {
-            self.cut_one(from, to, lane);
+            1 if self.passes(from, to)
+                && self.nodes[to].is_alive
+                && !link.arrive(lane, &*self.nodes[to].routing) =>
+            {
+                self.cut_one(from, to, lane);
+            }
+            2 if self.passes(to, from) => link.confirm(lane),
+            _ => {}
         }
     }
 
@@ -70,18 +71,18 @@ impl World {
     }
 
     pub(super) fn cut_one(&mut self, from: usize, to: usize, lane: usize) {
-        self.end_lane(from, to, lane, false);
+        self.end_lane(from, to, lane, Ending::Silent);
     }
 
-    /// Unless it is `whole`, the sender may live on, and acknowledge what it cannot send.
-    pub(super) fn end_lane(&mut self, from: usize, to: usize, lane: usize, whole: bool) {
+    /// What a sender that goes silent has sent may never arrive.
+    pub(super) fn end_lane(&mut self, from: usize, to: usize, lane: usize, ending: Ending) {
         let Some(link) = self.nodes[from].links.link(self.nodes[to].peer.incarnation) else { return };
-        let Some(mut late) = link.cut(lane, &self.nodes[from].side(), whole) else { return };
+        let Some(mut late) = link.cut(lane, &self.nodes[from].side(), ending) else { return };
         // What was on its way may be read after the sender is gone.
         if self.random.bool() {
             return self.late.push(late);
         }
-        if !whole {
+        if ending == Ending::Silent {
             late.drop_all();
         }
         if self.nodes[to].is_alive {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::net::LANES;
 use super::node::{Node, Settings};
 use super::{NODES, NOWHERE, TICK, World};
-use crate::cluster::link::PeerAddr;
+use crate::cluster::link::{Ending, PeerAddr};
 use crate::cluster::membership::State;
 use crate::cluster::routing::Standing;
 
@@ -48,7 +48,7 @@ impl World {
         for other in self.alive().into_iter().filter(|other| *other != node) {
             for lane in 0..LANES {
                 let is_cut = !self.passes(node, other) || !self.passes(other, node);
-                self.end_lane(node, other, lane, !is_cut);
+                self.end_lane(node, other, lane, if is_cut { Ending::Silent } else { Ending::Broken });
                 self.cut_one(other, node, lane);
             }
         }

@@ -7,7 +7,9 @@ use fanfare_proto::peer::{MAJOR, MINOR, v1};
 use parking_lot::Mutex;
 
 use crate::cluster::inbound::{Inbound, Peer};
-use crate::cluster::link::{Item, Lanes, OpenLane, PeerAddr, PeerLinks, Pull, Queue, QueueBounds, Receipt};
+use crate::cluster::link::{
+    Ending, Item, Lanes, OpenLane, PeerAddr, PeerLinks, Pull, Queue, QueueBounds, Receipt,
+};
 
 pub(super) const LANES: usize = 2;
 
@@ -40,8 +42,7 @@ pub(super) struct Late {
     from: Peer,
     to: u64,
     lane: usize,
-    /// Nothing was acknowledged that is not on its way.
-    whole: bool,
+    ending: Ending,
     accepted: OpenLane,
     batches: VecDeque<v1::Batch>,
 }
@@ -149,14 +150,14 @@ impl SimLink {
     }
 
     /// The lane is cut; what was on its way over it, which may still arrive.
-    pub(super) fn cut(&self, lane: usize, from: &Side<'_>, whole: bool) -> Option<Late> {
+    pub(super) fn cut(&self, lane: usize, from: &Side<'_>, ending: Ending) -> Option<Late> {
         let was_up = self.is_up();
         let Stream { accepted, batches, .. } = self.lanes[lane].stream.lock().take()?;
         if was_up {
             from.inbound.link(&self.peer, false);
         }
         let (from, to) = (from.peer.clone(), self.peer.incarnation);
-        Some(Late { from, to, lane, whole, accepted, batches })
+        Some(Late { from, to, lane, ending, accepted, batches })
     }
 
     pub(super) fn is_idle(&self, lane: usize) -> bool {
@@ -181,7 +182,7 @@ impl Late {
             return true;
         }
         if self.accepted.is_current() {
-            to.lane_ended(&self.from, self.lane as u32, self.whole);
+            to.lane_ended(&self.from, self.lane as u32, self.ending.may_be_whole());
         }
         false
     }

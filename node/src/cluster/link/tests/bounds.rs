@@ -51,6 +51,25 @@ async fn a_loss_before_the_first_lane_is_told_when_there_is_one() {
 }
 
 #[tokio::test]
+async fn a_lane_whose_sender_lost_what_it_held_is_not_whole() {
+    for is_lost in [false, true] {
+        let (one, two) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
+        let relay = Relay::to(two.addr).await;
+        one.links.set_peers(vec![two.at(relay.addr)]);
+        one.until("the link is up", |seen| seen.is_up(2)).await;
+        // By then a ping has come, and no second one is late.
+        tokio::time::sleep(PING * 3 / 2).await;
+        match is_lost {
+            false => relay.cut(),
+            // Nobody else has a turn meanwhile.
+            true => drop((0..=ONE_LANE.queue.items as u64).map(|n| one.send(&two, "room", n)).last()),
+        }
+        let seen = two.until("the lane ended", |seen| !seen.ended.is_empty()).await;
+        assert_eq!(seen.ended[0], !is_lost, "as when a process dies, or not");
+    }
+}
+
+#[tokio::test]
 async fn a_queue_is_bounded_in_items_too() {
     let queue = Queue::new(QueueBounds { bytes: 1 << 20, items: 3 });
     let receipts: Vec<_> = (0..3).map(|_| queue.push(Bytes::from_static(b"item"))).collect();
