@@ -18,10 +18,11 @@ mod refill;
 mod revocations;
 mod runs;
 mod stored;
+mod telling;
 mod tenants;
 mod wants;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -49,6 +50,7 @@ use quorum::Quorum;
 use receipts::have_come;
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
+use telling::Telling;
 use tenants::Counting;
 use tokio::sync::Semaphore;
 use wants::Wants;
@@ -71,7 +73,7 @@ pub struct Routing {
     links: OnceLock<Box<dyn PeerLinks>>,
     tasks: Arc<Tasks>,
     /// What is wanted here, by the numbers of the channels.
-    own: Mutex<HashMap<u64, Own>>,
+    own: Mutex<BTreeMap<u64, Own>>,
     /// The members, by incarnation.
     peers: RwLock<HashMap<u64, Wants>>,
     /// Who wanted something before it was known as a member.
@@ -88,6 +90,8 @@ pub struct Routing {
     orphaned: Mutex<HashMap<u64, Instant>>,
     /// Who wants a channel, by incarnation.
     wanted: DashMap<ChannelKey, Vec<u64>>,
+    /// Peers that are being told all that is wanted here.
+    tellings: Mutex<HashMap<u64, Arc<Telling>>>,
     epoch: AtomicU64,
     /// Of rounds and requests.
     last_number: AtomicU64,
@@ -144,6 +148,7 @@ impl Routing {
             presence: Presence::new(),
             orphaned: Mutex::default(),
             wanted: DashMap::new(),
+            tellings: Mutex::default(),
             epoch: AtomicU64::new(0),
             last_number: AtomicU64::new(0),
             asked: Mutex::default(),
@@ -278,7 +283,7 @@ impl hub::Interest for Routing {
         let (key_of, since, gone) = (key.clone(), Instant::now(), Serial::default());
         let (confirmed, rounds) = (Vec::new(), Vec::new());
         own.insert(number, Own { key: key_of, since, waits, confirmed, rounds, gone });
-        // Under the lock, so that no peer that is told all meanwhile is told this twice or never.
+        // Under the lock, so that no peer that is told all meanwhile is never told this.
         for peer in peers {
             self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
         }
@@ -372,11 +377,11 @@ impl Inbound for Routing {
         self.hub.lost(from.incarnation);
         self.send(from.incarnation, 0, &Interest::Asked);
         self.presence_lost(from.incarnation);
-        for (number, Own { key, confirmed, .. }) in &mut *self.own.lock() {
-            confirmed.retain(|peer| *peer != from.incarnation);
-            let wanted = Interest::Wanted { key: key.clone(), number: *number, round: 0 };
-            self.send(from.incarnation, hash_of(key), &wanted);
+        for own in self.own.lock().values_mut() {
+            own.confirmed.retain(|peer| *peer != from.incarnation);
         }
+        // The answers say how far it is in each.
+        self.say_all(from.incarnation);
     }
 
     fn link(&self, to: &Peer, up: bool) {
@@ -392,7 +397,7 @@ impl Inbound for Routing {
             return self.say_all(to.incarnation);
         }
         self.answers_no_more(to.incarnation, None);
-        let waiting = |own: &HashMap<u64, Own>| {
+        let waiting = |own: &BTreeMap<u64, Own>| {
             let waiting = own.iter().filter(|(_, own)| own.waits.contains(&to.incarnation));
             waiting.map(|(number, _)| *number).collect::<Vec<_>>()
         };

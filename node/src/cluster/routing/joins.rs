@@ -1,6 +1,6 @@
 //! From when on a peer forwards a channel that is wanted here, and what it had numbered before.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::{JOIN_WAIT, Own, Routing};
 use crate::hub::Mark;
@@ -34,6 +34,7 @@ impl Routing {
         (sequence, round): (u64, u64),
         mut gone: Vec<Stamp>,
     ) {
+        self.told_one(from, round);
         gone.truncate(GONE_MAX);
         let mut own = self.own.lock();
         let Some(channel) = own.get_mut(&number).filter(|channel| channel.key == *key) else { return };
@@ -79,7 +80,7 @@ impl Routing {
 
     pub(super) fn give_up_waiting(&self) {
         self.deaths.lock().looked(tokio::time::Instant::now());
-        let late = |own: &HashMap<u64, Own>| {
+        let late = |own: &BTreeMap<u64, Own>| {
             let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
             late.map(|(number, own)| (*number, own.waits.clone())).collect::<Vec<_>>()
         };

@@ -1,9 +1,7 @@
 //! What is known of a peer: whether it can be reached, and what it wants.
 
-use std::sync::atomic::Ordering;
-
 use super::super::inbound::Interest;
-use super::{Own, Routing, hash_of};
+use super::{Routing, hash_of};
 use crate::model::ChannelKey;
 
 /// Nodes that are remembered although they are not known as members; of a further one it is not known that it was early.
@@ -52,20 +50,6 @@ impl Routing {
     pub fn known_of(&self, peer: u64) -> Known {
         let is_interest_known = self.peers.read().get(&peer).is_some_and(|wants| wants.is_known);
         Known { is_up: self.is_up(peer), is_interest_known, has_left: self.leaving.has_left(peer) }
-    }
-
-    /// Tells a peer all that is wanted here.
-    pub(super) fn say_all(&self, to: u64) {
-        let Some(links) = self.links.get() else { return };
-        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
-        let own = self.own.lock();
-        for (number, Own { key, .. }) in &*own {
-            self.send(to, hash_of(key), &Interest::Wanted { key: key.clone(), number: *number, round: 0 });
-        }
-        for lane in 0..links.lanes() {
-            let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
-            self.send(to, lane as u64, &Interest::Said { epoch, lanes });
-        }
     }
 
     /// A peer has said all that it wants, on one lane.
