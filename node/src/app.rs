@@ -117,6 +117,11 @@ pub struct App {
 impl App {
     /// Builds and starts every part; when it returns, the node serves. Must run within a tokio runtime.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_over(config, None).await
+    }
+
+    /// The same, for tests over a store of their own in place of the configured one.
+    pub async fn start_over(config: Config, own: Option<Arc<dyn HistoryStore>>) -> Result<Self, StartError> {
         let metrics = telemetry::metrics();
         let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
         // What is stored gets timestamps that never go back; credentials are held against the plain clock.
@@ -127,7 +132,7 @@ impl App {
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
         let (accounts, development_key) = open_accounts(&config)?;
-        let store = store::open(&config, &node_id, &stamps).await?;
+        let store = store::open(&config, own, &node_id, &stamps).await?;
         let (auth, others) = tokens::open_auth(&config, &accounts, &store, &clock).await?;
         let connections = Arc::new(TenantConnections::default());
         let meter = meter(&accounts, &store, &clock, &node_id, limits.metric_minutes);

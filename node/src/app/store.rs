@@ -9,11 +9,16 @@ use crate::config::{Config, SchemaMode, StoreKind};
 use crate::model::Clock;
 use crate::origin::history::{self, Connection, Embedded, HistoryStore, Options, Scylla, ScyllaOptions};
 
+/// The caller's own, else the configured one.
 pub(super) async fn open(
     config: &Config,
+    own: Option<Arc<dyn HistoryStore>>,
     node_id: &Arc<str>,
     stamps: &Clock,
 ) -> Result<Arc<dyn HistoryStore>, StartError> {
+    if let Some(own) = own {
+        return Ok(own);
+    }
     match config.store {
         StoreKind::Embedded | StoreKind::None => embedded(config, stamps).await,
         StoreKind::Scylla => Ok(Arc::new(shared(config, node_id, stamps).await?)),

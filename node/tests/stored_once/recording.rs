@@ -1,0 +1,171 @@
+//! A store that notes what each node hands to it, before one that keeps it for all.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fanfare::model::{
+    AccountId, IdScope, KeptNonce, Nonce, NoncePage, PresenceEvent, Published, Revocation, Stamp, StampedIds,
+};
+use fanfare::origin::history::{
+    BoxFuture, Done, Embedded, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, Kept, KeptBy,
+    StoreError,
+};
+use fanfare::origin::metering::MetricRow;
+use parking_lot::Mutex;
+
+/// A message or a change of presence that a node was to store.
+#[derive(Debug, Clone)]
+pub(crate) struct Noted {
+    pub(crate) node: usize,
+    pub(crate) channel: String,
+    /// The data of a message; who did what.
+    pub(crate) text: String,
+    pub(crate) stamp: Stamp,
+    /// The run that the member's connection is of; of a message, the run where it entered.
+    pub(crate) owner: u64,
+    /// Its channel has a history.
+    pub(crate) is_kept: bool,
+}
+
+/// All that the nodes were to store, each kind in the order of the calls.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) messages: Vec<Noted>,
+    pub(crate) changes: Vec<Noted>,
+    /// Of messages: one of them stores all of a publish.
+    pub(crate) appends: u64,
+    /// Ids that another node has published under.
+    pub(crate) ids: Vec<StampedIds>,
+    /// Which node each run is of.
+    pub(crate) runs: HashMap<u64, usize>,
+    /// Which channels keep history, as each run has said last.
+    pub(crate) policies: HashMap<u64, u64>,
+    pub(crate) reads: u64,
+}
+
+/// The store of one node. What ends that node leaves it to the others.
+pub(crate) struct Recording {
+    pub(crate) node: usize,
+    pub(crate) log: Arc<Mutex<Log>>,
+    pub(crate) store: Arc<Embedded>,
+}
+
+impl HistoryStore for Recording {
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+        let mut log = self.log.lock();
+        log.appends += 1;
+        let owner = published.incarnation;
+        log.messages.extend(published.messages.iter().map(|message| Noted {
+            node: self.node,
+            channel: published.key.channel().to_owned(),
+            text: message.data.as_ref().map_or("", |data| data.get()).to_owned(),
+            stamp: Stamp { incarnation: owner, sequence: message.sequence },
+            owner,
+            is_kept: retention_hours.is_some(),
+        }));
+        drop(log);
+        self.store.append(published, retention_hours, done);
+    }
+
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
+        let PresenceEvent { action, incarnation, sequence, .. } = *event;
+        let data = event.data.as_ref().map_or("null", |data| data.get());
+        self.log.lock().changes.push(Noted {
+            node: self.node,
+            channel: event.key.channel().to_owned(),
+            text: format!("{action} {} {data}", event.member.client_id.as_str()),
+            stamp: Stamp { incarnation, sequence },
+            owner: event.owner.incarnation,
+            is_kept: retention_hours.is_some(),
+        });
+        self.store.append_presence(event, retention_hours, done);
+    }
+
+    fn is_full(&self) -> bool {
+        self.store.is_full()
+    }
+
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+        self.store.find_ids(scope, ids, found);
+    }
+
+    fn keep_ids(&self, scope: IdScope, ids: StampedIds, done: Done) {
+        self.log.lock().ids.push(ids.clone());
+        self.store.keep_ids(scope, ids, done);
+    }
+
+    fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
+        self.store.claim_nonce(nonce)
+    }
+
+    fn nonces(&self, after: Option<Box<[u8]>>) -> BoxFuture<'static, Result<NoncePage, StoreError>> {
+        self.store.nonces(after)
+    }
+
+    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.store.keep_nonces(nonces)
+    }
+
+    fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.store.revoke_tokens(revocation)
+    }
+
+    fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
+        self.store.revoked_tokens()
+    }
+
+    /// The store knows of one node alone, so it is not told.
+    fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
+        let mut log = self.log.lock();
+        log.runs.insert(incarnation, self.node);
+        log.policies.insert(incarnation, kept.policies);
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
+        let kept = self.log.lock().policies.iter().map(|(run, policies)| (*run, *policies)).collect();
+        Box::pin(std::future::ready(Ok(kept)))
+    }
+
+    fn told_policies(&self) -> Option<u64> {
+        let log = self.log.lock();
+        let (run, _) = log.runs.iter().find(|(_, node)| **node == self.node)?;
+        log.policies.get(run).copied()
+    }
+
+    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.store.settled()
+    }
+
+    fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
+        self.log.lock().reads += 1;
+        self.store.read(query)
+    }
+
+    fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.store.put_metrics(rows)
+    }
+
+    fn read_metrics(
+        &self,
+        account: AccountId,
+        from_ms: u64,
+        rows_max: usize,
+    ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
+        self.store.read_metrics(account, from_ms, rows_max)
+    }
+
+    fn sweep(&self, now_ms: u64) -> Result<(), StoreError> {
+        self.store.sweep(now_ms)
+    }
+
+    fn health(&self) -> Result<(), StoreError> {
+        self.store.health()
+    }
+
+    fn shutdown(&self) {}
+}

@@ -1,0 +1,254 @@
+//! What clients are owed for what they publish, and what they hear.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+
+use fanfare::model::Stamp;
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+
+use crate::nodes::{NODES, Nodes};
+use crate::recording::{Log, Noted};
+use crate::socket::{Socket, request};
+use crate::{SOON, is_kept};
+
+/// The text of a message or a change, as a node gives it.
+type Text = fn(&Value) -> String;
+/// A channel, and the text of what came there: the data of a message, or who did what.
+pub(crate) type Heard = (String, String);
+
+/// What a node has acknowledged.
+#[derive(Debug, Clone)]
+pub(crate) struct Acked {
+    pub(crate) node: usize,
+    pub(crate) channel: String,
+    pub(crate) text: String,
+    /// Where the answer says it.
+    pub(crate) stamp: Option<Stamp>,
+}
+
+/// All that the nodes have acknowledged in a test.
+#[derive(Debug, Default)]
+pub(crate) struct Owed {
+    pub(crate) messages: Vec<Acked>,
+    pub(crate) changes: Vec<Acked>,
+}
+
+impl Owed {
+    /// A message whose data is this text.
+    pub(crate) fn message(&mut self, node: usize, channel: &str, data: &str, stamp: Option<Stamp>) {
+        let (channel, text) = (channel.to_owned(), json!(data).to_string());
+        self.messages.push(Acked { node, channel, text, stamp });
+    }
+
+    pub(crate) fn change(&mut self, node: usize, channel: &str, text: &str) {
+        let (channel, text) = (channel.to_owned(), text.to_owned());
+        self.changes.push(Acked { node, channel, text, stamp: None });
+    }
+
+    /// Sorted.
+    pub(crate) fn heard_on(&self, channel: &str) -> Vec<Heard> {
+        let all = self.messages.iter().chain(&self.changes).filter(|one| one.channel == channel);
+        let mut heard: Vec<_> = all.map(|one| (one.channel.clone(), one.text.clone())).collect();
+        heard.sort();
+        heard
+    }
+
+    /// Each was to be stored once, where it entered, and nothing else was.
+    pub(crate) fn assert_stored_once(&self, log: &Log) {
+        assert_once(log, &log.messages, &self.messages);
+        assert_once(log, &log.changes, &self.changes);
+        assert!(log.ids.is_empty(), "who published remembers them for all: {:?}", log.ids);
+    }
+
+    /// Every node reads the same from the store: each message once where there is a history.
+    pub(crate) async fn assert_read_once(&self, nodes: &Nodes, channel: &str) {
+        let messages = ("history", "messages", data_of as Text, &self.messages);
+        let changes = ("presence/history", "events", change_of as Text, &self.changes);
+        for (path, name, text, owed) in [messages, changes] {
+            let on_channel = owed.iter().filter(|one| one.channel == channel && is_kept(channel));
+            let mut expected: Vec<_> = on_channel.map(|one| one.text.clone()).collect();
+            expected.sort();
+            for node in 0..NODES {
+                let path = format!("GET /api/channels/{channel}/{path}?limit=1000");
+                let page = request(nodes.addr(node), &path, "").await;
+                let mut read: Vec<_> = page[name].as_array().expect("a list").iter().map(text).collect();
+                read.sort();
+                assert_eq!(read, expected, "{path} of node {node}");
+            }
+        }
+    }
+}
+
+fn assert_once(log: &Log, noted: &[Noted], owed: &[Acked]) {
+    let (mut stored, mut last) = (HashMap::new(), HashMap::new());
+    for one in noted {
+        assert_eq!(log.runs.get(&one.stamp.incarnation), Some(&one.node), "it is of this node: {one:?}");
+        assert_eq!(one.owner, one.stamp.incarnation, "it is its own: {one:?}");
+        assert_eq!(one.is_kept, is_kept(&one.channel), "{one:?}");
+        let before = last.insert((one.node, &one.channel), one.stamp.sequence);
+        assert!(before < Some(one.stamp.sequence), "numbers rise, {before:?} was before {one:?}");
+        let before = stored.insert((&one.channel, &one.text), one);
+        assert!(before.is_none(), "stored twice: {before:?} and {one:?}");
+    }
+    for one in owed {
+        let found = stored.remove(&(&one.channel, &one.text));
+        let found = found.unwrap_or_else(|| unreachable!("acknowledged and not stored: {one:?}"));
+        assert_eq!(found.node, one.node, "{one:?} and {found:?}");
+        assert_eq!(found.stamp, one.stamp.unwrap_or(found.stamp), "{one:?} and {found:?}");
+    }
+    assert!(stored.is_empty(), "stored, and nobody was owed it: {:?}", stored.values());
+}
+
+/// A client of one node, with a socket and without.
+pub(crate) struct Publisher {
+    pub(crate) node: usize,
+    addr: SocketAddr,
+    pub(crate) socket: Socket,
+}
+
+impl Publisher {
+    pub(crate) async fn on_each(nodes: &Nodes) -> Vec<Self> {
+        let on = async |node| {
+            let addr = nodes.addr(node);
+            Self { node, addr, socket: Socket::open(addr, "").await }
+        };
+        join_all((0..NODES).map(on)).await
+    }
+
+    /// All in one publish over the socket.
+    pub(crate) async fn publish(&mut self, owed: &mut Owed, channel: &str, data: &[String]) {
+        let stamps = self.socket.publish(channel, &messages(data)).await;
+        assert_eq!(stamps.len(), data.len());
+        for (data, stamp) in data.iter().zip(stamps) {
+            owed.message(self.node, channel, data, Some(stamp));
+        }
+    }
+
+    /// Each in a publish of its own, all on their way before the first is answered.
+    pub(crate) async fn publish_each(&mut self, owed: &mut Owed, channel: &str, data: &[String]) {
+        let mut ids = Vec::new();
+        for one in messages(data) {
+            ids.push(self.socket.start_publish(channel, &[one]).await);
+        }
+        for (data, id) in data.iter().zip(ids) {
+            let [stamp] = self.socket.published(&id).await[..] else {
+                unreachable!("one message, one stamp")
+            };
+            owed.message(self.node, channel, data, Some(stamp));
+        }
+    }
+
+    /// All in one publish over HTTP, to each of these channels.
+    pub(crate) async fn post(&self, owed: &mut Owed, channels: &[&str], data: &[String]) {
+        match channels {
+            [channel] => self.post_one(channel, &messages(data)).await,
+            channels => {
+                let body = json!({"channels": channels, "messages": messages(data)}).to_string();
+                let answer = request(self.addr, "POST /api/publish", &body).await;
+                let results = answer["results"].as_array().expect("results");
+                assert!(results.iter().all(|result| result["published"] == true), "{answer}");
+            }
+        }
+        for channel in channels {
+            data.iter().for_each(|data| owed.message(self.node, channel, data, None));
+        }
+    }
+
+    /// The same to one channel, of which nothing is noted.
+    pub(crate) async fn post_one(&self, channel: &str, messages: &[Value]) {
+        let path = format!("POST /api/channels/{channel}/publish");
+        let answer = request(self.addr, &path, &json!(messages).to_string()).await;
+        assert_eq!(answer["published"], true, "{answer}");
+    }
+}
+
+fn messages(data: &[String]) -> Vec<Value> {
+    data.iter().map(|data| json!({"data": data})).collect()
+}
+
+/// Who hears some channels on one node.
+pub(crate) struct Subscriber {
+    pub(crate) socket: Socket,
+    pub(crate) heard: Vec<Heard>,
+}
+
+impl Subscriber {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self { socket, heard: Vec::new() }
+    }
+
+    pub(crate) async fn on_each(nodes: &Nodes, channels: &[&str]) -> Vec<Self> {
+        let mut subscribers = Vec::new();
+        for mut socket in nodes.sockets().await {
+            for channel in channels {
+                socket.attach(channel, &json!({})).await;
+            }
+            subscribers.push(Self::new(socket));
+        }
+        subscribers
+    }
+
+    /// Reads until it has heard all of these; gives the position of the last frame.
+    pub(crate) async fn hear(&mut self, wanted: impl IntoIterator<Item = Heard>) -> Value {
+        let mut missing: HashSet<Heard> = wanted.into_iter().collect();
+        missing.retain(|one| !self.heard.contains(one));
+        let mut position = Value::Null;
+        while !missing.is_empty() {
+            let frame = self.socket.next_within(SOON).await;
+            let frame = frame.unwrap_or_else(|| unreachable!("waited in vain for {missing:?}"));
+            let heard = heard_in(&frame);
+            if !heard.is_empty() {
+                position = frame["serial"].clone();
+            }
+            missing.retain(|one| !heard.contains(one));
+            self.heard.extend(heard);
+        }
+        position
+    }
+}
+
+/// Every subscriber hears on the channel what is owed, once. What might come again comes before what each node publishes last.
+pub(crate) async fn assert_heard_once(
+    nodes: &Nodes,
+    subscribers: &mut [Subscriber],
+    owed: &mut Owed,
+    channel: &str,
+) {
+    let so_far = owed.heard_on(channel);
+    for subscriber in &mut *subscribers {
+        subscriber.hear(so_far.iter().cloned()).await;
+    }
+    let last = format!("last after {}", so_far.len());
+    for mut publisher in Publisher::on_each(nodes).await {
+        let data = format!("{last} of node {}", publisher.node);
+        publisher.publish(owed, channel, &[data]).await;
+    }
+    let expected = owed.heard_on(channel);
+    for (place, subscriber) in subscribers.iter_mut().enumerate() {
+        subscriber.hear(expected.iter().cloned()).await;
+        let on_channel = subscriber.heard.iter().filter(|(of, _)| of == channel);
+        let mut heard: Vec<_> = on_channel.cloned().collect();
+        heard.sort();
+        assert_eq!(heard, expected, "of subscriber {place}");
+    }
+}
+
+fn heard_in(frame: &Value) -> Vec<Heard> {
+    let (name, text): (_, Text) = match frame["op"].as_u64() {
+        Some(12) => ("presence", change_of),
+        Some(13) => ("messages", data_of),
+        _ => return Vec::new(),
+    };
+    let channel = frame["channel"].as_str().expect("a channel");
+    frame[name].as_array().expect("a list").iter().map(|one| (channel.to_owned(), text(one))).collect()
+}
+
+fn data_of(message: &Value) -> String {
+    message["data"].to_string()
+}
+
+fn change_of(event: &Value) -> String {
+    let part = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
+    format!("{} {} {}", part("action"), part("clientId"), event["data"])
+}
