@@ -388,19 +388,21 @@ impl Links {
     fn link(&self, peer: Peer, addr: SocketAddr) -> Arc<Link> {
         let lanes = (0..self.settings.lanes).map(|_| Arc::new(Queue::new(self.settings.queue))).collect();
         let end = self.common.end.child_token();
-        let link = Arc::new(Link {
+        Arc::new(Link {
             peer,
             addr: Mutex::new(addr),
             lanes,
             open: AtomicUsize::new(0),
             reporting: Mutex::new(()),
             end,
-        });
+        })
+    }
+
+    fn keep(&self, link: &Arc<Link>) {
         for lane in 0..self.settings.lanes {
-            let kept = dial::keep(Arc::clone(&link), lane, Arc::clone(&self.common));
+            let kept = dial::keep(Arc::clone(link), lane, Arc::clone(&self.common));
             self.spawn("peer lane", link.end.clone(), kept);
         }
-        link
     }
 
     fn spawn(
@@ -436,7 +438,11 @@ impl PeerLinks for Links {
         }
         let left: Vec<_> = before.iter().filter(|(key, _)| !after.contains_key(key)).collect();
         left.iter().for_each(|(_, link)| link.end.cancel());
+        let new = after.iter().filter(|(key, _)| !before.contains_key(key));
+        let new: Vec<_> = new.map(|(_, link)| Arc::clone(link)).collect();
         *self.links.write() = after;
+        // What is said when a lane is open finds the link.
+        new.iter().for_each(|link| self.keep(link));
     }
 
     fn lanes(&self) -> usize {
