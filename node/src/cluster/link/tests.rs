@@ -8,6 +8,7 @@ mod strangers;
 mod versions;
 
 use std::collections::HashMap;
+use std::sync::Weak;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -38,6 +39,8 @@ struct Seen {
     downs: usize,
     /// Whether each lane that ended was whole.
     ended: Vec<bool>,
+    /// Who could not be sent to when the link to it was reported up.
+    deaf: Vec<u64>,
 }
 
 impl Seen {
@@ -52,7 +55,10 @@ impl Seen {
     }
 }
 
-struct Recorder(watch::Sender<Seen>);
+struct Recorder {
+    seen: watch::Sender<Seen>,
+    links: OnceLock<Weak<Links>>,
+}
 
 impl Inbound for Recorder {
     fn interest(&self, _from: &Peer, _interest: Interest) {}
@@ -72,19 +78,22 @@ impl Inbound for Recorder {
     fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
 
     fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
-        self.0.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));
+        self.seen.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));
     }
 
     fn continuity_lost(&self, from: &Peer) {
-        self.0.send_modify(|seen| seen.lost.push(from.incarnation));
+        self.seen.send_modify(|seen| seen.lost.push(from.incarnation));
     }
 
     fn lane_ended(&self, _from: &Peer, _lane: u32, whole: bool) {
-        self.0.send_modify(|seen| seen.ended.push(whole));
+        self.seen.send_modify(|seen| seen.ended.push(whole));
     }
 
     fn link(&self, to: &Peer, up: bool) {
-        self.0.send_modify(|seen| {
+        let links = self.links.get().and_then(Weak::upgrade);
+        let is_deaf = up && links.is_some_and(|links| !links.is_up(to.incarnation));
+        self.seen.send_modify(|seen| {
+            seen.deaf.extend(is_deaf.then_some(to.incarnation));
             seen.up.insert(to.incarnation, up);
             seen.downs += usize::from(!up);
         });
@@ -94,21 +103,28 @@ impl Inbound for Recorder {
 struct Node {
     peer: Peer,
     addr: SocketAddr,
-    links: Links,
+    links: Arc<Links>,
     seen: watch::Receiver<Seen>,
 }
 
 impl Node {
     async fn start(incarnation: u64) -> Self {
-        Self::start_with(incarnation, &[SECRET], LinkSettings::default()).await
+        Self::start_with(incarnation, &[SECRET], LinkSettings { lanes: 2, ..LinkSettings::default() }).await
     }
 
     async fn start_with(incarnation: u64, secrets: &[[u8; 32]], settings: LinkSettings) -> Self {
         let tls = PeerTls::from_key(&key(secrets)).expect("the key makes certificates");
+        Self::start_by(incarnation, tls, settings).await
+    }
+
+    async fn start_by(incarnation: u64, tls: PeerTls, settings: LinkSettings) -> Self {
         let (sender, seen) = watch::channel(Seen::default());
         let peer = Peer { node_id: format!("node-{incarnation}").into(), incarnation };
         let tasks = Arc::new(Tasks::new(Handle::current()));
-        let links = Links::new(peer.clone(), tls, Arc::new(Recorder(sender)), tasks, settings);
+        let recorder = Arc::new(Recorder { seen: sender, links: OnceLock::new() });
+        let inbound = Arc::clone(&recorder) as Arc<dyn Inbound>;
+        let links = Arc::new(Links::new(peer.clone(), tls, inbound, tasks, settings));
+        recorder.links.set(Arc::downgrade(&links)).expect("it is set once");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("bound");
         links.listen(listener);

@@ -3,6 +3,8 @@
 use super::relay::Relay;
 use super::*;
 
+const PEERS: u64 = 3_000;
+
 #[tokio::test]
 async fn a_publish_comes_as_it_was_and_its_receipt_follows() {
     let (one, two) = (Node::start(1).await, Node::start(2).await);
@@ -23,6 +25,23 @@ async fn a_publish_comes_as_it_was_and_its_receipt_follows() {
     assert_eq!((forwarded.timestamp_ms, forwarded.connection_id), (5, ConnectionId::from_bytes([3; 16])));
     // 18 of the data and 5 of the clientId.
     assert_eq!(forwarded.bytes, 23);
+}
+
+/// It is told at once what it is to have, and that is lost where the link is not found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_can_be_sent_to_when_its_link_is_reported() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    let nobody = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound");
+    let away = |incarnation| PeerAddr { peer: Peer { node_id: "away".into(), incarnation }, addr: nobody };
+    // While those that follow are taken in, the first one answers.
+    let members = || std::iter::once(two.at(two.addr)).chain((10..PEERS).map(away)).collect();
+    for _ in 0..5 {
+        one.links.set_peers(members());
+        let seen = one.until("the link is up", |seen| seen.is_up(2)).await;
+        assert!(seen.deaf.is_empty());
+        one.links.set_peers(Vec::new());
+        one.until("the link is down", |seen| !seen.is_up(2)).await;
+    }
 }
 
 #[tokio::test]

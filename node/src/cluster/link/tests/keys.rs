@@ -30,18 +30,7 @@ async fn certificates_of_the_operator_serve_as_well() {
         PeerTls::from_pem(ca.as_bytes(), certificate.as_bytes(), key.serialize_pem().as_bytes())
             .expect("they belong together")
     };
-    let node = async |incarnation| {
-        let mut node = Node::start(incarnation).await;
-        let (sender, seen) = watch::channel(Seen::default());
-        let tasks = Arc::new(Tasks::new(Handle::current()));
-        let settings = LinkSettings::default();
-        node.links = Links::new(node.peer.clone(), tls(), Arc::new(Recorder(sender)), tasks, settings);
-        node.seen = seen;
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        node.addr = listener.local_addr().expect("bound");
-        node.links.listen(listener);
-        node
-    };
+    let node = |incarnation| Node::start_by(incarnation, tls(), LinkSettings::default());
     let (one, two) = (node(1).await, node(2).await);
     one.link_to(&[&two]).await;
     assert_eq!(timeout(DEADLINE, one.send(&two, "room", 1)).await, Ok(Ok(())));
