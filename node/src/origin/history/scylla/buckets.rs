@@ -97,7 +97,7 @@ impl Buckets {
         Self { bounds, known: Mutex::default() }
     }
 
-    /// Where a row goes, and whether the index has to be told of it first.
+    /// Where a row goes, and until when the index has to be told of it where it does not say so yet.
     pub(super) fn place(
         &self,
         key: &ChannelKey,
@@ -105,11 +105,11 @@ impl Buckets {
         timestamp_ms: u64,
         bytes: u64,
         kept_until_ms: u64,
-    ) -> (Bucket, bool) {
+    ) -> (Bucket, Option<u64>) {
         let mut known = self.known.lock();
         let filling = known.filling(key, kind, timestamp_ms);
         let bucket = filling.place(self.bounds, timestamp_ms, bytes);
-        (bucket, filling.told_until_ms < kept_until_ms)
+        (bucket, (filling.told_until_ms < kept_until_ms).then(|| told_until_ms(kept_until_ms)))
     }
 
     /// The index has it.
@@ -120,6 +120,11 @@ impl Buckets {
             filling.told_until_ms = until_ms.max(filling.told_until_ms);
         }
     }
+}
+
+/// The rows that follow in the same day are kept as long, so that none of them tells it again.
+pub(super) fn told_until_ms(kept_until_ms: u64) -> u64 {
+    kept_until_ms.saturating_add(DAY_MS)
 }
 
 impl Known {
@@ -209,13 +214,19 @@ mod tests {
     fn the_index_is_told_once_of_a_partition() {
         let buckets = Buckets::new(Bounds { rows: 100, bytes: 100 });
         let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"));
-        let place = |kind, until_ms| buckets.place(&key, kind, 5, 1, until_ms);
-        let (bucket, is_new) = place(RowKind::Messages, 1_000);
-        assert!(is_new);
-        assert!(place(RowKind::Messages, 1_000).1, "it was not told yet");
-        buckets.told(&key, RowKind::Messages, bucket, 1_000);
-        assert!(!place(RowKind::Messages, 1_000).1);
-        assert!(place(RowKind::Messages, 1_001).1, "this row outlives what was told");
-        assert!(place(RowKind::Presence, 1_000).1, "events have partitions of their own");
+        let tell = |kind, at_ms, kept_ms| buckets.place(&key, kind, at_ms, 1, at_ms + kept_ms);
+        let (bucket, until) = tell(RowKind::Messages, 5, HOUR_MS);
+        assert_eq!(until, Some(5 + HOUR_MS + DAY_MS));
+        assert!(tell(RowKind::Messages, 5, HOUR_MS).1.is_some(), "it was not told yet");
+        buckets.told(&key, RowKind::Messages, bucket, until.unwrap());
+        for at_ms in [5, 6, HOUR_MS, DAY_MS - 1] {
+            assert_eq!(tell(RowKind::Messages, at_ms, HOUR_MS), (bucket, None), "at {at_ms}");
+        }
+        assert!(
+            tell(RowKind::Messages, DAY_MS - 1, 2 * HOUR_MS).1.is_some(),
+            "this row outlives what was told"
+        );
+        assert!(tell(RowKind::Presence, 5, HOUR_MS).1.is_some(), "events have partitions of their own");
+        assert!(tell(RowKind::Messages, DAY_MS, HOUR_MS).1.is_some(), "the next day is another partition");
     }
 }

@@ -8,7 +8,7 @@ use scylla::value::{CqlValue, Row};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::buckets::{Bucket, Filling};
+use super::buckets::{Bucket, Filling, told_until_ms};
 use super::members::{self, MemberChange};
 use super::rows::{self, NewRow, Part, PlacedRow};
 use super::values::{conditional, number, ordered, ttl_s};
@@ -109,7 +109,7 @@ impl Copying {
             let bucket = self.filling.place(bounds, position.timestamp_ms, row.bytes());
             let Some(ttl) = ttl_s(kept_until_ms, shared.clock.now_ms()) else { continue };
             let is_new = self.told.replace(bucket) != Some(bucket);
-            let tell_until_ms = is_new.then(|| rows::told_until_ms(kept_until_ms));
+            let tell_until_ms = is_new.then(|| told_until_ms(kept_until_ms));
             rows::add(&mut parts, PlacedRow::new(shared, &names, (kind, bucket), &row, ttl, tell_until_ms));
         }
         Write::Parts(key, parts)

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use futures_util::future::{join_all, try_join, try_join_all};
 
-use super::buckets::Bucket;
+use super::buckets::{Bucket, told_until_ms};
 use super::connection::Database;
 use super::ids::GivenId;
 use super::members::{self, MemberChange};
 use super::once;
 use super::values::{kind_value, number, ordered, ttl_s, written_at};
-use super::{DAY_MS, HOUR_MS, Shared, failed};
+use super::{HOUR_MS, Shared, failed};
 use crate::model::{ChannelKey, PresenceEvent, Published, Stamp};
 use crate::origin::history::{IdScope, Position, RowKind, StoreError, record};
 
@@ -277,16 +277,11 @@ fn place(shared: &Shared, key: &ChannelKey, content: &Content) -> Vec<PlacedRow>
     let names = names(key);
     let placed = rows.iter().map(|row| {
         let timestamp_ms = row.position.timestamp_ms;
-        let (bucket, is_new) = shared.buckets.place(key, *kind, timestamp_ms, row.bytes(), *kept_until_ms);
-        let tell_until_ms = is_new.then(|| told_until_ms(*kept_until_ms));
+        let (bucket, tell_until_ms) =
+            shared.buckets.place(key, *kind, timestamp_ms, row.bytes(), *kept_until_ms);
         PlacedRow::new(shared, &names, (*kind, bucket), row, ttl, tell_until_ms)
     });
     placed.collect()
-}
-
-/// The rows that follow in the same day are kept as long.
-pub(super) fn told_until_ms(kept_until_ms: u64) -> u64 {
-    kept_until_ms.saturating_add(DAY_MS)
 }
 
 pub(super) fn add(parts: &mut Vec<Part>, row: PlacedRow) {
@@ -337,6 +332,6 @@ pub(super) async fn tell(
     // Of two writes the one that lasts longer is the later one. Milliseconds, since ScyllaDB refuses times that lie ahead.
     let told = (account, channel, kind_value(kind), bucket.day, bucket.number, ttl, number(until_ms));
     database.session.execute_unpaged(&database.statements.insert_day, told).await.map_err(failed)?;
-    shared.buckets.told(key, kind, bucket, until_ms - DAY_MS);
+    shared.buckets.told(key, kind, bucket, until_ms);
     Ok(())
 }
