@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::buckets::Bucket;
+use futures_util::future::try_join;
+
+use super::buckets::{Bucket, day_of};
 use super::connection::Database;
 use super::index::Index;
 use super::values::{kind_value, position, position_values};
@@ -27,8 +29,20 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
     let Some(range) = Range::of(query) else { return Ok(filling.page) };
     let database = shared.database();
     let mut index = Index::new(&database, query, (range.oldest, range.newest));
-    let mut unopened: Vec<Bucket> = Vec::new();
+    // Most often all is in the first day's own partition: it is asked for together with the index, and not behind it.
+    let mut first = Source::new(first_day(shared, query, range), range);
+    let asked = try_join(index.more(), first.fetch(&database, query, filling.wants()));
+    let (mut unopened, ()) = asked.await?;
+    sort(&mut unopened, query.direction);
     let mut sources: Vec<Source> = Vec::new();
+    // What the index tells of later rows may have been written since, and something of this partition before that.
+    let is_later =
+        |bucket: &Bucket| bucket.times().end > first.bucket.times().start && *bucket != first.bucket;
+    let may_be_more = query.direction == Direction::Forwards && index.may_precede(None);
+    if unopened.contains(&first.bucket) && !may_be_more && !unopened.iter().any(is_later) {
+        unopened.retain(|bucket| *bucket != first.bucket);
+        sources.extend(Some(first).filter(|first| first.head().is_some()));
+    }
     loop {
         let best = best(&sources, query.direction);
         let next = best.and_then(|place| sources[place].head());
@@ -62,6 +76,15 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
             return Ok(filling.page);
         }
     }
+}
+
+/// The partition of the whole day in which reading begins. It need not be there.
+fn first_day(shared: &Shared, query: &HistoryQuery, range: Range) -> Bucket {
+    let begins_ms = match query.direction {
+        Direction::Backwards => range.newest.timestamp_ms.min(shared.clock.now_ms()),
+        Direction::Forwards => range.oldest.timestamp_ms,
+    };
+    Bucket::whole(day_of(begins_ms))
 }
 
 /// What is read first comes last.
