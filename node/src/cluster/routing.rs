@@ -47,7 +47,7 @@ use leaving::Leaving;
 use nonces::Clocks;
 use presence::Presence;
 use quorum::Quorum;
-use receipts::have_come;
+use receipts::{Acks, have_come};
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
 use telling::Telling;
@@ -104,6 +104,7 @@ pub struct Routing {
     local_waiting: Arc<Semaphore>,
     counting: Counting,
     leaving: Leaving,
+    acks: Mutex<Acks>,
     quorum: Mutex<Quorum>,
     clocks: Mutex<Clocks>,
     ids: Ids,
@@ -158,6 +159,7 @@ impl Routing {
             local_waiting: Arc::new(Semaphore::new(LOCAL_MAX)),
             counting: Counting::default(),
             leaving: Leaving::default(),
+            acks: Mutex::default(),
             quorum: Mutex::new(Quorum::new(node_id, kept, Instant::now())),
             clocks: Mutex::default(),
             ids: Ids::default(),
@@ -168,6 +170,7 @@ impl Routing {
         });
         let forgetting = Arc::clone(&routing);
         tasks.spawn("absent runs", OnStop::Cancel, async move { forgetting.forget_the_absent().await });
+        tasks.spawn("receipts", OnStop::Finish, Arc::clone(&routing).give_up_receipts());
         let looking = Arc::clone(&routing);
         tasks.spawn("joins", OnStop::Cancel, async move {
             loop {

@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use fanfare_proto::peer::v1;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
+use tokio::task::coop::{Unconstrained, unconstrained};
 use tokio::time::Instant;
 
 /// A batch is closed at either; an item that is longer goes alone.
@@ -34,9 +35,9 @@ impl Default for QueueBounds {
     }
 }
 
-/// Resolves when the peer has taken the item. Its caller sets the deadline.
-#[derive(Debug)]
-pub struct Receipt(Option<oneshot::Receiver<()>>);
+/// Resolves when the peer has taken the item. Its caller sets the deadline. It wakes nobody while it is polled, and no lock of the
+/// queue is held when it wakes somebody.
+pub struct Receipt(Option<Unconstrained<oneshot::Receiver<()>>>);
 
 /// The item did not reach the peer, or nobody knows whether it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,8 +121,9 @@ impl Queue {
         let mut state = self.state.lock();
         let bytes = state.bytes + item.len();
         if item.len() > ITEM_BYTES_MAX || bytes > self.bounds.bytes || state.items >= self.bounds.items {
-            state.lose_all();
+            let lost = state.lose_all();
             drop(state);
+            drop(lost);
             metrics::counter!("fanfare_peer_queue_overflows_total").increment(1);
             self.changed.notify_one();
             return Receipt::lost();
@@ -131,7 +133,7 @@ impl Queue {
         state.waiting.push_back(Waiting { item, since: Instant::now(), receipt });
         drop(state);
         self.changed.notify_one();
-        Receipt(Some(receiver))
+        Receipt(Some(unconstrained(receiver)))
     }
 
     /// The sequence that a stream opened now begins with.
@@ -148,10 +150,13 @@ impl Queue {
             // which the sequence that is left out tells.
             state.last = taken + 1;
         }
-        state.confirm(taken);
+        let confirmed = state.confirm(taken);
         state.on_stream = 0;
         state.stream += 1;
-        state.stream
+        let stream = state.stream;
+        drop(state);
+        tell(confirmed);
+        stream
     }
 
     pub(in crate::cluster) fn pull(&self, stream: u64) -> Pull {
@@ -180,7 +185,8 @@ impl Queue {
     }
 
     pub(in crate::cluster) fn confirm(&self, sequence: u64) {
-        self.state.lock().confirm(sequence);
+        let confirmed = self.state.lock().confirm(sequence);
+        tell(confirmed);
         // There may be room for a further batch.
         self.changed.notify_one();
     }
@@ -229,23 +235,31 @@ impl State {
         batch
     }
 
-    fn confirm(&mut self, sequence: u64) {
+    /// Gives what has to be told, when the lock is given back.
+    fn confirm(&mut self, sequence: u64) -> Vec<Sent> {
+        let mut confirmed = Vec::new();
         while self.sent.front().is_some_and(|sent| sent.batch.sequence <= sequence) {
-            let Some(sent) = self.sent.pop_front() else { return };
+            let Some(sent) = self.sent.pop_front() else { break };
             self.bytes -= sent.batch.items.len();
             self.sent_bytes -= sent.batch.items.len();
             self.items -= sent.receipts.len();
             self.on_stream = self.on_stream.saturating_sub(1);
-            for receipt in sent.receipts {
-                // Nobody waits for it any more.
-                let _ = receipt.send(());
-            }
+            confirmed.push(sent);
         }
+        confirmed
     }
 
-    /// The sequence that is left out tells the peer.
-    fn lose_all(&mut self) {
+    /// The sequence that is left out tells the peer. Gives what was there: its receipts fail when it is dropped, which is to be
+    /// when the lock is given back.
+    fn lose_all(&mut self) -> Self {
         let (last, stream) = (self.last + 1, self.stream + 1);
-        *self = Self { last, stream, ..Self::default() };
+        std::mem::replace(self, Self { last, stream, ..Self::default() })
+    }
+}
+
+fn tell(confirmed: Vec<Sent>) {
+    for receipt in confirmed.into_iter().flat_map(|sent| sent.receipts) {
+        // An error is that nobody waits for it any more.
+        let _ = receipt.send(());
     }
 }

@@ -1,0 +1,114 @@
+//! When acks are given, and on which task.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+
+use super::super::fixture::Node;
+use super::*;
+use crate::cluster::link::{Pull, Queue, QueueBounds};
+
+const ITEMS: usize = 5_000;
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Two lanes, of which one is narrow, and the acks that wait for what is sent over them.
+struct Lanes {
+    node: Node,
+    wide: Queue,
+    narrow: Queue,
+    given: Arc<AtomicUsize>,
+}
+
+impl Lanes {
+    fn new() -> Self {
+        let narrow = Queue::new(QueueBounds { bytes: 1024, items: 1 });
+        let given = Arc::new(AtomicUsize::new(0));
+        Self { node: Node::new(), wide: Queue::new(QueueBounds::default()), narrow, given }
+    }
+
+    fn ack_after(&self, owed: Vec<Receipt>) {
+        let given = Arc::clone(&self.given);
+        self.node.routing.after(owed, move || {
+            given.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    fn given(&self) -> usize {
+        self.given.load(Ordering::Relaxed)
+    }
+}
+
+fn item() -> Bytes {
+    Bytes::from_static(b"item")
+}
+
+/// What waits reaches the peer, which confirms it in one go.
+fn confirm_all(queue: &Queue) {
+    let stream = queue.open(0);
+    let mut last = 0;
+    while let Pull::Batch(batch) = queue.pull(stream) {
+        last = batch.sequence;
+    }
+    queue.confirm(last);
+}
+
+#[tokio::test]
+async fn acks_are_given_by_whoever_confirms() {
+    let lanes = Lanes::new();
+    for _ in 0..ITEMS {
+        lanes.ack_after(vec![lanes.wide.push(item())]);
+    }
+    assert_eq!(lanes.given(), 0);
+    // More than a task may wait for without giving way; none is left over for another task.
+    confirm_all(&lanes.wide);
+    assert_eq!(lanes.given(), ITEMS);
+}
+
+#[tokio::test]
+async fn an_ack_waits_for_all_its_peers() {
+    let lanes = Lanes::new();
+    lanes.ack_after(vec![lanes.narrow.push(item()), lanes.wide.push(item())]);
+    confirm_all(&lanes.wide);
+    assert_eq!(lanes.given(), 0);
+    confirm_all(&lanes.narrow);
+    assert_eq!(lanes.given(), 1);
+}
+
+#[tokio::test]
+async fn what_was_confirmed_before_is_not_waited_for() {
+    let lanes = Lanes::new();
+    let owed = lanes.wide.push(item());
+    confirm_all(&lanes.wide);
+    lanes.ack_after(vec![owed]);
+    assert_eq!(lanes.given(), 1);
+}
+
+#[tokio::test]
+async fn whoever_loses_receipts_does_not_give_their_acks() {
+    let lanes = Lanes::new();
+    let channel = Arc::new(Mutex::new(0));
+    let (seen, began) = (Arc::clone(&channel), Instant::now());
+    lanes.node.routing.after(vec![lanes.narrow.push(item())], move || *seen.lock() += 1);
+    {
+        let _held = channel.lock();
+        assert!(lanes.narrow.push(item()).is_lost(), "it holds no second one");
+    }
+    while *channel.lock() == 0 {
+        assert!(began.elapsed() < DEADLINE);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_ack_waits_for_a_second_and_no_longer() {
+    let lanes = Lanes::new();
+    let began = Instant::now();
+    lanes.ack_after(vec![lanes.wide.push(item())]);
+    while lanes.given() == 0 {
+        assert!(began.elapsed() < DEADLINE);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(began.elapsed() >= CONFIRM_WAIT);
+    confirm_all(&lanes.wide);
+    assert_eq!(lanes.given(), 1, "once");
+}
