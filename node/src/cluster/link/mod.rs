@@ -44,7 +44,7 @@ use crate::model::{
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 
-pub const LANES_DEFAULT: usize = 2;
+pub const LANES_DEFAULT: usize = 1;
 
 /// The variable that tells a build for tests to speak the next minor.
 const NEXT_MINOR: &str = "PEER_PROTOCOL_NEXT_MINOR";
