@@ -8,6 +8,7 @@ mod identities;
 mod members;
 mod nodes;
 mod operators;
+mod peers;
 mod rebalance;
 mod runs;
 mod store;

@@ -1,23 +1,22 @@
 //! The part of a node that knows of other nodes.
 
-use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
-
+use super::peers::follow;
 use super::tokens::Others;
 use super::{Addresses, StartError, nodes, stored};
 use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::{Authenticator, ConnectionKeys};
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
-use crate::cluster::link::{self, LinkSettings, Links, PeerAddr, PeerTls};
-use crate::cluster::membership::{Facts, Member, Members, Membership, Options, State};
-use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats, Standing};
+use crate::cluster::link::{self, LinkSettings, Links, PeerTls};
+use crate::cluster::membership::{Facts, Membership, Options};
+use crate::cluster::names::Names;
+use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats};
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
@@ -28,8 +27,6 @@ use crate::model::{
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::tasks::{OnStop, Tasks};
 
-/// How soon a name of a peer is looked up again.
-const LOOKUP_RETRY: Duration = Duration::from_secs(1);
 /// A node whose seeds do not answer for so long serves alone.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
 
@@ -291,53 +288,6 @@ pub(super) fn addresses(listen: SocketAddr, admin: SocketAddr, gossip: Option<&G
     Addresses { listen, admin, gossip, peer }
 }
 
-/// Links to whoever is a member.
-async fn follow(routing: Arc<Routing>, mut members: watch::Receiver<Arc<Members>>) {
-    let mut known: HashMap<u64, SocketAddr> = HashMap::new();
-    loop {
-        let now = Arc::clone(&members.borrow_and_update());
-        let (mut peers, mut is_missing) = (Vec::new(), false);
-        for member in &now.0 {
-            let Some(address) = &member.facts.peer else { continue };
-            let found = tokio::net::lookup_host(address).await.map(|mut found| found.next());
-            if let Ok(Some(addr)) = found {
-                known.insert(member.incarnation, addr);
-            } else {
-                is_missing = true;
-                let error = found.err().map(tracing::field::display);
-                tracing::warn!(node = &*member.node_id, address, error, "a peer cannot be looked up");
-            }
-            // Where a name is not answered for a moment, it stays where it was.
-            let Some(addr) = known.get(&member.incarnation).copied() else { continue };
-            let peer = Peer { node_id: Arc::clone(&member.node_id), incarnation: member.incarnation };
-            peers.push(PeerAddr { peer, addr });
-        }
-        known.retain(|incarnation, _| now.0.iter().any(|member| member.incarnation == *incarnation));
-        let alive = now.0.iter().filter(|member| member.state == State::Alive);
-        let survivors = alive.clone().filter(|member| !member.facts.draining);
-        routing.set_survivors(survivors.map(|member| member.incarnation).collect());
-        routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
-        let not_dead = now.0.iter().filter(|member| member.state != State::Dead);
-        routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());
-        let standing = now.0.iter().map(|Member { incarnation, facts, state, .. }| Standing {
-            incarnation: *incarnation,
-            is_dead: *state == State::Dead,
-            is_draining: facts.draining,
-        });
-        routing.look_for_deaths(&standing.collect::<Vec<_>>());
-        let changed = async {
-            if is_missing {
-                tokio::time::timeout(LOOKUP_RETRY, members.changed()).await.unwrap_or(Ok(()))
-            } else {
-                members.changed().await
-            }
-        };
-        if changed.await.is_err() {
-            return;
-        }
-    }
-}
-
 /// Joins the others, as a node that is ready.
 pub(super) fn join(
     gossip: Option<Gossip>,
@@ -368,7 +318,7 @@ pub(super) fn join(
     };
     let membership = Membership::start(options, tasks).map_err(StartError::at("cannot start gossip"))?;
     if let Some(routing) = routing {
-        tasks.spawn("peers", OnStop::Cancel, follow(routing, membership.members()));
+        tasks.spawn("peers", OnStop::Cancel, follow(routing, membership.members(), Names::new()));
     }
     Ok(Some(membership))
 }

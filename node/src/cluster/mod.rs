@@ -4,6 +4,7 @@ pub mod inbound;
 mod key;
 pub mod link;
 pub mod membership;
+pub mod names;
 pub mod routing;
 #[cfg(test)]
 mod simulation;

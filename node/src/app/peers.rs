@@ -1,0 +1,204 @@
+//! Links to whoever is a member, and what follows from who is alive.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::cluster::inbound::Peer;
+use crate::cluster::link::PeerAddr;
+use crate::cluster::membership::{Member, Members, State};
+use crate::cluster::names::Names;
+use crate::cluster::routing::{Routing, Standing};
+
+/// How soon a name of a peer is looked up again.
+const LOOKUP_RETRY: Duration = Duration::from_secs(1);
+
+/// Ends with the membership. Who is dead or leaves is noticed at once, whatever becomes of names.
+pub(super) async fn follow(
+    routing: Arc<Routing>,
+    mut members: watch::Receiver<Arc<Members>>,
+    mut names: Names,
+) {
+    loop {
+        let now = Arc::clone(&members.borrow_and_update());
+        let named: HashSet<_> = now.0.iter().filter_map(|member| member.facts.peer.as_deref()).collect();
+        names.retain(|name| named.contains(name));
+        named.iter().for_each(|name| names.look_up(name));
+        let mut failed = HashSet::new();
+        loop {
+            tell(&routing, &now, &names);
+            tokio::select! {
+                changed = members.changed() => match changed {
+                    Ok(()) => break,
+                    Err(_) => return,
+                },
+                (name, found) = names.answered() => {
+                    if let Err(error) = found && named.contains(&*name) {
+                        tracing::warn!(address = name, %error, "a peer cannot be looked up");
+                        failed.insert(name);
+                    }
+                }
+                () = tokio::time::sleep(LOOKUP_RETRY), if !failed.is_empty() => {
+                    failed.drain().for_each(|name| names.look_up(&name));
+                }
+            }
+        }
+    }
+}
+
+fn tell(routing: &Routing, members: &Members, names: &Names) {
+    let all = || members.0.iter();
+    let peers = all().filter_map(|Member { node_id, incarnation, facts, .. }| {
+        let addr = names.known(facts.peer.as_deref()?).first().copied()?;
+        let peer = Peer { node_id: Arc::clone(node_id), incarnation: *incarnation };
+        Some(PeerAddr { peer, addr })
+    });
+    let peers = peers.collect();
+    let alive = all().filter(|member| member.state == State::Alive);
+    let survivors = alive.clone().filter(|member| !member.facts.draining);
+    routing.set_survivors(survivors.map(|member| member.incarnation).collect());
+    routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
+    let not_dead = all().filter(|member| member.state != State::Dead);
+    routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());
+    let standing = all().map(|Member { incarnation, facts, state, .. }| Standing {
+        incarnation: *incarnation,
+        is_dead: *state == State::Dead,
+        is_draining: facts.draining,
+    });
+    routing.look_for_deaths(&standing.collect::<Vec<_>>());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use parking_lot::Mutex;
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::cluster::link::{Item, PeerLinks, Receipt};
+    use crate::cluster::membership::Facts;
+    use crate::cluster::routing::KeptNodes;
+    use crate::hub::Hub;
+    use crate::model::{Clock, Limits};
+    use crate::tasks::{OnStop, Tasks};
+
+    const DEADLINE: Duration = Duration::from_secs(5);
+
+    /// The members that are linked to.
+    struct Links(watch::Sender<Vec<(u64, SocketAddr)>>);
+
+    impl PeerLinks for Links {
+        fn set_peers(&self, peers: Vec<PeerAddr>) {
+            self.0.send_replace(
+                peers.iter().map(|PeerAddr { peer, addr }| (peer.incarnation, *addr)).collect(),
+            );
+        }
+
+        fn lanes(&self) -> usize {
+            1
+        }
+
+        fn send(&self, _: u64, _: u64, _: &Item) -> Receipt {
+            unreachable!("there are no lanes")
+        }
+
+        fn is_up(&self, _: u64) -> bool {
+            false
+        }
+    }
+
+    fn member(incarnation: u64, peer: &str, state: State) -> Member {
+        Member {
+            node_id: format!("n{incarnation}").into(),
+            incarnation,
+            generation: 1,
+            gossip: SocketAddr::from(([127, 0, 0, 1], 1)),
+            facts: Facts {
+                peer: Some(peer.to_owned()),
+                listen: String::new(),
+                version: String::new(),
+                protocol_minor: 0,
+                ready: true,
+                draining: false,
+            },
+            state,
+        }
+    }
+
+    fn at(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    /// A node that sees these members, and asks this resolver.
+    struct Seeing {
+        members: watch::Sender<Arc<Members>>,
+        links: watch::Receiver<Vec<(u64, SocketAddr)>>,
+        routing: Arc<Routing>,
+        _tasks: Arc<Tasks>,
+    }
+
+    impl Seeing {
+        fn new(names: Names) -> Self {
+            let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).of_run(1));
+            let tasks = Arc::new(Tasks::new(Handle::current()));
+            let routing = Routing::new(&hub, &"n1".into(), KeptNodes::default(), &tasks);
+            let (linked, links) = watch::channel(Vec::new());
+            routing.begin(Links(linked));
+            let (sender, members) = watch::channel(Arc::default());
+            tasks.spawn("peers", OnStop::Cancel, follow(Arc::clone(&routing), members, names));
+            Self { members: sender, links, routing, _tasks: tasks }
+        }
+
+        fn sees(&self, members: Vec<Member>) {
+            self.members.send_replace(Arc::new(Members(members)));
+        }
+
+        async fn is_linked_to(&mut self, expected: &[(u64, SocketAddr)], alive: usize) {
+            let linked = self.links.wait_for(|linked| *linked == expected);
+            let linked = tokio::time::timeout(DEADLINE, linked).await.is_ok();
+            assert!(linked, "{:?} are linked to, not {expected:?}", self.links.borrow());
+            assert_eq!(self.routing.expected(), alive);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_resolver_that_hangs_does_not_hide_who_is_dead() {
+        let mut node = Seeing::new(Names::by(|_| Box::pin(std::future::pending())));
+        let named = || member(2, "a.example:1", State::Alive);
+        node.sees(vec![named(), member(3, "127.0.0.1:3", State::Alive)]);
+        node.is_linked_to(&[(3, at(3))], 2).await;
+        node.sees(vec![
+            named(),
+            member(3, "127.0.0.1:3", State::Dead),
+            member(4, "127.0.0.1:4", State::Alive),
+        ]);
+        node.is_linked_to(&[(3, at(3)), (4, at(4))], 2).await;
+        node.sees(vec![named()]);
+        node.is_linked_to(&[], 1).await;
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_not_known_for_a_moment_stays_where_it_was_and_is_asked_for_again() {
+        static ANSWERS: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+        let mut node = Seeing::new(Names::by(|name| {
+            let found = ANSWERS.lock().pop().map(|port| vec![at(port)]);
+            Box::pin(async { (name, found.ok_or_else(|| std::io::ErrorKind::NotFound.into())) })
+        }));
+        node.sees(vec![member(2, "a.example:1", State::Alive)]);
+        let asked = tokio::time::timeout(DEADLINE, async {
+            while node.routing.expected() == 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+        asked.await.expect("it is alive before it is found");
+        ANSWERS.lock().push(5);
+        node.is_linked_to(&[(2, at(5))], 1).await;
+        node.sees(vec![member(2, "a.example:1", State::Alive), member(3, "127.0.0.1:3", State::Alive)]);
+        node.is_linked_to(&[(2, at(5)), (3, at(3))], 2).await;
+        ANSWERS.lock().push(6);
+        node.is_linked_to(&[(2, at(6)), (3, at(3))], 2).await;
+    }
+}
