@@ -305,6 +305,7 @@ pub(super) fn join(
         socket,
         advertise: advertised(config, address)?,
         seeds: config.seeds.clone(),
+        names: Names::new(),
         key,
         facts: Facts {
             peer: Some(under(config, peer_address)),

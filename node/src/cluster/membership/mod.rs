@@ -24,6 +24,7 @@ pub(super) use liveness::Liveness;
 pub use liveness::State;
 
 use super::ClusterKey;
+use super::names::Names;
 use crate::model::Clock;
 use crate::tasks::Tasks;
 
@@ -40,6 +41,8 @@ pub struct Options {
     pub advertise: SocketAddr,
     /// Each a host and a port of gossip.
     pub seeds: Vec<String>,
+    /// Where they are looked up.
+    pub names: Names,
     pub key: ClusterKey,
     pub facts: Facts,
     pub clock: Clock,
@@ -54,7 +57,7 @@ pub struct Membership {
 
 impl Membership {
     pub fn start(options: Options, tasks: &Tasks) -> io::Result<Self> {
-        let Options { node_id, incarnation, socket, advertise, seeds, key, facts, clock } = options;
+        let Options { node_id, incarnation, socket, advertise, seeds, names, key, facts, clock } = options;
         transport::describe_metrics();
         metrics::describe_counter!(
             "fanfare_pauses_total",
@@ -79,6 +82,7 @@ impl Membership {
             generation: clock.now_ms(),
             advertise,
             seeds,
+            names,
             facts: facts_seen,
             members: members_told,
             told: None,

@@ -13,13 +13,12 @@ use tokio::sync::watch;
 use super::facts::{Facts, Member, Members};
 use super::liveness::{Liveness, State};
 use super::transport::Wire;
+use crate::cluster::names::Names;
 
 const GOSSIP_EVERY: Duration = Duration::from_millis(250);
 /// How often silence is looked at.
 const PULSE_EVERY: Duration = Duration::from_millis(100);
 const SEEDS_EVERY: Duration = Duration::from_secs(1);
-/// A name of a seed that does not resolve in this time is tried the next time.
-const RESOLVE_MAX: Duration = Duration::from_secs(5);
 /// A seed that was heard within this is not asked who it is.
 const SEED_QUIET: Duration = Duration::from_millis(1_500);
 const DEAD_LAST: Duration = Duration::from_secs(15 * 60);
@@ -34,6 +33,7 @@ pub(super) struct Run {
     pub(super) generation: u64,
     pub(super) advertise: SocketAddr,
     pub(super) seeds: Vec<String>,
+    pub(super) names: Names,
     pub(super) facts: watch::Receiver<Facts>,
     pub(super) members: watch::Sender<Arc<Members>>,
     pub(super) told: Option<Instant>,
@@ -42,7 +42,8 @@ pub(super) struct Run {
 impl Run {
     /// Ends by being dropped.
     pub(super) async fn run(mut self) {
-        let seeds = seek(self.wire.clone(), std::mem::take(&mut self.seeds), self.advertise);
+        let (seeds, names) = (std::mem::take(&mut self.seeds), std::mem::take(&mut self.names));
+        let seeds = seek(self.wire.clone(), seeds, self.advertise, names);
         let gossip = async {
             loop {
                 let again = match self.gossip().await {
@@ -220,19 +221,22 @@ fn log_changes(before: &Members, now: &[Member]) {
     }
 }
 
-/// Asks at every seed who is there, as long as nobody was heard from it. Names are looked up each time.
-async fn seek(wire: Wire, seeds: Vec<String>, own: SocketAddr) {
+/// Asks at every seed who is there, as long as nobody was heard from it. Names are looked up each time, and whoever is found is
+/// asked at once: no name waits for another one.
+async fn seek(wire: Wire, seeds: Vec<String>, own: SocketAddr, mut names: Names) {
     let mut every = tokio::time::interval(SEEDS_EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        every.tick().await;
         let mut addresses = HashSet::new();
-        for seed in &seeds {
-            match tokio::time::timeout(RESOLVE_MAX, tokio::net::lookup_host(seed)).await {
-                Ok(Ok(found)) => addresses.extend(found),
-                Ok(Err(error)) => tracing::debug!(seed, %error, "a seed is not known"),
-                Err(_) => tracing::debug!(seed, "a seed was not looked up in time"),
-            }
+        tokio::select! {
+            _ = every.tick() => for seed in &seeds {
+                names.look_up(seed);
+                addresses.extend(names.known(seed));
+            },
+            (seed, found) = names.answered() => match found {
+                Ok(()) => addresses.extend(names.known(&seed)),
+                Err(error) => tracing::debug!(seed, %error, "a seed is not known"),
+            },
         }
         for address in addresses.into_iter().filter(|address| *address != own) {
             let heard = wire.sealed.lock().heard_at(address);

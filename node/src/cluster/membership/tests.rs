@@ -17,6 +17,11 @@ struct Node {
 
 impl Node {
     fn start(name: &str, key: &str, seeds: &[SocketAddr], now_ms: u64) -> Self {
+        let seeds = seeds.iter().map(SocketAddr::to_string).collect();
+        Self::seeking(name, key, (seeds, Names::new()), now_ms)
+    }
+
+    fn seeking(name: &str, key: &str, (seeds, names): (Vec<String>, Names), now_ms: u64) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
         let address = socket.local_addr().expect("it is bound");
         let incarnation = u64::from_be_bytes(crate::model::random_bytes());
@@ -26,7 +31,8 @@ impl Node {
             incarnation,
             socket,
             advertise: address,
-            seeds: seeds.iter().map(SocketAddr::to_string).collect(),
+            seeds,
+            names,
             key: ClusterKey::parse(key).expect("a good key"),
             facts: Facts {
                 peer: None,
@@ -175,6 +181,50 @@ async fn a_cluster_changes_its_key_one_node_after_the_other() {
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.until_alive(&[("a", &a), ("c", &c)]).await;
     for node in [a, b, c] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_hangs_holds_up_no_other_seed() {
+    let names = || {
+        Names::by(|name| {
+            Box::pin(async move {
+                if name.starts_with("hangs") {
+                    std::future::pending::<()>().await;
+                }
+                let found = tokio::net::lookup_host(&name).await.map(Iterator::collect);
+                (name, found)
+            })
+        })
+    };
+    let a = Node::start("a", ONE, &[], 1);
+    let hanging = || (1..4).map(|number| format!("hangs{number}.example:1"));
+    let with = |seed| hanging().chain([seed]).collect::<Vec<_>>();
+    let begun = Instant::now();
+    let b = Node::seeking("b", ONE, (with(format!("localhost:{}", a.address.port())), names()), 1);
+    let c = Node::seeking("c", ONE, (with(a.address.to_string()), names()), 1);
+    b.until_alive(&[("a", &a), ("c", &c)]).await;
+    c.until_alive(&[("a", &a), ("b", &b)]).await;
+    // A node that has met nobody for longer than that serves alone.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    for node in [a, b, c] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_name_stands_for_many_nodes_and_for_others_later() {
+    static FOUND: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
+    let names = Names::by(|name| Box::pin(std::future::ready((name, Ok(FOUND.lock().clone())))));
+    let [a, b, later] = ["a", "b", "later"].map(|name| Node::start(name, ONE, &[], 1));
+    FOUND.lock().extend([a.address, b.address]);
+    let seeking = Node::seeking("seeking", ONE, (vec!["nodes.example:1".to_owned()], names), 1);
+    seeking.until_alive(&[("a", &a), ("b", &b)]).await;
+    a.until_alive(&[("b", &b), ("seeking", &seeking)]).await;
+    *FOUND.lock() = vec![later.address];
+    a.until_alive(&[("b", &b), ("later", &later), ("seeking", &seeking)]).await;
+    for node in [a, b, later, seeking] {
         node.end().await;
     }
 }
