@@ -9,19 +9,18 @@ use fanfare_proto::peer::{Items, LANES_MAX, MAJOR, v1};
 use futures_util::{Stream, stream};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tonic::{Status, Streaming};
 
 use super::grpc::{self, Connections};
+use super::handshakes::{Handshakes, Place};
 use super::{CONNECT, Common, SILENCE};
 use crate::cluster::inbound::{self, Inbound, Peer};
 use crate::tasks::OnStop;
 
-/// Handshakes under way; whoever comes beyond is closed, and a peer tries again.
-const HANDSHAKES_MAX: usize = 64;
-/// Connections of peers; the same.
+/// Connections of peers; whoever comes beyond is closed, and tries again.
 const CONNECTIONS_MAX: usize = 1024;
 /// Lanes that are remembered, open or not; the longest unused goes, and where all are open a further one is refused.
 const LANES_KEPT_MAX: usize = 2048;
@@ -34,29 +33,23 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Never returns. What cannot be accepted leaves the others alone.
 pub(super) async fn listen(listener: TcpListener, common: Arc<Common>) {
     let lanes = Arc::new(Lanes::default());
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let handshakes = Handshakes::new();
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let socket = match listener.accept().await {
-            Ok((socket, _)) => socket,
+        let (socket, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "a peer's connection cannot be accepted");
                 sleep(ACCEPT_AGAIN).await;
                 continue;
             }
         };
-        let permits =
-            (Arc::clone(&handshakes).try_acquire_owned(), Arc::clone(&connections).try_acquire_owned());
-        let (Ok(handshake), Ok(connection)) = permits else {
-            refused("too many");
-            continue;
-        };
+        let place = handshakes.enter(from.ip()).await;
         let (common, lanes) = (Arc::clone(&common), Arc::clone(&lanes));
-        let tasks = Arc::clone(&common.tasks);
+        let (connections, tasks) = (Arc::clone(&connections), Arc::clone(&common.tasks));
         tasks.spawn("peer connection", OnStop::Cancel, async move {
             let end = common.end.clone();
-            end.run_until_cancelled(serve(socket, handshake, common, lanes)).await;
-            drop(connection);
+            end.run_until_cancelled(serve(socket, place, connections, common, lanes)).await;
         });
     }
 }
@@ -67,18 +60,26 @@ fn refused(reason: &str) {
     tracing::debug!(reason, "a connection to the peer listener was refused");
 }
 
-async fn serve(socket: TcpStream, handshake: OwnedSemaphorePermit, common: Arc<Common>, lanes: Arc<Lanes>) {
+async fn serve(
+    socket: TcpStream,
+    place: Place,
+    connections: Arc<Semaphore>,
+    common: Arc<Common>,
+    lanes: Arc<Lanes>,
+) {
     let acceptor = TlsAcceptor::from(Arc::clone(&common.tls.server));
     let accepted = match socket.set_nodelay(true) {
-        Ok(()) => timeout(CONNECT, acceptor.accept(socket)).await,
-        Err(error) => Ok(Err(error)),
+        Ok(()) => place.lost.run_until_cancelled(timeout(CONNECT, acceptor.accept(socket))).await,
+        Err(error) => Some(Ok(Err(error))),
     };
+    drop(place);
     let socket = match accepted {
-        Ok(Ok(socket)) => socket,
-        Ok(Err(error)) => return refused(&error.to_string()),
-        Err(_) => return refused("no handshake in time"),
+        Some(Ok(Ok(socket))) => socket,
+        Some(Ok(Err(error))) => return refused(&error.to_string()),
+        Some(Err(_)) => return refused("no handshake in time"),
+        None => return refused("too many, and others came later"),
     };
-    drop(handshake);
+    let Ok(_connection) = connections.try_acquire() else { return refused("too many") };
     let connections = Connections { tasks: Arc::clone(&common.tasks), end: common.end.child_token() };
     grpc::serve(socket, connections, move |frames| taking(frames, Arc::clone(&common), Arc::clone(&lanes)))
         .await;

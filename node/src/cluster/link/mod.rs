@@ -8,6 +8,7 @@ mod accept;
 mod certificates;
 mod dial;
 mod grpc;
+mod handshakes;
 mod presence;
 mod queue;
 #[cfg(test)]
@@ -50,6 +51,8 @@ pub const LANES_DEFAULT: usize = 1;
 const NEXT_MINOR: &str = "PEER_PROTOCOL_NEXT_MINOR";
 /// What the text of a message takes beside its data, mostly.
 const TEXT_BYTES: usize = 256;
+/// Connections that the kernel completes while this node is busy, those of strangers among them.
+const BACKLOG: i32 = 4096;
 /// For connection, handshake and hello together.
 const CONNECT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(500);
@@ -381,6 +384,9 @@ impl Links {
 
     /// Takes what peers send to this listener.
     pub fn listen(&self, listener: TcpListener) {
+        if let Err(error) = socket2::SockRef::from(&listener).listen(BACKLOG) {
+            tracing::warn!(%error, "the peer listener has a short backlog");
+        }
         let listening = accept::listen(listener, Arc::clone(&self.common));
         self.spawn("peer listener", self.common.end.clone(), listening);
     }

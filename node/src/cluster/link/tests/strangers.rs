@@ -1,5 +1,8 @@
 //! Whoever has no certificate of the cluster gets nothing, and the node goes on.
 
+use std::cell::Cell;
+
+use futures_util::future::join_all;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -95,4 +98,42 @@ async fn a_node_of_another_cluster_links_neither_way() {
     tokio::time::sleep(RETRY * 3).await;
     assert!(!one.seen.borrow().is_up(2) && !foreign.seen.borrow().is_up(1));
     assert_eq!(one.seen.borrow().forwarded.len(), 0);
+}
+
+/// Far more than there are places.
+const SILENT: usize = 400;
+/// Some attempts of a peer.
+const SOME_ATTEMPTS: Duration = Duration::from_secs(5);
+
+/// Says nothing as long as it is let, and comes back at once.
+async fn stays_silent(addr: SocketAddr, opened: &Cell<usize>) {
+    loop {
+        let Ok(mut socket) = TcpStream::connect(addr).await else { continue };
+        // Its end leaves nothing behind, so that there are ports for the peer.
+        socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO)).expect("a socket");
+        opened.set(opened.get() + 1);
+        let _ = socket.read(&mut [0]).await;
+    }
+}
+
+#[tokio::test]
+async fn silent_strangers_keep_no_peer_out() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    let opened = Cell::new(0);
+    let strangers = join_all((0..SILENT).map(|_| stays_silent(one.addr, &opened)));
+    let peer = async {
+        timeout(DEADLINE, async {
+            while opened.get() < 2 * SILENT {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("the strangers come back");
+        timeout(SOME_ATTEMPTS, two.link_to(&[&one])).await.expect("the peer is let in");
+        assert_eq!(timeout(DEADLINE, two.send(&one, "room", 1)).await, Ok(Ok(())));
+    };
+    tokio::select! {
+        () = peer => {}
+        _ = strangers => unreachable!("they never end"),
+    }
 }

@@ -1,0 +1,134 @@
+//! Handshakes under way: whoever comes has a place at once, so nobody can hold them all by saying nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+/// So many connections must come during the handshake of a peer to push it out, from many addresses or its own.
+const HANDSHAKES_MAX: usize = 256;
+
+/// When all places are taken, the source with most of them loses its oldest to whoever comes.
+pub(super) struct Handshakes {
+    places: Arc<Semaphore>,
+    under_way: Arc<Mutex<UnderWay>>,
+}
+
+#[derive(Default)]
+struct UnderWay {
+    last: u64,
+    by_age: BTreeMap<u64, (IpAddr, CancellationToken)>,
+}
+
+/// Of one handshake, until it is dropped.
+pub(super) struct Place {
+    number: u64,
+    under_way: Arc<Mutex<UnderWay>>,
+    /// The place is another one's: it is to be given up at once.
+    pub(super) lost: CancellationToken,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Handshakes {
+    pub(super) fn new() -> Self {
+        Self { places: Arc::new(Semaphore::new(HANDSHAKES_MAX)), under_way: Arc::default() }
+    }
+
+    pub(super) async fn enter(&self, from: IpAddr) -> Place {
+        let places = || Arc::clone(&self.places);
+        let permit = match places().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                self.under_way.lock().make_room();
+                // Whoever lost it waits for nothing any more.
+                places().acquire_owned().await.expect("places are never closed")
+            }
+        };
+        let (number, lost) = self.under_way.lock().add(from);
+        Place { number, under_way: Arc::clone(&self.under_way), lost, _permit: permit }
+    }
+}
+
+impl UnderWay {
+    fn add(&mut self, from: IpAddr) -> (u64, CancellationToken) {
+        let lost = CancellationToken::new();
+        self.last += 1;
+        self.by_age.insert(self.last, (source(from), lost.clone()));
+        (self.last, lost)
+    }
+
+    fn make_room(&mut self) {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        self.by_age.values().for_each(|(source, _)| *counts.entry(*source).or_default() += 1);
+        let most = counts.values().max().copied();
+        let oldest = self.by_age.iter().find(|(_, (source, _))| counts.get(source).copied() == most);
+        if let Some((_, lost)) = oldest.map(|(number, _)| *number).and_then(|one| self.by_age.remove(&one)) {
+            lost.cancel();
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.under_way.lock().by_age.remove(&self.number);
+    }
+}
+
+/// Whoever has one address of IPv6 has a whole network of them.
+fn source(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(address: &str) -> IpAddr {
+        address.parse().unwrap()
+    }
+
+    #[test]
+    fn the_source_with_most_makes_room_the_oldest_first() {
+        let mut under_way = UnderWay::default();
+        let mut enter = |address| under_way.add(at(address)).1;
+        let peers = [enter("10.0.0.1"), enter("10.0.0.2"), enter("10.0.0.2")];
+        let strangers = ["10.9.0.1", "::ffff:10.9.0.1", "10.9.0.1"].map(&mut enter);
+        let wide = ["fd00::1", "fd00::2:0:0:1", "fd00::3:0:0:1", "fd00::4"].map(enter);
+        let lost = |entered: &[CancellationToken]| {
+            entered.iter().map(CancellationToken::is_cancelled).collect::<Vec<_>>()
+        };
+        under_way.make_room();
+        assert_eq!(lost(&wide), [true, false, false, false]);
+        under_way.make_room();
+        assert_eq!(lost(&strangers), [true, false, false]);
+        under_way.make_room();
+        assert_eq!(lost(&wide), [true, true, false, false]);
+        assert_eq!(lost(&peers), [false; 3]);
+        under_way.make_room();
+        assert_eq!(lost(&peers), [false, true, false], "the oldest of those who have two");
+    }
+
+    #[tokio::test]
+    async fn there_are_never_more_than_places() {
+        let handshakes = Handshakes::new();
+        let mut places = Vec::new();
+        for _ in 0..HANDSHAKES_MAX {
+            places.push(handshakes.enter(at("10.0.0.1")).await);
+        }
+        let entering = handshakes.enter(at("10.0.0.2"));
+        tokio::pin!(entering);
+        assert!(futures_util::poll!(&mut entering).is_pending(), "nobody has given up a place yet");
+        assert!(places[0].lost.is_cancelled() && !places[1].lost.is_cancelled());
+        places.remove(0);
+        let _entered = entering.await;
+        assert_eq!(handshakes.under_way.lock().by_age.len(), HANDSHAKES_MAX);
+        drop(places);
+        assert_eq!(handshakes.under_way.lock().by_age.len(), 1);
+    }
+}
