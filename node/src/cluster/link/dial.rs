@@ -24,7 +24,7 @@ use super::{CONNECT, Common, PING, RETRY, SILENCE};
 use crate::cluster::inbound::Peer;
 
 /// A lane that has just sent gathers what comes for so long, since each batch costs both nodes several calls of the kernel; one at
-/// rest sends at once.
+/// rest sends at once, and so does one with something in a hurry.
 const GATHER: Duration = Duration::from_millis(1);
 
 /// One run of a peer, as long as it is a member.
@@ -211,8 +211,8 @@ impl Outgoing {
                 return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
             }
             if now < *gathers_until {
-                // Nothing that comes meanwhile wakes the task.
-                sleep_until(*gathers_until).await;
+                // Of what comes meanwhile only that wakes the task for which somebody waits.
+                self.queue.gathered(*gathers_until).await;
             }
             match self.queue.pull(*stream) {
                 Pull::Batch(batch) => {

@@ -85,7 +85,11 @@ impl Default for LinkSettings {
 
 /// What is said to peers, encoded once for all that are to have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Item(Bytes);
+pub struct Item {
+    bytes: Bytes,
+    /// Somebody cannot go on before it has come: who attaches, or asks, or is asked.
+    is_waited_for: bool,
+}
 
 impl Item {
     /// One publish that entered here. What came from a peer is no `Published`, so it is not forwarded again.
@@ -260,17 +264,21 @@ impl Item {
 
     #[cfg(test)]
     pub(super) fn encoded(&self) -> Bytes {
-        self.0.clone()
+        self.bytes.clone()
     }
 
     /// What it takes on its way.
     pub fn bytes(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
     }
 
     fn of(kind: v1::item::Kind) -> Self {
+        use v1::item::Kind;
+        let is_waited_for =
+            matches!(kind, Kind::Interest(_) | Kind::Joined(_) | Kind::Request(_) | Kind::Answer(_));
         let item = v1::Item { kind: Some(kind) };
-        Self(if minor() > MINOR { encode_item_of_next_minor(&item) } else { encode_item(&item) })
+        let bytes = if minor() > MINOR { encode_item_of_next_minor(&item) } else { encode_item(&item) };
+        Self { bytes, is_waited_for }
     }
 }
 
@@ -459,7 +467,11 @@ impl PeerLinks for Links {
         let links = self.links.read();
         let Some(link) = links.get(&to_incarnation) else { return Receipt::lost() };
         let lane = (channel_hash % link.lanes.len() as u64) as usize;
-        link.lanes[lane].push(item.0.clone())
+        let receipt = link.lanes[lane].push(item.bytes.clone());
+        if item.is_waited_for {
+            link.lanes[lane].hurry();
+        }
+        receipt
     }
 
     fn is_up(&self, incarnation: u64) -> bool {

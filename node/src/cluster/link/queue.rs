@@ -70,6 +70,7 @@ pub(in crate::cluster) struct Queue {
     bounds: QueueBounds,
     state: Mutex<State>,
     changed: Notify,
+    hurried: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +88,8 @@ struct State {
     on_stream: usize,
     /// The stream that is open; an older one gets nothing more.
     stream: u64,
+    /// Somebody cannot go on before what waits has come.
+    hurries: bool,
 }
 
 #[derive(Debug)]
@@ -113,7 +116,7 @@ pub(in crate::cluster) enum Pull {
 
 impl Queue {
     pub(in crate::cluster) fn new(bounds: QueueBounds) -> Self {
-        Self { bounds, state: Mutex::default(), changed: Notify::new() }
+        Self { bounds, state: Mutex::default(), changed: Notify::new(), hurried: Notify::new() }
     }
 
     pub(in crate::cluster) fn push(&self, item: Bytes) -> Receipt {
@@ -134,6 +137,25 @@ impl Queue {
         drop(state);
         self.changed.notify_one();
         Receipt(Some(unconstrained(receiver)))
+    }
+
+    /// Lets what waits go without gathering more.
+    pub(super) fn hurry(&self) {
+        let mut state = self.state.lock();
+        state.hurries = !state.waiting.is_empty();
+        drop(state);
+        self.hurried.notify_waiters();
+    }
+
+    /// Resolves when something that waits is in a hurry, or at that time.
+    pub(super) async fn gathered(&self, until: Instant) {
+        let hurried = self.hurried.notified();
+        tokio::pin!(hurried);
+        // From here on it is told.
+        hurried.as_mut().enable();
+        if !self.state.lock().hurries {
+            tokio::time::timeout_at(until, hurried).await.ok();
+        }
     }
 
     /// The sequence that a stream opened now begins with.
@@ -227,6 +249,7 @@ impl State {
             items.extend_from_slice(&waiting.item);
             receipts.push(waiting.receipt);
         }
+        self.hurries &= !self.waiting.is_empty();
         self.last += 1;
         self.sent_bytes += bytes;
         self.on_stream += 1;

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod delivery;
+mod gathering;
 mod keys;
 mod relay;
 mod strangers;

@@ -206,8 +206,8 @@ async fn a_name_that_hangs_holds_up_no_other_seed() {
     let c = Node::seeking("c", ONE, (with(a.address.to_string()), names()), 1);
     b.until_alive(&[("a", &a), ("c", &c)]).await;
     c.until_alive(&[("a", &a), ("b", &b)]).await;
-    // A node that has met nobody for longer than that serves alone.
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    // Far less than the three would take that hang, even on a machine that is busy.
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     for node in [a, b, c] {
         node.end().await;
     }

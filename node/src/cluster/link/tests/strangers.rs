@@ -102,8 +102,6 @@ async fn a_node_of_another_cluster_links_neither_way() {
 
 /// Far more than there are places.
 const SILENT: usize = 400;
-/// Some attempts of a peer.
-const SOME_ATTEMPTS: Duration = Duration::from_secs(5);
 
 /// Says nothing as long as it is let, and comes back at once.
 async fn stays_silent(addr: SocketAddr, opened: &Cell<usize>) {
@@ -129,7 +127,7 @@ async fn silent_strangers_keep_no_peer_out() {
         })
         .await
         .expect("the strangers come back");
-        timeout(SOME_ATTEMPTS, two.link_to(&[&one])).await.expect("the peer is let in");
+        two.link_to(&[&one]).await;
         assert_eq!(timeout(DEADLINE, two.send(&one, "room", 1)).await, Ok(Ok(())));
     };
     tokio::select! {

@@ -75,7 +75,7 @@ fn hello() -> v1::Hello {
 }
 
 fn item(sequence: u64) -> Bytes {
-    forward(9, "room", sequence, 3).0
+    forward(9, "room", sequence, 3).encoded()
 }
 
 #[tokio::test]

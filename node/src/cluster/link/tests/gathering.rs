@@ -1,0 +1,57 @@
+//! What ends the gathering of a lane before its time.
+
+use std::pin::pin;
+
+use futures_util::FutureExt as _;
+use tokio::time::Instant;
+
+use super::*;
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3_600)
+}
+
+fn is_gathering(queue: &Queue) -> bool {
+    queue.gathered(later()).now_or_never().is_none()
+}
+
+#[tokio::test]
+async fn only_what_is_in_a_hurry_ends_the_gathering() {
+    let queue = Queue::new(QueueBounds::default());
+    let stream = queue.open(0);
+    let mut gathered = pin!(queue.gathered(later()));
+    assert!(gathered.as_mut().now_or_never().is_none());
+    drop(queue.push(Bytes::from_static(b"a publish")));
+    assert!(gathered.as_mut().now_or_never().is_none());
+    drop(queue.push(Bytes::from_static(b"a request")));
+    queue.hurry();
+    assert!(gathered.as_mut().now_or_never().is_some());
+    assert!(!is_gathering(&queue), "it has not gone yet");
+    assert!(matches!(queue.pull(stream), Pull::Batch(_)));
+    assert!(is_gathering(&queue), "what was in a hurry has gone");
+    queue.hurry();
+    assert!(is_gathering(&queue), "nothing waits");
+}
+
+#[tokio::test]
+async fn gathering_ends_in_time() {
+    let queue = Queue::new(QueueBounds::default());
+    let until = Instant::now() + Duration::from_millis(1);
+    timeout(DEADLINE, queue.gathered(until)).await.expect("it ends by itself");
+    assert!(Instant::now() >= until);
+}
+
+#[tokio::test]
+async fn an_attach_and_what_is_asked_are_in_a_hurry() {
+    let interest = Item::interest(&Interest::Asked);
+    let wanted = Item::interest(&Interest::Wanted {
+        key: ChannelKey::new(AccountId::new("acme"), ChannelName::of("room")),
+        number: 1,
+        round: 0,
+    });
+    assert!(wanted.is_waited_for);
+    assert!(Item::request(1, &Request::Load).is_waited_for);
+    assert!(Item::answer(1, &Answer::Done).is_waited_for);
+    assert!(!interest.is_waited_for);
+    assert!(!forward(1, "room", 1, 16).is_waited_for);
+}
