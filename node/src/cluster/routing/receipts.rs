@@ -5,6 +5,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
@@ -43,7 +44,7 @@ impl Routing {
         loop {
             tokio::time::sleep(LATE_LOOK).await;
             let late = self.acks.lock().late(Instant::now());
-            late.iter().filter_map(|ack| ack.waiting.lock().take()).for_each(|waiting| (waiting.done)());
+            late.iter().filter_map(|ack| ack.waiting.lock().take()).for_each(|waiting| give(waiting.done));
             if stopping.is_cancelled() && self.acks.lock().0.is_empty() {
                 return;
             }
@@ -88,6 +89,13 @@ impl Routing {
 }
 
 type Done = Box<dyn FnOnce() + Send>;
+
+/// On a task that is needed for more than this ack.
+fn give(done: Done) {
+    if catch_unwind(AssertUnwindSafe(done)).is_err() {
+        tracing::error!("a callback of an ack panicked");
+    }
+}
 
 /// The acks that wait, and until when, in the order of that. Some of them have been given since.
 #[derive(Default)]
@@ -138,7 +146,7 @@ impl Wake for Ack {
             // Whoever has lost it may be publishing, and hold a channel.
             self.tasks.spawn("receipts", OnStop::Finish, async move { done() });
         } else {
-            done();
+            give(done);
         }
     }
 }

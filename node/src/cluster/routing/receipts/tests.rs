@@ -112,3 +112,21 @@ async fn an_ack_waits_for_a_second_and_no_longer() {
     confirm_all(&lanes.wide);
     assert_eq!(lanes.given(), 1, "once");
 }
+
+#[tokio::test]
+async fn an_ack_that_panics_takes_no_other_with_it() {
+    let lanes = Lanes::new();
+    let panics = || panic!("as it should");
+    lanes.node.routing.after(vec![lanes.wide.push(item())], panics);
+    lanes.ack_after(vec![lanes.wide.push(item())]);
+    confirm_all(&lanes.wide);
+    assert_eq!(lanes.given(), 1);
+    // Too late, both.
+    lanes.node.routing.after(vec![lanes.narrow.push(item())], panics);
+    lanes.ack_after(vec![lanes.wide.push(item())]);
+    let began = Instant::now();
+    while lanes.given() == 1 {
+        assert!(began.elapsed() < DEADLINE);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
