@@ -21,25 +21,37 @@ pub(super) async fn follow(
     mut members: watch::Receiver<Arc<Members>>,
     mut names: Names,
 ) {
+    let mut told = HashSet::new();
     loop {
         let now = Arc::clone(&members.borrow_and_update());
         let named: HashSet<_> = now.0.iter().filter_map(|member| member.facts.peer.as_deref()).collect();
         names.retain(|name| named.contains(name));
-        named.iter().for_each(|name| names.look_up(name));
+        told.retain(|name: &String| named.contains(&**name));
+        // The name of a node that is dead may be gone, too.
+        let not_dead = now.0.iter().filter(|member| member.state != State::Dead);
+        not_dead.filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
         let mut failed = HashSet::new();
+        tell(&routing, &now, &names);
         loop {
-            tell(&routing, &now, &names);
             tokio::select! {
                 changed = members.changed() => match changed {
                     Ok(()) => break,
                     Err(_) => return,
                 },
-                (name, found) = names.answered() => {
-                    if let Err(error) = found && named.contains(&*name) {
-                        tracing::warn!(address = name, %error, "a peer cannot be looked up");
+                (name, found) = names.answered() => match found {
+                    Ok(()) => {
+                        told.remove(&name);
+                        tell(&routing, &now, &names);
+                    }
+                    Err(error) if named.contains(&*name) => {
+                        // A name that is away for long is one line, not one for each attempt.
+                        if told.insert(name.clone()) {
+                            tracing::warn!(address = name, %error, "a peer cannot be looked up");
+                        }
                         failed.insert(name);
                     }
-                }
+                    Err(_) => {}
+                },
                 () = tokio::time::sleep(LOOKUP_RETRY), if !failed.is_empty() => {
                     failed.drain().for_each(|name| names.look_up(&name));
                 }
@@ -50,8 +62,11 @@ pub(super) async fn follow(
 
 fn tell(routing: &Routing, members: &Members, names: &Names) {
     let all = || members.0.iter();
-    let peers = all().filter_map(|Member { node_id, incarnation, facts, .. }| {
-        let addr = names.known(facts.peer.as_deref()?).first().copied()?;
+    let peers = all().filter_map(|Member { node_id, incarnation, gossip, facts, .. }| {
+        let found = names.known(facts.peer.as_deref()?);
+        // It listens on one family, that in which it gossips.
+        let same = found.iter().find(|found| found.is_ipv4() == gossip.is_ipv4());
+        let addr = same.or(found.first()).copied()?;
         let peer = Peer { node_id: Arc::clone(node_id), incarnation: *incarnation };
         Some(PeerAddr { peer, addr })
     });
@@ -200,5 +215,14 @@ mod tests {
         node.is_linked_to(&[(2, at(5)), (3, at(3))], 2).await;
         ANSWERS.lock().push(6);
         node.is_linked_to(&[(2, at(6)), (3, at(3))], 2).await;
+    }
+    #[tokio::test]
+    async fn of_several_addresses_that_is_taken_on_whose_family_the_peer_gossips() {
+        let mut node = Seeing::new(Names::by(|name| {
+            let found = vec![SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 5)), at(5)];
+            Box::pin(std::future::ready((name, Ok(found))))
+        }));
+        node.sees(vec![member(2, "a.example:5", State::Alive)]);
+        node.is_linked_to(&[(2, at(5))], 1).await;
     }
 }
