@@ -36,6 +36,11 @@ async fn a_node_says_whom_it_knows() {
     assert_eq!((&other["nodeId"], &other["listen"]), (&json!("n1"), &json!(n1.addr().to_string())));
     let state = ["state", "linkUp", "interestKnown", "draining"].map(|key| other[key].clone());
     assert_eq!(state, [json!("alive"), json!(true), json!(true), json!(false)], "{other}");
+    let ready = async || {
+        let said = n0.operate("GET", "/debug/members").await.json();
+        said["members"][0]["ready"] == true
+    };
+    wait_until(SOON, "n1 to say that it is ready", ready).await;
     let theirs = n1.operate("GET", "/debug/members").await.json();
     assert_eq!(theirs["node"]["incarnation"], other["incarnation"]);
     assert_eq!(said["members"].as_array().map(Vec::len), Some(1));

@@ -204,7 +204,7 @@ impl App {
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
         let membership =
             cluster::join(gossip, &config, &node_id, hub.incarnation(), listen, routing, &last_tasks)?;
-        operators.begin(&config, (&node_id, hub.incarnation()), addresses, membership.as_ref());
+        operators.begin(&config, (&node_id, hub.incarnation()), addresses, membership.as_ref(), &tasks);
         Ok(Self {
             tasks,
             last_tasks,

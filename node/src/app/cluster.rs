@@ -288,7 +288,7 @@ pub(super) fn addresses(listen: SocketAddr, admin: SocketAddr, gossip: Option<&G
     Addresses { listen, admin, gossip, peer }
 }
 
-/// Joins the others, as a node that is ready.
+/// Joins the others, as a node that is not ready yet.
 pub(super) fn join(
     gossip: Option<Gossip>,
     config: &Config,
@@ -312,7 +312,7 @@ pub(super) fn join(
             listen: under(config, listen),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_minor: link::minor(),
-            ready: true,
+            ready: false,
             draining: false,
         },
         clock: Clock::system(),

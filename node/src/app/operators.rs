@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
@@ -18,6 +19,10 @@ use crate::edge::admin::{
 };
 use crate::edge::socket::Shards;
 use crate::origin::history::HistoryStore;
+use crate::tasks::{OnStop, Tasks};
+
+/// How often it is looked whether the node has met the others.
+const READY_LOOK: Duration = Duration::from_millis(100);
 
 /// What they are told, and what they have asked for.
 pub(super) struct Operators {
@@ -72,12 +77,18 @@ impl Operators {
 
     /// The node is up.
     pub(super) fn begin(
-        &self,
+        self: &Arc<Self>,
         config: &Config,
         (node_id, incarnation): (&str, u64),
         addresses: Addresses,
         membership: Option<&Membership>,
+        tasks: &Tasks,
     ) {
+        if let Some(membership) = membership {
+            let (operators, facts) = (Arc::clone(self), membership.facts());
+            let ready = async move { tell_ready(|| (operators.has_met)(), facts).await };
+            tasks.spawn("readiness", OnStop::Cancel, ready);
+        }
         let Addresses { listen, gossip, peer, .. } = addresses;
         let reached = |address| cluster::under(config, address);
         let facts = Facts {
@@ -151,6 +162,17 @@ impl Operators {
     }
 }
 
+/// Tells the others once the node has met them.
+async fn tell_ready(has_met: impl Fn() -> bool, facts: watch::Sender<Facts>) {
+    while !has_met() {
+        tokio::time::sleep(READY_LOOK).await;
+    }
+    facts.send_if_modified(|facts| {
+        facts.ready = !facts.draining;
+        facts.ready
+    });
+}
+
 fn view(node_id: &str, incarnation: u64, gossip: Option<String>, facts: &Facts) -> NodeView {
     NodeView {
         node_id: node_id.to_owned(),
@@ -162,5 +184,33 @@ fn view(node_id: &str, incarnation: u64, gossip: Option<String>, facts: &Facts) 
         protocol_minor: facts.protocol_minor,
         ready: facts.ready,
         draining: facts.draining,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn others_are_told_that_the_node_is_ready_when_it_has_met_them() {
+        for draining in [false, true] {
+            let facts = Facts {
+                peer: None,
+                listen: String::new(),
+                version: String::new(),
+                protocol_minor: 0,
+                ready: false,
+                draining,
+            };
+            let (facts, told) = watch::channel(facts);
+            let looks = std::cell::Cell::new(0);
+            let has_met = || {
+                assert!(!told.borrow().ready);
+                looks.set(looks.get() + 1);
+                looks.get() > 2
+            };
+            tell_ready(has_met, facts).await;
+            assert_eq!(told.borrow().ready, !draining);
+        }
     }
 }

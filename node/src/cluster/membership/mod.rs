@@ -102,6 +102,11 @@ impl Membership {
         self.members.clone()
     }
 
+    /// What is said of this node, for whoever changes it later.
+    pub fn facts(&self) -> watch::Sender<Facts> {
+        self.facts.clone()
+    }
+
     /// Says something else of this node from now on.
     pub fn update(&self, change: impl FnOnce(&mut Facts)) {
         self.facts.send_if_modified(|facts| {
