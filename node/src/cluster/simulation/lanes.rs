@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::World;
-use super::net::LANES;
 use crate::cluster::link::Ending;
 
 const SHORT_CUT_MS: u64 = 1_000;
@@ -20,7 +19,7 @@ impl World {
 
     pub(super) fn move_lane(&mut self) {
         let Some((from, to)) = self.pair() else { return };
-        let (lane, what) = (self.random.usize(..LANES), self.random.u8(..3));
+        let (lane, what) = (self.random.usize(..self.lanes), self.random.u8(..3));
         self.move_one(from, to, lane, what);
     }
 
@@ -32,7 +31,7 @@ impl World {
         let alive = self.alive();
         for from in alive.iter().copied() {
             for to in alive.iter().copied().filter(|to| *to != from) {
-                for lane in 0..LANES {
+                for lane in 0..self.lanes {
                     (0..3).for_each(|what| self.move_one(from, to, lane, what));
                 }
             }
@@ -66,7 +65,7 @@ impl World {
 
     pub(super) fn cut_lane(&mut self) {
         let Some((from, to)) = self.pair() else { return };
-        let lane = self.random.usize(..LANES);
+        let lane = self.random.usize(..self.lanes);
         self.cut_one(from, to, lane);
     }
 

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::net::LANES;
 use super::node::{Node, Settings};
 use super::{NODES, NOWHERE, TICK, World};
 use crate::cluster::link::{Ending, PeerAddr};
@@ -22,7 +21,7 @@ impl World {
         let clock_ms = CLOCK_MS + self.random.u64(..CLOCKS_APART_MS) + self.now.as_millis() as u64;
         let mut soon = || self.now + Duration::from_millis(self.random.u64(..2_000));
         let due = [self.now, soon(), soon()];
-        let settings = Settings { run, items, grace: self.grace, clock_ms, due };
+        let settings = Settings { run, lanes: self.lanes, items, grace: self.grace, clock_ms, due };
         self.nodes.push(Node::start(index, &settings, self.began + self.ticked));
     }
 
@@ -46,7 +45,7 @@ impl World {
 
     pub(super) fn kill(&mut self, node: usize) {
         for other in self.alive().into_iter().filter(|other| *other != node) {
-            for lane in 0..LANES {
+            for lane in 0..self.lanes {
                 let is_cut = !self.passes(node, other) || !self.passes(other, node);
                 self.end_lane(node, other, lane, if is_cut { Ending::Silent } else { Ending::Broken });
                 self.cut_one(other, node, lane);
@@ -89,7 +88,7 @@ impl World {
             for (from, to) in self.cut.keys().copied().collect::<Vec<_>>() {
                 // A lane over which nothing comes is given up, by either end.
                 if self.nodes[from].is_alive && self.random.u8(..15) == 0 {
-                    (0..LANES).for_each(|lane| self.cut_one(from, to, lane));
+                    (0..self.lanes).for_each(|lane| self.cut_one(from, to, lane));
                 }
             }
         }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use check::{Log, check};
 use client::{At, Client, Counts};
-use net::{LANES, Late};
+use net::Late;
 use node::Node;
 use parking_lot::Mutex;
 use people::{HalfOpen, Person};
@@ -104,6 +104,8 @@ struct World {
     began: Instant,
     now: Duration,
     ticked: Duration,
+    /// To each peer.
+    lanes: usize,
     nodes: Vec<Node>,
     clients: Vec<Client>,
     keys: Vec<ChannelKey>,
@@ -171,6 +173,8 @@ impl World {
             began: Instant::now(),
             now: Duration::ZERO,
             ticked: Duration::ZERO,
+            // One, as a node has by default, or two.
+            lanes: if seed % 2 == 1 { 1 } else { 2 },
             nodes: Vec::new(),
             clients: (0..CLIENTS).map(|_| Client::default()).collect(),
             keys: (0..CHANNELS).map(key).collect(),
@@ -346,7 +350,7 @@ impl World {
                 let Some(link) = link.filter(|link| link.is_up()) else {
                     return Some(format!("the link from {from} to {to} is not up"));
                 };
-                if !(0..LANES).all(|lane| link.is_idle(lane)) {
+                if !(0..self.lanes).all(|lane| link.is_idle(lane)) {
                     return Some(format!("the link from {from} to {to} is not idle"));
                 }
             }

@@ -11,10 +11,9 @@ use crate::cluster::link::{
     Ending, Item, Lanes, OpenLane, PeerAddr, PeerLinks, Pull, Queue, QueueBounds, Receipt,
 };
 
-pub(super) const LANES: usize = 2;
-
 /// The links that one node keeps to others.
 pub(super) struct SimLinks {
+    lanes: usize,
     bounds: QueueBounds,
     links: Mutex<BTreeMap<u64, Arc<SimLink>>>,
 }
@@ -48,8 +47,8 @@ pub(super) struct Late {
 }
 
 impl SimLinks {
-    pub(super) fn new(bounds: QueueBounds) -> Arc<Self> {
-        Arc::new(Self { bounds, links: Mutex::default() })
+    pub(super) fn new(lanes: usize, bounds: QueueBounds) -> Arc<Self> {
+        Arc::new(Self { lanes, bounds, links: Mutex::default() })
     }
 
     pub(super) fn link(&self, to: u64) -> Option<Arc<SimLink>> {
@@ -64,18 +63,18 @@ impl PeerLinks for Arc<SimLinks> {
         for PeerAddr { peer, .. } in peers {
             links.entry(peer.incarnation).or_insert_with(|| {
                 let lane = || Lane { queue: Queue::new(self.bounds), stream: Mutex::default() };
-                Arc::new(SimLink { peer, lanes: (0..LANES).map(|_| lane()).collect() })
+                Arc::new(SimLink { peer, lanes: (0..self.lanes).map(|_| lane()).collect() })
             });
         }
     }
 
     fn lanes(&self) -> usize {
-        LANES
+        self.lanes
     }
 
     fn send(&self, to: u64, channel_hash: u64, item: &Item) -> Receipt {
         let Some(link) = self.link(to) else { return Receipt::lost() };
-        link.lanes[(channel_hash % LANES as u64) as usize].queue.push(item.encoded())
+        link.lanes[(channel_hash % self.lanes as u64) as usize].queue.push(item.encoded())
     }
 
     fn is_up(&self, run: u64) -> bool {

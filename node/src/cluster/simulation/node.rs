@@ -68,6 +68,8 @@ pub(super) struct Node {
 /// What is different from node to node, or from seed to seed.
 pub(super) struct Settings {
     pub(super) run: u64,
+    /// Of each of its links.
+    pub(super) lanes: usize,
     /// That a lane of its links holds.
     pub(super) items: usize,
     pub(super) grace: Duration,
@@ -78,7 +80,7 @@ pub(super) struct Settings {
 
 impl Node {
     pub(super) fn start(index: usize, settings: &Settings, now: Instant) -> Self {
-        let Settings { run, items, grace, clock_ms, due } = *settings;
+        let Settings { run, lanes, items, grace, clock_ms, due } = *settings;
         let presence_grace_ms = u64::try_from(grace.as_millis()).expect("a short time");
         let limits = Limits { presence_grace_ms, ..Limits::default() };
         let clock = Clock::manual(clock_ms);
@@ -92,7 +94,7 @@ impl Node {
         let store = Arc::new(Store::default());
         let history = Arc::clone(&store) as Arc<dyn HistoryStore>;
         let publisher = Publisher::new(&hub, &history, &limits, Some(&routing));
-        let links = SimLinks::new(QueueBounds { items, ..QueueBounds::default() });
+        let links = SimLinks::new(lanes, QueueBounds { items, ..QueueBounds::default() });
         routing.link_by(Arc::clone(&links));
         Self {
             peer,
