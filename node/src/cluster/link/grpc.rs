@@ -31,9 +31,10 @@ const WINDOW_BYTES: u32 = 2 * 1024 * 1024;
 const HTTP_FRAME_BYTES: u32 = 64 * 1024;
 const SEND_BYTES: usize = 512 * 1024;
 const HEAD_BYTES: u32 = 8 * 1024;
-/// A socket that is there and says nothing is given up, also when no lane is open on it.
+/// A socket that is there and says nothing is given up, also when no lane is open on it. Later than an open lane is
+/// ([`super::SILENCE`]), since that notes that the peer may live on.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) type Codec = ProstCodec<v1::Frame, v1::Frame>;
 
