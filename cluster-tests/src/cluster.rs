@@ -101,6 +101,13 @@ impl Cluster {
         self.until_linked().await;
     }
 
+    /// What one more node would be started with.
+    pub fn one_more(&self, node_id: &str) -> NodeOptions {
+        let seed = self.nodes[0].gossip().expect("a node of a cluster");
+        let options = options(self.nodes.len(), &self.key.path().join("cluster.key"));
+        options.environment("FANFARE_NODE_ID", node_id).environment("FANFARE_SEED", &seed.to_string())
+    }
+
     /// Starts a node again, which others do not find where it was; it finds them by one that runs.
     pub async fn restart(&mut self, index: usize) {
         let other = (index + 1) % self.nodes.len();

@@ -188,6 +188,56 @@ fn a_certificate_that_cannot_be_used_is_refused_by_its_file() {
 }
 
 #[test]
+fn certificates_for_peers_that_cannot_be_used_are_refused_by_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: String| std::fs::write(folder.path().join(file), text).unwrap();
+    let pair = |name: &str| {
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let ca = rcgen::CertifiedIssuer::self_signed(params, key).unwrap();
+        write(&format!("{name}-ca.crt"), ca.pem());
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["peer.fanfare.internal".to_owned()]).unwrap();
+        write(&format!("{name}.crt"), params.signed_by(&key, &ca).unwrap().pem());
+        write(&format!("{name}.key"), key.serialize_pem());
+    };
+    pair("node");
+    pair("other");
+    write("cluster.key", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=".to_owned());
+    let cluster =
+        ["--gossip-listen=127.0.0.1:0", "--peer-listen=127.0.0.1:0", "--cluster-key-file=cluster.key"];
+    let own = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--store=none", "--auth=off"];
+    let run = |command: &str, [certificate, key, ca]: [&str; 3]| {
+        let files =
+            [format!("--peer-cert={certificate}"), format!("--peer-key={key}"), format!("--peer-ca={ca}")];
+        let files = files.each_ref().map(String::as_str);
+        run(folder.path(), &[&[command], &files[..], &cluster, &own].concat())
+    };
+    for (files, reason) in [
+        (
+            ["node.crt", "other.key", "node-ca.crt"],
+            "--peer-key: other.key does not hold the key of the certificate in node.crt",
+        ),
+        (["node.crt", "node.crt", "node-ca.crt"], "--peer-key: node.crt holds no private key in PEM"),
+        (["node.key", "node.key", "node-ca.crt"], "--peer-cert: node.key holds no certificate in PEM"),
+        (["node.crt", "node.key", "absent.crt"], "--peer-ca: cannot read absent.crt: No such file"),
+        (
+            ["node.crt", "node.key", "other-ca.crt"],
+            "--peer-cert: node.crt is not for peers that trust other-ca.crt",
+        ),
+    ] {
+        for command in ["serve", "check-config"] {
+            let (code, stdout, stderr) = run(command, files);
+            assert_eq!((code, stdout.as_str()), (2, ""), "{command} {stderr}");
+            assert!(stderr.contains(reason), "{command} {stderr}");
+        }
+    }
+    let (code, stdout, stderr) = run("check-config", ["node.crt", "node.key", "node-ca.crt"]);
+    assert_eq!((code, stdout.contains("is good")), (0, true), "{stderr}");
+}
+
+#[test]
 fn mistakes_of_the_configuration_and_of_the_directory_are_told_together() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("fanfare.toml"), "bogus = 1\ndirectory = 'directory.toml'\n").unwrap();

@@ -13,7 +13,7 @@ use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::{Authenticator, ConnectionKeys};
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
-use crate::cluster::link::{self, LinkSettings, Links, PeerTls};
+use crate::cluster::link::{self, LinkSettings, Links, PeerFiles, PeerTls};
 use crate::cluster::membership::{Facts, Membership, Options};
 use crate::cluster::names::Names;
 use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats};
@@ -77,6 +77,16 @@ impl Gossip {
         secrets.fold(ConnectionKeys::new(&first), |keys, secret| keys.opening(&secret))
     }
 
+    fn tls(&self, config: &Config, now_ms: u64) -> Result<PeerTls, StartError> {
+        let Some([certificate, key, ca]) = config.peer_files() else {
+            let at = StartError::at("cannot make the certificates of the peer links");
+            return PeerTls::from_key(&self.key).map_err(at);
+        };
+        PeerTls::open(PeerFiles { certificate, key, ca }, now_ms).map_err(StartError::at(
+            "cannot use the certificates of the peer links (--peer-cert, --peer-key, --peer-ca)",
+        ))
+    }
+
     /// Takes what other nodes send from now on, and is ready to send to them. To be called before clients are served.
     pub(super) fn route(
         &self,
@@ -87,8 +97,7 @@ impl Gossip {
         connections: &Arc<TenantConnections>,
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Routing>, StartError> {
-        let at = || StartError::at("cannot make the certificates of the peer links");
-        let tls = PeerTls::from_key(&self.key).map_err(at())?;
+        let tls = self.tls(config, local.clock.now_ms())?;
         let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
         let kept = nodes::read(&config.data_dir, local.clock.now_ms())
             .map_err(StartError::at("cannot read the nodes that are kept in the data folder"))?;

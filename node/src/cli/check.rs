@@ -6,14 +6,17 @@ use super::failure::{Failure, Outcome};
 use super::output;
 use crate::accounts::{Accounts, DirectoryError};
 use crate::cluster::ClusterKey;
+use crate::cluster::link::{PeerFile, PeerFiles, PeerTls};
 use crate::config::{Config, ConfigError, Mistake};
+use crate::model::Clock;
 use crate::tls::{CertificateError, Certificates};
 
 pub(super) fn run((config, mistakes): (Config, Vec<Mistake>)) -> Result<Outcome, Failure> {
     let own =
         if mistakes.is_empty() { Ok(()) } else { Err(Failure::usage(ConfigError(mistakes).to_string())) };
     let mut texts = Vec::new();
-    for checked in [own, directory(&config), certificate(&config), cluster_key(&config)] {
+    for checked in [own, directory(&config), certificate(&config), cluster_key(&config), peer_files(&config)]
+    {
         match checked {
             Ok(()) => {}
             Err(Failure::Usage(text)) => texts.push(text.trim_end().to_owned()),
@@ -62,4 +65,18 @@ pub(super) fn certificate(config: &Config) -> Result<(), Failure> {
 pub(super) fn cluster_key(config: &Config) -> Result<(), Failure> {
     let Some(file) = &config.cluster_key_file else { return Ok(()) };
     ClusterKey::open(file).map(drop).map_err(|error| Failure::usage(format!("--cluster-key-file: {error}")))
+}
+
+/// Refuses certificates for peers that cannot be used.
+pub(super) fn peer_files(config: &Config) -> Result<(), Failure> {
+    let Some([certificate, key, ca]) = config.peer_files() else { return Ok(()) };
+    let opened = PeerTls::open(PeerFiles { certificate, key, ca }, Clock::system().now_ms());
+    opened.map(drop).map_err(|error| {
+        let flag = match error.file {
+            Some(PeerFile::Certificate) | None => "--peer-cert",
+            Some(PeerFile::Key) => "--peer-key",
+            Some(PeerFile::Ca) => "--peer-ca",
+        };
+        Failure::usage(format!("{flag}: {error}"))
+    })
 }

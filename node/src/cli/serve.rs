@@ -13,6 +13,7 @@ pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     check::directory(config)?;
     check::certificate(config)?;
     check::cluster_key(config)?;
+    check::peer_files(config)?;
     telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
     let runtime = runtime::multi_thread(config.threads)?;

@@ -49,6 +49,10 @@ pub struct Config {
     /// Each a host and a port.
     pub seeds: Vec<String>,
     pub cluster_key_file: Option<PathBuf>,
+    /// All three or none: the links to other nodes have certificates that follow from the cluster key.
+    pub peer_cert: Option<PathBuf>,
+    pub peer_key: Option<PathBuf>,
+    pub peer_ca: Option<PathBuf>,
     pub store: StoreKind,
     /// Each a host and a port; for [`StoreKind::Scylla`], as all that begins with `scylla`.
     pub scylla_nodes: Vec<String>,
@@ -102,6 +106,9 @@ impl Default for Config {
             advertise: None,
             seeds: Vec::new(),
             cluster_key_file: None,
+            peer_cert: None,
+            peer_key: None,
+            peer_ca: None,
             store: StoreKind::Embedded,
             scylla_nodes: Vec::new(),
             scylla_keyspace: "fanfare".to_owned(),
@@ -133,6 +140,11 @@ impl Config {
     /// Certificate and key of the client listener; none: it is plain.
     pub fn tls_files(&self) -> Option<(&Path, &Path)> {
         self.tls_cert.as_deref().zip(self.tls_key.as_deref())
+    }
+
+    /// Certificate, key and CAs of the links to other nodes; none: they follow from the cluster key.
+    pub fn peer_files(&self) -> Option<[&Path; 3]> {
+        Some([self.peer_cert.as_deref()?, self.peer_key.as_deref()?, self.peer_ca.as_deref()?])
     }
 
     /// No directory was given, every listener is on loopback, there is no gossip, and the data folder holds no directory or one

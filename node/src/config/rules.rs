@@ -74,6 +74,9 @@ fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
             (config.advertise.is_some(), "advertise"),
             (!config.seeds.is_empty(), "seed"),
             (config.cluster_key_file.is_some(), "cluster_key_file"),
+            (config.peer_cert.is_some(), "peer_cert"),
+            (config.peer_key.is_some(), "peer_key"),
+            (config.peer_ca.is_some(), "peer_ca"),
         ] {
             if given {
                 wrong(name, "is for a node of a cluster and needs --gossip-listen as well".to_owned());
@@ -88,6 +91,16 @@ fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
     }
     if config.peer_listen.is_none() {
         wrong("gossip_listen", "needs --peer-listen as well, where other nodes connect".to_owned());
+    }
+    let files = [
+        (&config.peer_cert, "peer_cert", "--peer-cert"),
+        (&config.peer_key, "peer_key", "--peer-key"),
+        (&config.peer_ca, "peer_ca", "--peer-ca"),
+    ];
+    let (given, missing): (Vec<_>, Vec<_>) = files.iter().partition(|(file, ..)| file.is_some());
+    let missing: Vec<_> = missing.iter().map(|(_, _, flag)| *flag).collect();
+    if !missing.is_empty() {
+        given.iter().for_each(|(_, name, _)| wrong(name, format!("needs {} as well", missing.join(" and "))));
     }
     if config.store == StoreKind::Embedded {
         let place = if places.given(None, "store").is_some() { "store" } else { "gossip_listen" };

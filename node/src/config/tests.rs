@@ -288,6 +288,28 @@ fn a_certificate_and_its_key_are_given_together() {
 }
 
 #[test]
+fn certificates_for_peers_are_given_all_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("directory.toml");
+    std::fs::write(&directory, "").unwrap();
+    let directory = format!("--directory={}", directory.display());
+    let cluster = ["--store=none", "--gossip-listen=127.0.0.1:0", "--peer-listen=127.0.0.1:0"];
+    let cluster = [&cluster[..], &["--cluster-key-file=cluster.key", &directory]].concat();
+    let with = |flags: &[&str]| load("", &[], &[&cluster[..], flags].concat());
+    assert_eq!(with(&[]).unwrap().peer_files(), None);
+    let all = with(&["--peer-cert=a.crt", "--peer-key=a.key", "--peer-ca=ca.crt"]).unwrap();
+    assert_eq!(all.peer_files(), Some(["a.crt", "a.key", "ca.crt"].map(Path::new)));
+    let missing = with(&["--peer-cert=a.crt"]).unwrap_err();
+    assert_eq!(missing, ["--peer-cert: needs --peer-key and --peer-ca as well"]);
+    let missing = with(&["--peer-cert=a.crt", "--peer-ca=ca.crt"]).unwrap_err();
+    let needs = ["--peer-cert: needs --peer-key as well", "--peer-ca: needs --peer-key as well"];
+    assert_eq!(missing, needs);
+    let alone = load("peer_ca = 'ca.crt'", &[], &[]).unwrap_err();
+    let problem = "f.toml:1: peer_ca: is for a node of a cluster and needs --gossip-listen as well";
+    assert_eq!(alone, [problem]);
+}
+
+#[test]
 fn a_host_may_be_a_name() {
     let config = load("listen = 'localhost:9080'", &[], &[]).unwrap();
     assert!(config.listen.ip().is_loopback() && config.listen.port() == 9080);

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 #[cfg(test)]
 pub(super) use accept::{Ending, Lanes, OpenLane};
-pub use certificates::{PeerTls, PeerTlsError, SERVER_NAME};
+pub use certificates::{PeerFile, PeerFiles, PeerTls, PeerTlsError, SERVER_NAME};
 #[cfg(test)]
 pub(super) use queue::Pull;
 pub(super) use queue::Queue;

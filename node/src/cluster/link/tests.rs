@@ -115,10 +115,10 @@ impl Node {
 
     async fn start_with(incarnation: u64, secrets: &[[u8; 32]], settings: LinkSettings) -> Self {
         let tls = PeerTls::from_key(&key(secrets)).expect("the key makes certificates");
-        Self::start_by(incarnation, tls, settings).await
+        Self::with(incarnation, tls, settings).await
     }
 
-    async fn start_by(incarnation: u64, tls: PeerTls, settings: LinkSettings) -> Self {
+    async fn with(incarnation: u64, tls: PeerTls, settings: LinkSettings) -> Self {
         let (sender, seen) = watch::channel(Seen::default());
         let peer = Peer { node_id: format!("node-{incarnation}").into(), incarnation };
         let tasks = Arc::new(Tasks::new(Handle::current()));
