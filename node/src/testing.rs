@@ -5,6 +5,7 @@ use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::auth::{Claim, Kept, TokenStore};
@@ -150,11 +151,13 @@ pub(crate) struct SharedLocal {
     pub(crate) asked: AtomicUsize,
     /// What a dead run has stored.
     pub(crate) stored: fn(&Behind) -> Option<Vec<ForwardedParts>>,
+    pub(crate) nonces: Mutex<Vec<Nonce>>,
 }
 
 impl SharedLocal {
     pub(crate) fn new(settles: usize, stored: fn(&Behind) -> Option<Vec<ForwardedParts>>) -> Arc<Self> {
-        Arc::new(Self { settling: Arc::new(Semaphore::new(settles)), asked: AtomicUsize::new(0), stored })
+        let (settling, asked) = (Arc::new(Semaphore::new(settles)), AtomicUsize::new(0));
+        Arc::new(Self { settling, asked, stored, nonces: Mutex::default() })
     }
 }
 
@@ -171,16 +174,22 @@ impl Local for SharedLocal {
         0
     }
 
-    fn claim_nonce(&self, _: Nonce) -> Later<Option<bool>> {
-        Box::pin(ready(None))
+    fn claim_nonce(&self, nonce: Nonce) -> Later<Option<bool>> {
+        let mut nonces = self.nonces.lock();
+        let is_first = !nonces.contains(&nonce);
+        nonces.push(nonce);
+        Box::pin(ready(Some(is_first)))
     }
 
     fn nonces(&self, _: Option<Box<[u8]>>) -> Later<Option<NoncePage>> {
-        Box::pin(ready(None))
+        let kept = |nonce: &Nonce| KeptNonce { nonce: nonce.clone(), age_ms: 0 };
+        let nonces = self.nonces.lock().iter().map(kept).collect();
+        Box::pin(ready(Some(NoncePage { nonces, next: None })))
     }
 
-    fn keep_nonces(&self, _: Vec<KeptNonce>) -> Later<Option<()>> {
-        Box::pin(ready(None))
+    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>> {
+        self.nonces.lock().extend(nonces.into_iter().map(|kept| kept.nonce));
+        Box::pin(ready(Some(())))
     }
 
     fn find_ids(&self, _: IdScope, _: Vec<Box<str>>) -> Later<Option<Vec<Option<Stamp>>>> {

@@ -107,6 +107,8 @@ pub struct Routing {
     acks: Mutex<Acks>,
     quorum: Mutex<Quorum>,
     clocks: Mutex<Clocks>,
+    /// Held for reading by each claim of a nonce, and for writing by whoever says to another node what is remembered, or hears it.
+    claiming: tokio::sync::RwLock<()>,
     ids: Ids,
     /// Whether all have settled.
     settling: Merged<bool>,
@@ -162,6 +164,7 @@ impl Routing {
             acks: Mutex::default(),
             quorum: Mutex::new(Quorum::new(node_id, kept, Instant::now())),
             clocks: Mutex::default(),
+            claiming: tokio::sync::RwLock::default(),
             ids: Ids::default(),
             settling: Merged::default(),
             known: metrics::gauge!("fanfare_peers_known"),

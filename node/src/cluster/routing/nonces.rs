@@ -1,6 +1,9 @@
 //! Nonces of token requests are used once in the whole cluster: a claim is remembered by every node that can be reached, and by a
 //! majority of those that were seen of late.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +11,7 @@ use super::super::inbound::{Answer, Claimed, NoncesKnown, Request};
 use super::Routing;
 use super::ask::{Later, Local};
 use super::quorum::{self, KeptNodes};
-use crate::model::{KeptNonce, Nonce};
+use crate::model::{KeptNonce, Nonce, NoncePage};
 use crate::tasks::OnStop;
 
 /// A node that does not say what it remembers of a nonce by then is passed over.
@@ -74,6 +77,7 @@ impl Routing {
     /// False: the nonce was claimed before. None: nobody knows, or it cannot be remembered.
     pub async fn claim_nonce(&self, nonce: Nonce) -> Option<bool> {
         let local = self.local.get()?;
+        let _claiming = self.claiming.read().await;
         if !self.quorum.lock().counts() || !self.clocks.lock().is_near(local.now_ms()) {
             return None;
         }
@@ -141,7 +145,7 @@ impl Routing {
         local.keep_nodes(kept).await;
         let (mut to, mut after) = (self.reachable(), None);
         while !to.is_empty() {
-            let Some(page) = local.nonces(after.take()).await else { return };
+            let Some(page) = self.remembered(&**local, after.take()).await else { return };
             let last = page.next.is_none();
             let given = &Request::NoncesGiven { nonces: page.nonces, last };
             let taking = to.into_iter().map(|peer| async move {
@@ -182,7 +186,7 @@ impl Routing {
         for _ in 0..PARTS_MAX {
             let asked = Request::NoncesAsked { after: after.take() };
             let Some(Answer::Nonces(known)) = self.ask_one(peer, 0, &asked, PART_WAIT).await else { return };
-            if local.keep_nonces(known.page.nonces).await.is_none() {
+            if self.remember(local, known.page.nonces).await.is_none() {
                 return;
             }
             after = known.page.next;
@@ -191,6 +195,18 @@ impl Routing {
                 return;
             }
         }
+    }
+
+    /// For another node, without a claim that is under way here: that node would take it for an earlier one when it is asked.
+    async fn remembered(&self, local: &dyn Local, after: Option<Box<[u8]>>) -> Option<NoncePage> {
+        let _nobody_claims = self.claiming.write().await;
+        local.nonces(after).await
+    }
+
+    /// What another node has said. It may know of a claim that is under way here, which this node would take for an earlier one.
+    async fn remember(&self, local: &dyn Local, nonces: Vec<KeptNonce>) -> Option<()> {
+        let _nobody_claims = self.claiming.write().await;
+        local.keep_nonces(nonces).await
     }
 
     /// A peer claims a nonce.
@@ -210,7 +226,7 @@ impl Routing {
     ) -> Later<Option<Answer>> {
         let local = Arc::clone(local);
         Box::pin(async move {
-            let page = local.nonces(after).await?;
+            let page = self.remembered(&*local, after).await?;
             let (counts, seen) = {
                 let quorum = self.quorum.lock();
                 (quorum.counts(), quorum.kept(Instant::now()).seen)
@@ -228,7 +244,7 @@ impl Routing {
     ) -> Later<Option<Answer>> {
         let local = Arc::clone(local);
         Box::pin(async move {
-            local.keep_nonces(nonces).await?;
+            self.remember(&*local, nonces).await?;
             if last {
                 self.quorum.lock().leaves(from);
             }
