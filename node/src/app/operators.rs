@@ -85,9 +85,14 @@ impl Operators {
         tasks: &Tasks,
     ) {
         if let Some(membership) = membership {
-            let (operators, facts) = (Arc::clone(self), membership.facts());
-            let ready = async move { tell_ready(|| (operators.has_met)(), facts).await };
-            tasks.spawn("readiness", OnStop::Cancel, ready);
+            let (operators, facts, members) = (Arc::clone(self), membership.facts(), membership.members());
+            let has_seeds = !config.seeds.is_empty();
+            tasks.spawn("readiness", OnStop::Cancel, async move {
+                tell_ready(|| (operators.has_met)(), facts).await;
+                if has_seeds && members.borrow().0.is_empty() {
+                    tracing::warn!("no seed has answered, so this node serves alone until one does");
+                }
+            });
         }
         let Addresses { listen, gossip, peer, .. } = addresses;
         let reached = |address| cluster::under(config, address);
@@ -153,8 +158,10 @@ impl Operators {
             State::Suspect => MemberState::Suspect,
             State::Dead => MemberState::Dead,
         };
+        let is_there = matches!(state, MemberState::Alive | MemberState::Suspect);
+        let node = view(node_id, *incarnation, Some(gossip.to_string()), facts);
         MemberView {
-            node: view(node_id, *incarnation, Some(gossip.to_string()), facts),
+            node: NodeView { ready: node.ready && is_there, ..node },
             state,
             link_up: known.is_up,
             interest_known: known.is_interest_known,

@@ -173,7 +173,7 @@ impl Routing {
         });
         let forgetting = Arc::clone(&routing);
         tasks.spawn("absent runs", OnStop::Cancel, async move { forgetting.forget_the_absent().await });
-        tasks.spawn("receipts", OnStop::Finish, Arc::clone(&routing).give_up_receipts());
+        tasks.spawn("receipts", OnStop::Cancel, Arc::clone(&routing).give_up_receipts());
         let looking = Arc::clone(&routing);
         tasks.spawn("joins", OnStop::Cancel, async move {
             loop {

@@ -38,16 +38,12 @@ impl Routing {
         ack.wake();
     }
 
-    /// Lets no ack wait for longer than it may, until the node stops and none waits any more.
+    /// Lets no ack wait for longer than it may.
     pub(super) async fn give_up_receipts(self: Arc<Self>) {
-        let stopping = self.tasks.stopping();
         loop {
             tokio::time::sleep(LATE_LOOK).await;
             let late = self.acks.lock().late(Instant::now());
             late.iter().filter_map(|ack| ack.waiting.lock().take()).for_each(|waiting| give(waiting.done));
-            if stopping.is_cancelled() && self.acks.lock().0.is_empty() {
-                return;
-            }
         }
     }
 
