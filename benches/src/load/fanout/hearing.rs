@@ -1,4 +1,5 @@
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ const SLOW_BUFFER_BYTES: usize = 4096;
 
 pub(super) struct Subscribers {
     links: Vec<Link>,
-    layout: Layout,
+    layout: Arc<Layout>,
     finder: Finder,
     /// Messages before this one are not timed.
     timed_from: u32,
@@ -36,7 +37,7 @@ pub(super) struct Subscribers {
 }
 
 impl Subscribers {
-    pub(super) fn new(links: Vec<Link>, layout: Layout, timed_from: u32, server_pids: Vec<u32>) -> Self {
+    pub(super) fn new(links: Vec<Link>, layout: Arc<Layout>, timed_from: u32, server_pids: Vec<u32>) -> Self {
         let tally = Tally::new(layout.subscriptions());
         let (finder, latency, memory) = (Finder::default(), Histogram::default(), Memory::default());
         Self { links, layout, finder, timed_from, server_pids, tally, latency, memory }

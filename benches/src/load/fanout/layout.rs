@@ -1,110 +1,177 @@
-//! Who listens where, and which message goes where: all of it follows from the message's number.
+//! Who listens where, and which message goes where: all of it follows from the numbers of subscriber and message.
 
 /// The same number of channels for each subscriber, and nearly the same number of subscribers for each channel.
-#[derive(Clone, Copy)]
 pub(super) struct Layout {
-    pub(super) subscribers: usize,
-    pub(super) channels: usize,
+    channels: usize,
     /// Channels per subscriber.
-    pub(super) attached: usize,
+    attached: usize,
     /// The first so many of the subscribers read; nothing is expected of the others.
     pub(super) reading: usize,
+    /// Of each subscriber in turn, its channels in their order.
+    subscribed: Vec<u32>,
 }
 
 impl Layout {
+    /// Channels are dealt like cards: a shuffled pack of all of them, then the next one. So two channels share as many
+    /// subscribers as chance gives them, and it is the same chance in each run.
+    pub(super) fn new(subscribers: usize, channels: usize, attached: usize, reading: usize) -> Self {
+        let (mut chance, mut pack) = (Chance(0), Vec::new());
+        let mut subscribed: Vec<u32> = Vec::with_capacity(subscribers * attached);
+        for subscriber in 0..subscribers {
+            let first = subscriber * attached;
+            while subscribed.len() < first + attached {
+                if pack.is_empty() {
+                    pack = (0..channels as u32).collect();
+                    chance.shuffle(&mut pack);
+                }
+                // Of two packs one may have what it got from the other: that is left for the next subscriber.
+                let next = pack.iter().rposition(|channel| !subscribed[first..].contains(channel));
+                let next = next.expect("a whole pack has more channels than a subscriber gets");
+                subscribed.push(pack.remove(next));
+            }
+            subscribed[first..].sort_unstable();
+        }
+        Self { channels, attached, reading, subscribed }
+    }
+
     /// Names of one length, so that the messages of all channels are laid out alike.
-    pub(super) fn name(channel: usize) -> String {
+    pub(super) fn name(channel: u32) -> String {
         format!("bench:fanout:{channel:06}")
     }
 
-    /// The channels of a subscriber, in the order of its subscriptions: the next ones after those of the subscriber before.
-    pub(super) fn channels_of(self, subscriber: usize) -> impl Iterator<Item = usize> {
-        let first = self.first_of(subscriber);
-        (0..self.attached).map(move |nth| (first + nth) % self.channels)
+    /// The channels of a subscriber, in the order of its subscriptions.
+    pub(super) fn channels_of(&self, subscriber: usize) -> &[u32] {
+        &self.subscribed[subscriber * self.attached..][..self.attached]
     }
 
-    pub(super) fn subscriptions(self) -> usize {
-        self.subscribers * self.attached
+    pub(super) fn subscriptions(&self) -> usize {
+        self.subscribed.len()
     }
 
     /// The channels take turns.
-    pub(super) fn channel_of(self, sequence: u32) -> usize {
+    pub(super) fn channel_of(&self, sequence: u32) -> usize {
         sequence as usize % self.channels
     }
 
     /// Which subscription of this subscriber a message is for, and its number within the channel; None when for none.
-    pub(super) fn place(self, subscriber: usize, sequence: u32) -> Option<(usize, u32)> {
-        let after_first = self.channel_of(sequence) + self.channels - self.first_of(subscriber);
-        let nth = after_first % self.channels;
-        (nth < self.attached).then(|| (subscriber * self.attached + nth, sequence / self.channels as u32))
+    pub(super) fn place(&self, subscriber: usize, sequence: u32) -> Option<(usize, u32)> {
+        let channel = self.channel_of(sequence) as u32;
+        let nth = self.channels_of(subscriber).binary_search(&channel).ok()?;
+        Some((subscriber * self.attached + nth, sequence / self.channels as u32))
     }
 
     /// How many of the first `published` messages are for a subscription.
-    pub(super) fn expected(self, subscription: usize, published: u32) -> u32 {
-        let (subscriber, nth) = (subscription / self.attached, subscription % self.attached);
-        if subscriber >= self.reading {
+    pub(super) fn expected(&self, subscription: usize, published: u32) -> u32 {
+        if subscription / self.attached >= self.reading {
             return 0;
         }
-        let channel = (self.first_of(subscriber) + nth) % self.channels;
-        let (rounds, begun) = (published / self.channels as u32, published as usize % self.channels);
-        rounds + u32::from(channel < begun)
+        let (rounds, begun) = (published / self.channels as u32, published % self.channels as u32);
+        rounds + u32::from(self.subscribed[subscription] < begun)
     }
 
     /// How many deliveries the first `published` messages are.
-    pub(super) fn expected_in_all(self, published: u32) -> u64 {
+    pub(super) fn expected_in_all(&self, published: u32) -> u64 {
         (0..self.subscriptions()).map(|subscription| u64::from(self.expected(subscription, published))).sum()
     }
+}
 
-    fn first_of(self, subscriber: usize) -> usize {
-        subscriber * self.attached % self.channels
+/// Numbers that look like chance and are the same in each run: splitmix64.
+struct Chance(u64);
+
+impl Chance {
+    fn shuffle(&mut self, cards: &mut [u32]) {
+        for last in (1..cards.len()).rev() {
+            cards.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
-    const LAYOUT: Layout = Layout { subscribers: 500, channels: 125, attached: 20, reading: 500 };
+    fn layout() -> Layout {
+        Layout::new(500, 125, 20, 500)
+    }
 
     #[test]
-    fn each_channel_has_as_many_subscribers() {
-        let mut fan_out = [0; 125];
-        (0..LAYOUT.subscribers)
-            .flat_map(|at| LAYOUT.channels_of(at))
-            .for_each(|channel| fan_out[channel] += 1);
-        assert_eq!(fan_out, [80; 125]);
+    fn each_channel_has_as_many_subscribers_and_each_subscriber_as_many_channels() {
+        for (subscribers, channels, attached) in [(500, 125, 20), (100, 25, 20), (50, 25, 4), (7, 3, 3)] {
+            let layout = Layout::new(subscribers, channels, attached, subscribers);
+            let mut fan_out = vec![0; channels];
+            for subscriber in 0..subscribers {
+                let own = layout.channels_of(subscriber);
+                assert_eq!(own.iter().collect::<HashSet<_>>().len(), attached, "{own:?}");
+                own.iter().for_each(|channel| fan_out[*channel as usize] += 1);
+            }
+            assert_eq!(fan_out, vec![subscribers * attached / channels; channels]);
+        }
+    }
+
+    /// Of five messages in a row 400 deliveries, to 500 × (1 − (1 − 0.16)⁵) = 291 subscribers.
+    #[test]
+    fn messages_that_follow_one_another_share_what_chance_gives() {
+        let layout = layout();
+        let listeners = |sequence| -> HashSet<usize> {
+            (0..500).filter(|subscriber| layout.place(*subscriber, sequence).is_some()).collect()
+        };
+        let shared: Vec<usize> =
+            (0..125).map(|at| listeners(at).intersection(&listeners(at + 1)).count()).collect();
+        let mean = shared.iter().sum::<usize>() as f64 / 125.0;
+        assert!((11.0..14.0).contains(&mean), "80 × 19 ÷ 124 is 12.3, not {mean}");
+        assert!(shared.iter().all(|shared| (2..=28).contains(shared)), "{shared:?}");
+        let each: usize =
+            (0..125).map(|at| (at..at + 5).flat_map(listeners).collect::<HashSet<_>>().len()).sum();
+        let together = 400.0 * 125.0 / each as f64;
+        assert!((1.33..1.42).contains(&together), "{together} deliveries of a window to each");
+    }
+
+    #[test]
+    fn everybody_is_spread_alike_in_each_run() {
+        assert_eq!(layout().subscribed, layout().subscribed);
     }
 
     #[test]
     fn a_message_is_for_those_who_are_attached_to_its_channel() {
+        let layout = layout();
         for (subscriber, sequence) in
-            [(0, 0), (0, 19), (0, 20), (7, 140 + 125), (499, 124), (499, 3 * 125 + 119)]
+            (0..500).flat_map(|subscriber| [(subscriber, 3 * 125 + 119), (subscriber, 0)])
         {
-            let channel = LAYOUT.channel_of(sequence);
-            let nth = LAYOUT.channels_of(subscriber).position(|attached| attached == channel);
+            let channel = layout.channel_of(sequence) as u32;
+            let nth = layout.channels_of(subscriber).iter().position(|attached| *attached == channel);
             let place = nth.map(|nth| (subscriber * 20 + nth, sequence / 125));
-            assert_eq!(LAYOUT.place(subscriber, sequence), place, "{subscriber} {sequence}");
+            assert_eq!(layout.place(subscriber, sequence), place, "{subscriber} {sequence}");
         }
     }
 
     #[test]
     fn nothing_is_expected_of_who_does_not_read() {
-        let layout = Layout { reading: 499, ..LAYOUT };
+        let layout = Layout::new(500, 125, 20, 499);
         assert_eq!((layout.expected(499 * 20 - 1, 250), layout.expected(499 * 20, 250)), (2, 0));
         assert_eq!(layout.expected_in_all(250), 499 * 20 * 2);
     }
 
     #[test]
     fn what_is_expected_is_what_has_a_place() {
+        let layout = layout();
         for published in [0, 1, 20, 124, 125, 126, 333] {
-            let mut placed = vec![0; LAYOUT.subscriptions()];
-            let everyone = || 0..LAYOUT.subscribers;
-            let places = (0..published).flat_map(|at| everyone().filter_map(move |to| LAYOUT.place(to, at)));
+            let mut placed = vec![0; layout.subscriptions()];
+            let places = (0..published).flat_map(|at| (0..500).map(move |to| (to, at)));
+            let places = places.filter_map(|(to, at)| layout.place(to, at));
             places.for_each(|(subscription, _)| placed[subscription] += 1);
-            let expected: Vec<u32> = (0..placed.len()).map(|at| LAYOUT.expected(at, published)).collect();
+            let expected: Vec<u32> = (0..placed.len()).map(|at| layout.expected(at, published)).collect();
             assert_eq!(placed, expected);
             assert_eq!(
-                LAYOUT.expected_in_all(published),
+                layout.expected_in_all(published),
                 placed.iter().map(|count| u64::from(*count)).sum::<u64>()
             );
         }

@@ -80,13 +80,10 @@ pub struct Memory {
 impl Fanout {
     pub fn run(&self) -> Result<Outcome> {
         self.check()?;
-        let layout = Layout {
-            subscribers: self.subscribers,
-            channels: self.channels,
-            attached: self.attached,
-            reading: self.subscribers - self.slow,
-        };
-        let names = |subscriber| layout.channels_of(subscriber).map(Layout::name);
+        let reading = self.subscribers - self.slow;
+        let layout = Arc::new(Layout::new(self.subscribers, self.channels, self.attached, reading));
+        let names =
+            |subscriber: usize| layout.channels_of(subscriber).iter().map(|channel| Layout::name(*channel));
         let subscribers = open(&self.target, self.subscribers, names)?;
         let publishing_at = match self.publish_at {
             Some(address) => Target { address, ..self.target.clone() },
@@ -94,7 +91,8 @@ impl Fanout {
         };
         let publishers = open(&publishing_at, self.publishers, |publisher| self.listening(publisher))?;
         let progress = Arc::new(Progress::default());
-        let publishing = Publishing::new(self.clone(), layout, publishers, Arc::clone(&progress));
+        let publishing =
+            Publishing::new(self.clone(), Arc::clone(&layout), publishers, Arc::clone(&progress));
         let timed_from = publishing.warm_up_messages();
         let publishing = {
             let progress = Arc::clone(&progress);
@@ -105,7 +103,7 @@ impl Fanout {
             })
         };
         let servers = self.target.server_pids.clone();
-        let heard = Subscribers::new(subscribers, layout, timed_from, servers).hear(&progress);
+        let heard = Subscribers::new(subscribers, Arc::clone(&layout), timed_from, servers).hear(&progress);
         let (meter, lag) = publishing.join().map_err(|_| "the publisher's thread panicked")??;
         let cost = meter.stop()?;
         let heard = heard?;
@@ -125,7 +123,7 @@ impl Fanout {
     /// What a publisher has to listen to, so that it may publish.
     fn listening(&self, publisher: usize) -> impl Iterator<Item = String> {
         let listens = self.target.dialect.publishers_listen();
-        let own = (publisher..self.channels).step_by(self.publishers);
+        let own = (publisher as u32..self.channels as u32).step_by(self.publishers);
         own.filter(move |_| listens).map(Layout::name)
     }
 

@@ -22,7 +22,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 pub(super) struct Publishing {
     plan: Fanout,
-    layout: Layout,
+    layout: Arc<Layout>,
     names: Vec<String>,
     links: Vec<Link>,
     progress: Arc<Progress>,
@@ -32,8 +32,8 @@ pub(super) struct Publishing {
 }
 
 impl Publishing {
-    pub(super) fn new(plan: Fanout, layout: Layout, links: Vec<Link>, progress: Arc<Progress>) -> Self {
-        let names = (0..layout.channels).map(Layout::name).collect();
+    pub(super) fn new(plan: Fanout, layout: Arc<Layout>, links: Vec<Link>, progress: Arc<Progress>) -> Self {
+        let names = (0..plan.channels as u32).map(Layout::name).collect();
         Self { plan, layout, names, links, progress, shared: vec![0; SHARED_BYTES], acks: 0 }
     }
 
