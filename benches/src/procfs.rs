@@ -22,6 +22,20 @@ pub fn socket_bytes() -> io::Result<u64> {
     pages.map(|pages| pages * PAGE_BYTES).ok_or_else(|| io::Error::other("no TCP mem in /proc/net/sockstat"))
 }
 
+/// TCP segments with data that the machine has sent since it is up, without those sent again.
+pub fn segments_sent() -> io::Result<u64> {
+    let netstat = fs::read_to_string("/proc/net/netstat")?;
+    counter_of(&netstat, "TcpExt:", "TCPOrigDataSent")
+        .ok_or_else(|| io::Error::other("no TCPOrigDataSent in /proc/net/netstat"))
+}
+
+/// Of each group there is a line with the names, then one with the counts.
+fn counter_of(netstat: &str, group: &str, name: &str) -> Option<u64> {
+    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix(group)).map(str::split_whitespace);
+    let (mut names, mut counts) = (lines.next()?, lines.next()?);
+    counts.nth(names.position(|other| other == name)?)?.parse().ok()
+}
+
 /// The unit of `mem` in sockstat on every machine this is run on.
 const PAGE_BYTES: u64 = 4096;
 
@@ -39,4 +53,16 @@ pub fn kernel() -> String {
 
 fn first_number(text: &str) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_is_found_by_its_name() {
+        let netstat = "TcpExt: One TCPOrigDataSent Two\nTcpExt: 7 42 9\nIpExt: One\nIpExt: 1\n";
+        assert_eq!(counter_of(netstat, "TcpExt:", "TCPOrigDataSent"), Some(42));
+        assert_eq!(counter_of(netstat, "IpExt:", "TCPOrigDataSent"), None);
+    }
 }

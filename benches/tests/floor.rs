@@ -60,6 +60,7 @@ fn a_fan_out_is_counted_to_the_last_delivery() {
     assert!(!outcome.faults.any(), "{:?}", outcome.faults);
     assert!(outcome.p50_ms > 0.0 && outcome.p50_ms <= outcome.p99_ms);
     assert!(outcome.cost.server_cpu_s > 0.0);
+    assert!(outcome.segments >= outcome.deliveries, "{} for deliveries one by one", outcome.segments);
 }
 
 #[test]

@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use super::opening::open;
 use super::tally::Faults;
 use super::{Cost, Target};
-use crate::Result;
 use crate::wire::stamp::DATA_BYTES_MIN;
+use crate::{Result, procfs};
 use hearing::Subscribers;
 use layout::Layout;
-use publishing::Publishing;
+use publishing::{Published, Publishing};
 
 #[derive(Args, Clone)]
 pub struct Fanout {
@@ -60,6 +60,8 @@ pub struct Outcome {
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub cost: Cost,
+    /// TCP segments with data that the whole machine has sent in the measured part: deliveries, publishes and their answers.
+    pub segments: u64,
     pub memory: Memory,
     /// Of the whole run, warm-up included.
     pub faults: Faults,
@@ -104,8 +106,10 @@ impl Fanout {
         };
         let servers = self.target.server_pids.clone();
         let heard = Subscribers::new(subscribers, Arc::clone(&layout), timed_from, servers).hear(&progress);
-        let (meter, lag) = publishing.join().map_err(|_| "the publisher's thread panicked")??;
+        let Published { meter, segments_before, lag } =
+            publishing.join().map_err(|_| "the publisher's thread panicked")??;
         let cost = meter.stop()?;
+        let segments = procfs::segments_sent()?.saturating_sub(segments_before);
         let heard = heard?;
         let published = progress.published.load(Ordering::Acquire);
         Ok(Outcome {
@@ -113,6 +117,7 @@ impl Fanout {
             p50_ms: heard.latency.quantile_ms(0.5),
             p99_ms: heard.latency.quantile_ms(0.99),
             cost,
+            segments,
             memory: heard.memory,
             faults: heard.tally.finish(|subscription| layout.expected(subscription, published)),
             lag_p99_ms: lag.quantile_ms(0.99),

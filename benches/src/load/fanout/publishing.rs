@@ -12,7 +12,7 @@ use crate::load::link::Link;
 use crate::wire::dialect::Said;
 use crate::wire::reader::SHARED_BYTES;
 use crate::wire::stamp::Stamp;
-use crate::{Result, os};
+use crate::{Result, os, procfs};
 
 /// Before the measured part: warms caches and brings late wake-ups of the handshakes to rest.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -31,6 +31,13 @@ pub(super) struct Publishing {
     acks: u32,
 }
 
+/// What was there before the measured part, and how late the messages in it were.
+pub(super) struct Published {
+    pub(super) meter: Meter,
+    pub(super) segments_before: u64,
+    pub(super) lag: Histogram,
+}
+
 impl Publishing {
     pub(super) fn new(plan: Fanout, layout: Arc<Layout>, links: Vec<Link>, progress: Arc<Progress>) -> Self {
         let names = (0..plan.channels as u32).map(Layout::name).collect();
@@ -41,16 +48,17 @@ impl Publishing {
         (WARM_UP.as_secs_f64() * self.plan.rate).ceil() as u32
     }
 
-    /// Publishes at the due times, whatever comes back. Gives the meter that was started before the measured part.
-    pub(super) fn run(mut self) -> Result<(Meter, Histogram)> {
+    /// Publishes at the due times, whatever comes back.
+    pub(super) fn run(mut self) -> Result<Published> {
         let warm_up = self.warm_up_messages();
         let measured = (f64::from(self.plan.seconds) * self.plan.rate).round() as u32;
         self.publish(0..warm_up)?;
         thread::sleep(PAUSE);
         let meter = Meter::start(&self.plan.target.server_pids)?;
+        let segments_before = procfs::segments_sent()?;
         let lag = self.publish(warm_up..warm_up + measured)?;
         self.finish(warm_up + measured)?;
-        Ok((meter, lag))
+        Ok(Published { meter, segments_before, lag })
     }
 
     fn publish(&mut self, sequences: Range<u32>) -> Result<Histogram> {

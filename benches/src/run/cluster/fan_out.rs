@@ -151,6 +151,7 @@ mod tests {
             p50_ms,
             p99_ms: 9.0,
             cost: Cost { wall_s: 10.0, server_cpu_s, generator_cpu_s: 5.0 },
+            segments: 500_000,
             memory: Memory::default(),
             faults: Faults::default(),
             lag_p99_ms: 0.1,

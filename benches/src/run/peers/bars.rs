@@ -196,6 +196,7 @@ pub(super) mod tests {
             p50_ms: 1.0,
             p99_ms,
             cost: Cost { wall_s: 10.0, server_cpu_s, generator_cpu_s: 5.0 },
+            segments: 500_000,
             memory: Memory::default(),
             faults: Faults::default(),
             lag_p99_ms: 0.1,

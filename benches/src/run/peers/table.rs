@@ -32,6 +32,7 @@ fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
             "µs each",
             "Fanfare's, of it",
             "p50 / p99 ms",
+            "deliveries per segment",
             "RSS MB",
             "sockets MB",
             "generator: cores",
@@ -48,6 +49,7 @@ fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
             multiple(fanfare, per_core_second),
         ];
         cells.push(pair(median(runs, |run| run.p50_ms), median(runs, |run| run.p99_ms)));
+        cells.push(format!("{:.2}", median(runs, |run| run.deliveries as f64 / run.segments as f64)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.resident_bytes as f64 / 1e6)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.socket_bytes as f64 / 1e6)));
         cells.push(format!("{:.2}", median(runs, generator_cores)));
@@ -242,6 +244,7 @@ mod tests {
             p50_ms: 1.0,
             p99_ms: 2.0,
             cost: Cost { wall_s: 10.0, server_cpu_s, generator_cpu_s: 5.0 },
+            segments: 500_000,
             memory: Memory::default(),
             faults: Faults { lost: 3, ..Faults::default() },
             lag_p99_ms: 0.1,
@@ -258,7 +261,7 @@ mod tests {
         ];
         let table = fixed_table(&Fixed { workload: workload::many_channels(100_000, 128), rows });
         let lines: Vec<&str> = table.lines().collect();
-        assert!(lines[2].starts_with("| Fanfare | 500000 | 2.00 | 1.00 × | 1.00 / 2.00 |"), "{table}");
+        assert!(lines[2].starts_with("| Fanfare | 500000 | 2.00 | 1.00 × | 1.00 / 2.00 | 2.00 |"), "{table}");
         assert!(lines[2].ends_with("| 0.50 | 0.10 / 0.20 | 9 / 0 / 0 / 0 |"), "{table}");
         assert!(lines[3].starts_with("| NATS | 166667 | 6.00 | 3.00 × |"), "{table}");
         assert!(lines[4].starts_with("| floor | – | – |"), "{table}");
