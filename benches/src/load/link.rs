@@ -2,7 +2,6 @@ use std::io::{self, Write as _};
 
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
-use socket2::SockRef;
 
 use crate::os;
 use crate::wire::dialect::Dialect;
@@ -48,9 +47,12 @@ impl Link {
         registry.register(&mut self.stream, Token(at), Interest::READABLE | Interest::WRITABLE)
     }
 
-    /// Bounds what the kernel takes in while nobody reads.
-    pub(super) fn take_little(&self, buffer_bytes: usize) -> io::Result<()> {
-        SockRef::from(&self.stream).set_recv_buffer_size(buffer_bytes)
+    /// What the kernel has taken in and nobody has read, up to 64 KiB.
+    pub(super) fn unread_bytes(&self) -> io::Result<usize> {
+        match self.stream.peek(&mut [0; 64 * 1024]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            peeked => peeked,
+        }
     }
 
     /// Hands over what the server has said, answers pings, and says that it lives when it was long silent.

@@ -24,7 +24,7 @@ use crate::wire::dialect::Dialect;
 use crate::{Result, os};
 
 pub use attach::{Attach, Outcome as AttachOutcome};
-pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome};
+pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome, Slow};
 pub use herd::{Herd, Outcome as HerdOutcome};
 pub use history::{History, Outcome as HistoryOutcome};
 pub use hold::{Hold, Outcome as HoldOutcome};

@@ -26,12 +26,23 @@ pub(super) fn open<Channels: IntoIterator<Item = String>>(
     count: usize,
     channels: impl Fn(usize) -> Channels,
 ) -> Result<Vec<Link>> {
+    open_over(target, count, channels, |target| TcpStream::connect(target.address))
+}
+
+/// The same over the connections that `connect` makes.
+pub(super) fn open_over<Channels: IntoIterator<Item = String>>(
+    target: &Target,
+    count: usize,
+    channels: impl Fn(usize) -> Channels,
+    connect: impl Fn(&Target) -> io::Result<TcpStream>,
+) -> Result<Vec<Link>> {
     let upgrade = target.dialect.upgrade(&target.address.to_string(), target.authorization()?.as_deref());
     let mut links = Vec::with_capacity(count);
     while links.len() < count {
         let first = links.len();
         let batch = first..count.min(first + TOGETHER);
-        let openings: Result<Vec<_>> = batch.clone().map(|_| Opening::begin(target, &upgrade)).collect();
+        let begin = |_| Opening::over(connect(target)?, target, &upgrade);
+        let openings: Result<Vec<_>> = batch.clone().map(begin).collect();
         let mut openings = openings.map_err(|error| format!("connection {first} and on: {error}"))?;
         for (opening, number) in openings.iter_mut().zip(batch) {
             opening.greeted()?;
@@ -81,7 +92,10 @@ pub(super) struct Opening {
 impl Opening {
     /// Asks for a connection; `upgrade` is what the dialect has for that.
     pub(super) fn begin(target: &Target, upgrade: &[u8]) -> Result<Self> {
-        let mut stream = TcpStream::connect(target.address)?;
+        Self::over(TcpStream::connect(target.address)?, target, upgrade)
+    }
+
+    fn over(mut stream: TcpStream, target: &Target, upgrade: &[u8]) -> Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(upgrade)?;

@@ -21,15 +21,11 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// Room for a frame of a server that puts all that waits for a client into one.
 const SHARED_BYTES: usize = 4 * 1024 * 1024;
 
-/// What the kernel may take in for a subscriber that does not read, so that the server has to notice it soon.
-const SLOW_BUFFER_BYTES: usize = 4096;
-
 pub(super) struct Subscribers {
+    /// Of those who read.
     links: Vec<Link>,
     layout: Arc<Layout>,
     finder: Finder,
-    /// Messages before this one are not timed.
-    timed_from: u32,
     server_pids: Vec<u32>,
     pub(super) tally: Tally,
     pub(super) latency: Histogram,
@@ -37,20 +33,18 @@ pub(super) struct Subscribers {
 }
 
 impl Subscribers {
-    pub(super) fn new(links: Vec<Link>, layout: Arc<Layout>, timed_from: u32, server_pids: Vec<u32>) -> Self {
+    pub(super) fn new(links: Vec<Link>, layout: Arc<Layout>, server_pids: Vec<u32>) -> Self {
         let tally = Tally::new(layout.subscriptions());
         let (finder, latency, memory) = (Finder::default(), Histogram::default(), Memory::default());
-        Self { links, layout, finder, timed_from, server_pids, tally, latency, memory }
+        Self { links, layout, finder, server_pids, tally, latency, memory }
     }
 
     /// Reads until the publisher is done and everyone has everything, or the grace is over.
     pub(super) fn hear(mut self, progress: &Progress) -> Result<Self> {
         let mut poll = Poll::new()?;
-        let (reading, slow) = self.links.split_at_mut(self.layout.reading);
-        for (at, link) in reading.iter_mut().enumerate() {
+        for (at, link) in self.links.iter_mut().enumerate() {
             link.register(poll.registry(), at)?;
         }
-        slow.iter().try_for_each(|link| link.take_little(SLOW_BUFFER_BYTES))?;
         let mut events = Events::with_capacity(1024);
         let mut shared = vec![0; SHARED_BYTES];
         let (mut looked_at, mut done) = (Instant::now(), None);
@@ -60,7 +54,7 @@ impl Subscribers {
                 polled => polled?,
             }
             for event in events.iter().filter(|event| event.is_readable()) {
-                self.read(event.token().0, &mut shared)?;
+                self.read(event.token().0, &mut shared, progress)?;
             }
             if looked_at.elapsed() > GLANCE {
                 self.look_at_memory()?;
@@ -78,8 +72,8 @@ impl Subscribers {
         }
     }
 
-    fn read(&mut self, at: usize, shared: &mut [u8]) -> Result<()> {
-        let Self { links, layout, finder, timed_from, tally, latency, .. } = self;
+    fn read(&mut self, at: usize, shared: &mut [u8], progress: &Progress) -> Result<()> {
+        let Self { links, layout, finder, tally, latency, .. } = self;
         let dialect = links[at].dialect();
         let mut refused = None;
         let read = links[at].read(os::monotonic_ns(), shared, |piece| {
@@ -88,7 +82,7 @@ impl Subscribers {
                     Some((subscription, sequence)) => tally.got(subscription, sequence),
                     None => tally.got_astray(),
                 }
-                if stamp.sequence >= *timed_from {
+                if stamp.sequence >= progress.timed_from.load(Ordering::Relaxed) {
                     latency.record(os::monotonic_ns().saturating_sub(stamp.sent_ns));
                 }
             });

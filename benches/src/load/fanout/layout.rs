@@ -39,6 +39,10 @@ impl Layout {
         format!("bench:fanout:{channel:06}")
     }
 
+    pub(super) fn channels(&self) -> usize {
+        self.channels
+    }
+
     /// The channels of a subscriber, in the order of its subscriptions.
     pub(super) fn channels_of(&self, subscriber: usize) -> &[u32] {
         &self.subscribed[subscriber * self.attached..][..self.attached]

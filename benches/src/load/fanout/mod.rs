@@ -3,6 +3,7 @@
 mod hearing;
 mod layout;
 mod publishing;
+mod slow;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,6 +21,9 @@ use crate::{Result, procfs};
 use hearing::Subscribers;
 use layout::Layout;
 use publishing::{Published, Publishing};
+use slow::SlowReaders;
+
+pub use slow::Slow;
 
 #[derive(Args, Clone)]
 pub struct Fanout {
@@ -39,7 +43,8 @@ pub struct Fanout {
     /// Where they publish, if not where the subscribers are: another node of the same cluster.
     #[arg(long)]
     pub publish_at: Option<SocketAddr>,
-    /// How many of the subscribers never read, and take little into their buffers; nothing is expected of them.
+    /// How many of the subscribers never read, and take little into their buffers; nothing is expected of them. Each that the
+    /// server gives up is followed by another one, and the measured part begins when the first ones are blocked.
     #[arg(long, default_value_t = 0)]
     pub slow: usize,
     /// Messages per second over all channels, constant whatever the server does.
@@ -65,6 +70,8 @@ pub struct Outcome {
     pub memory: Memory,
     /// Of the whole run, warm-up included.
     pub faults: Faults,
+    /// Of those who do not read, where there are any.
+    pub slow: Option<Slow>,
     /// How much later than due the generator sent, at the 99th percentile and at worst.
     pub lag_p99_ms: f64,
     pub lag_max_ms: f64,
@@ -86,7 +93,7 @@ impl Fanout {
         let layout = Arc::new(Layout::new(self.subscribers, self.channels, self.attached, reading));
         let names =
             |subscriber: usize| layout.channels_of(subscriber).iter().map(|channel| Layout::name(*channel));
-        let subscribers = open(&self.target, self.subscribers, names)?;
+        let subscribers = open(&self.target, reading, names)?;
         let publishing_at = match self.publish_at {
             Some(address) => Target { address, ..self.target.clone() },
             None => self.target.clone(),
@@ -95,7 +102,13 @@ impl Fanout {
         let progress = Arc::new(Progress::default());
         let publishing =
             Publishing::new(self.clone(), Arc::clone(&layout), publishers, Arc::clone(&progress));
-        let timed_from = publishing.warm_up_messages();
+        let slow = (self.slow > 0)
+            .then(|| SlowReaders::open(&self.target, &layout, self.subscribers))
+            .transpose()?;
+        let slow = slow.map(|readers| {
+            let progress = Arc::clone(&progress);
+            thread::spawn(move || readers.stay(&progress))
+        });
         let publishing = {
             let progress = Arc::clone(&progress);
             thread::spawn(move || {
@@ -105,8 +118,10 @@ impl Fanout {
             })
         };
         let servers = self.target.server_pids.clone();
-        let heard = Subscribers::new(subscribers, Arc::clone(&layout), timed_from, servers).hear(&progress);
-        let Published { meter, segments_before, lag } =
+        let heard = Subscribers::new(subscribers, Arc::clone(&layout), servers).hear(&progress);
+        let slow = slow.map(|readers| readers.join().map_err(|_| "the thread of the slow ones panicked"));
+        let slow = slow.transpose()?.transpose()?;
+        let Published { meter, segments_before, began_ns, ended_ns, lag } =
             publishing.join().map_err(|_| "the publisher's thread panicked")??;
         let cost = meter.stop()?;
         let segments = procfs::segments_sent()?.saturating_sub(segments_before);
@@ -120,6 +135,7 @@ impl Fanout {
             segments,
             memory: heard.memory,
             faults: heard.tally.finish(|subscription| layout.expected(subscription, published)),
+            slow: slow.map(|readers| readers.outcome(began_ns, ended_ns)),
             lag_p99_ms: lag.quantile_ms(0.99),
             lag_max_ms: lag.highest_ms(),
         })
@@ -148,9 +164,19 @@ impl Fanout {
     }
 }
 
-/// How far the publisher's thread is.
-#[derive(Default)]
+/// How far the publisher's thread is, and what it waits for.
 struct Progress {
     published: AtomicU32,
+    /// Messages before this one are not timed.
+    timed_from: AtomicU32,
+    /// Each of the slow ones was blocked once, or given up.
+    slow_blocked: AtomicBool,
     done: AtomicBool,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        let (published, timed_from) = (AtomicU32::new(0), AtomicU32::new(u32::MAX));
+        Self { published, timed_from, slow_blocked: AtomicBool::new(false), done: AtomicBool::new(false) }
+    }
 }

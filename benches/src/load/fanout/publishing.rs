@@ -17,6 +17,8 @@ use crate::{Result, os, procfs};
 /// Before the measured part: warms caches and brings late wake-ups of the handshakes to rest.
 const WARM_UP: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long it may take until who does not read makes the server wait.
+const BLOCKED_WITHIN: Duration = Duration::from_secs(15);
 /// How long after the last publish an answer may come.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -35,6 +37,9 @@ pub(super) struct Publishing {
 pub(super) struct Published {
     pub(super) meter: Meter,
     pub(super) segments_before: u64,
+    /// The measured part.
+    pub(super) began_ns: u64,
+    pub(super) ended_ns: u64,
     pub(super) lag: Histogram,
 }
 
@@ -44,21 +49,35 @@ impl Publishing {
         Self { plan, layout, names, links, progress, shared: vec![0; SHARED_BYTES], acks: 0 }
     }
 
-    pub(super) fn warm_up_messages(&self) -> u32 {
-        (WARM_UP.as_secs_f64() * self.plan.rate).ceil() as u32
-    }
-
     /// Publishes at the due times, whatever comes back.
     pub(super) fn run(mut self) -> Result<Published> {
-        let warm_up = self.warm_up_messages();
         let measured = (f64::from(self.plan.seconds) * self.plan.rate).round() as u32;
-        self.publish(0..warm_up)?;
+        let warm_up = self.warm_up()?;
         thread::sleep(PAUSE);
         let meter = Meter::start(&self.plan.target.server_pids)?;
+        self.progress.timed_from.store(warm_up, Ordering::Release);
+        let began_ns = os::monotonic_ns();
         let segments_before = procfs::segments_sent()?;
         let lag = self.publish(warm_up..warm_up + measured)?;
         self.finish(warm_up + measured)?;
-        Ok(Published { meter, segments_before, lag })
+        Ok(Published { meter, segments_before, began_ns, ended_ns: os::monotonic_ns(), lag })
+    }
+
+    /// Publishes until who is slow makes the server wait; how many messages that took.
+    fn warm_up(&mut self) -> Result<u32> {
+        let of = |time: Duration, rate: f64| (time.as_secs_f64() * rate).ceil() as u32;
+        let mut published = of(WARM_UP, self.plan.rate);
+        self.publish(0..published)?;
+        let deadline = Instant::now() + BLOCKED_WITHIN;
+        while self.plan.slow > 0 && !self.progress.slow_blocked.load(Ordering::Acquire) {
+            if Instant::now() > deadline {
+                return Err("nobody was slow: what was not read is less than what buffers take".into());
+            }
+            let more = published + of(PAUSE, self.plan.rate);
+            self.publish(published..more)?;
+            published = more;
+        }
+        Ok(published)
     }
 
     fn publish(&mut self, sequences: Range<u32>) -> Result<Histogram> {

@@ -199,6 +199,7 @@ pub(super) mod tests {
             segments: 500_000,
             memory: Memory::default(),
             faults: Faults::default(),
+            slow: None,
             lag_p99_ms: 0.1,
             lag_max_ms: 0.2,
         }

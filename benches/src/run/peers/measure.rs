@@ -11,7 +11,7 @@ use super::contender::{Contender, Places};
 use super::herds::Herds;
 use super::holding::Crowd;
 use super::slow::SlowReader;
-use super::workload::{self, Part, Slow, Workload};
+use super::workload::{self, Part, Reading, Workload};
 use crate::Result;
 use crate::load::{FanoutOutcome, IdleOutcome};
 
@@ -81,7 +81,7 @@ impl Comparison<'_> {
         for workload in workload::of_parts(asked) {
             let title = workload.title();
             let rows = self.rows(&title, &mut failures, |contender| {
-                self.fan_out(contender, workload, Slow::Nobody, self.options.seconds)
+                self.fan_out(contender, workload, Reading::All, self.options.seconds)
             });
             failures.extend(faults_of_ours(&title, &rows));
             measured.fixed.push(Fixed { workload, rows });
@@ -132,7 +132,7 @@ impl Comparison<'_> {
         self.rows_where(Contender::is_plain, title, failures, run)
     }
 
-    fn rows_where<Run>(
+    pub(super) fn rows_where<Run>(
         &self,
         measured: impl Fn(Contender) -> bool,
         title: &str,
@@ -171,7 +171,7 @@ impl Comparison<'_> {
         &self,
         contender: Contender,
         workload: Workload,
-        slow: Slow,
+        reading: Reading,
         seconds: u32,
     ) -> Result<FanoutOutcome> {
         let server = contender.start(&self.places)?;
@@ -181,7 +181,7 @@ impl Comparison<'_> {
             ("--subscribers", workload.subscribers),
             ("--channels", workload.channels),
             ("--attached", workload.attached),
-            ("--slow", slow as u32),
+            ("--slow", reading as u32),
             ("--publishers", workload.publishers),
             ("--bytes", workload.message_bytes),
             ("--seconds", seconds),
@@ -199,7 +199,7 @@ impl Comparison<'_> {
         search(|per_s| {
             let deliveries_per_s = per_s.round() as u32;
             let workload = workload::many_channels(deliveries_per_s, message_bytes);
-            match self.fan_out(contender, workload, Slow::Nobody, seconds) {
+            match self.fan_out(contender, workload, Reading::All, seconds) {
                 Ok(outcome) => {
                     let carried = outcome.p99_ms < P99_MS_MAX && !outcome.faults.any();
                     eprintln!(

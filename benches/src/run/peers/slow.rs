@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use super::contender::Contender;
 use super::measure::{Comparison, Row};
-use super::workload::{Slow, Workload};
+use super::workload::{Reading, Workload};
 use crate::Result;
-use crate::load::FanoutOutcome;
+use crate::load::{FanoutOutcome, Slow};
 
 /// The same load twice, each time over a fresh server.
 #[derive(Serialize)]
@@ -15,7 +15,15 @@ pub(super) struct SlowReader {
     pub(super) with: FanoutOutcome,
 }
 
+/// The share of the measured part in which a slow reader has to have been there.
+const ATTACHED_MIN: f64 = 0.9;
+
 impl SlowReader {
+    /// Of the run with a slow one.
+    pub(super) fn slow(&self, share: impl Fn(&Slow) -> f64) -> f64 {
+        self.with.slow.as_ref().map_or(0.0, share)
+    }
+
     /// The 99th percentile of the others, as a multiple of what it is when all read.
     pub(super) fn p99_ratio(&self) -> f64 {
         self.with.p99_ms / self.without.p99_ms
@@ -25,7 +33,9 @@ impl SlowReader {
 impl Comparison<'_> {
     pub(super) fn slow_reader(&self, workload: Workload, failures: &mut Vec<String>) -> Vec<Row<SlowReader>> {
         let title = format!("{}, one reads nothing", workload.title());
-        let rows = self.rows_of_plain(&title, failures, |contender| self.both(contender, workload));
+        // The floor gives up at once whom it cannot write to, so nobody stays slow.
+        let stays = |contender: Contender| contender.is_plain() && contender != Contender::Floor;
+        let rows = self.rows_where(stays, &title, failures, |contender| self.both(contender, workload));
         for row in rows.iter().filter(|row| row.contender.is_ours()) {
             let runs = row.runs.iter().flat_map(|run| [&run.without, &run.with]);
             let faulty = runs.filter(|run| run.faults.any());
@@ -35,8 +45,16 @@ impl Comparison<'_> {
         rows
     }
 
+    /// An error where nobody was slow for much of the time.
     fn both(&self, contender: Contender, workload: Workload) -> Result<SlowReader> {
-        let fan_out = |slow| self.fan_out(contender, workload, slow, self.options.seconds);
-        Ok(SlowReader { without: fan_out(Slow::Nobody)?, with: fan_out(Slow::One)? })
+        let fan_out = |reading| self.fan_out(contender, workload, reading, self.options.seconds);
+        let both = SlowReader { without: fan_out(Reading::All)?, with: fan_out(Reading::AllButOne)? };
+        match both.slow(|slow| slow.attached) {
+            share if share < ATTACHED_MIN => {
+                Err(format!("a slow reader was attached in {:.0} % of the measured part", share * 100.0)
+                    .into())
+            }
+            _ => Ok(both),
+        }
     }
 }

@@ -10,7 +10,7 @@ use super::herds::Herds;
 use super::holding::{Crowd, holding_us};
 use super::measure::{Fixed, Measured, Most, P99_MS_MAX, Row, SlowOnes};
 use super::slow::SlowReader;
-use crate::load::{FanoutOutcome, IdleOutcome};
+use crate::load::{FanoutOutcome, IdleOutcome, Slow};
 
 pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> String {
     let mut text = String::new();
@@ -193,16 +193,21 @@ fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
     let columns = [
         "p99 ms of the others: without / with",
         "with, of without",
+        "% of the time: attached / blocked",
+        "given up",
         "RSS MB: without / with",
         "lost, of the others",
     ];
     let mut table = Table::new(&title, &columns);
     for Row { contender, runs } in rows {
         let rss = |run: &FanoutOutcome| run.memory.resident_bytes as f64 / 1e6;
+        let shares = |share: fn(&Slow) -> f64| median(runs, |run| run.slow(share));
         let lost: u64 = runs.iter().map(|run| run.without.faults.lost + run.with.faults.lost).sum();
         let cells = vec![
             pair(median(runs, |run| run.without.p99_ms), median(runs, |run| run.with.p99_ms)),
             format!("{:.2}", median(runs, SlowReader::p99_ratio)),
+            pair(100.0 * shares(|slow| slow.attached), 100.0 * shares(|slow| slow.blocked)),
+            format!("{:.0}", shares(|slow| slow.given_up as f64)),
             pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
             lost.to_string(),
         ];
@@ -247,6 +252,7 @@ mod tests {
             segments: 500_000,
             memory: Memory::default(),
             faults: Faults { lost: 3, ..Faults::default() },
+            slow: None,
             lag_p99_ms: 0.1,
             lag_max_ms: 0.2,
         }

@@ -77,11 +77,11 @@ pub(super) fn hundred() -> Workload {
     Workload { subscribers: 100, channels: 25, ..many_channels(W2_DELIVERIES_PER_S[0], W2_BYTES[1]) }
 }
 
-/// How many of the subscribers read nothing.
+/// Who of the subscribers reads.
 #[derive(Clone, Copy)]
-pub(super) enum Slow {
-    Nobody,
-    One,
+pub(super) enum Reading {
+    All,
+    AllButOne,
 }
 
 impl Workload {

@@ -1,0 +1,229 @@
+//! Subscribers that read nothing. There is always one for each place: who is given up by the server is followed by the next.
+//!
+//! A server ends such a connection without its client seeing it, as what it says lies behind all that was not read. So each of
+//! them publishes, and somebody listens: who is heard of is still served.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, Socket, Type};
+
+use super::Progress;
+use super::layout::Layout;
+use crate::load::Target;
+use crate::load::link::Link;
+use crate::load::opening::{open, open_over};
+use crate::wire::reader::SHARED_BYTES;
+use crate::wire::stamp::{DATA_BYTES_MIN, Finder, Stamp};
+use crate::{Result, os};
+
+/// How often each of them speaks.
+const GLANCE: Duration = Duration::from_millis(20);
+/// How long the last that was heard of one may lie back, before it counts as given up.
+const SILENCE_NS: u64 = 40_000_000;
+/// One whose kernel has taken nothing for so long is blocked.
+const STILL_NS: u64 = 50_000_000;
+
+/// What the client's kernel takes in.
+const BUFFER_BYTES: usize = 4096;
+/// A server's kernel takes some multiple of a segment, which over loopback would be megabytes: seconds in which nobody is slow.
+const SEGMENT_BYTES: u32 = 536;
+
+/// Of the place for which it was the least.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
+pub struct Slow {
+    /// The share of the measured part in which a slow reader was attached.
+    pub attached: f64,
+    /// The share in which one was attached whose kernel took nothing more.
+    pub blocked: f64,
+    /// How many were given up, of all places and in the whole run.
+    pub given_up: usize,
+}
+
+pub(super) struct SlowReaders {
+    target: Target,
+    layout: Arc<Layout>,
+    /// Where the slow ones are heard.
+    channel: String,
+    listener: Link,
+    finder: Finder,
+    places: Vec<Place>,
+    /// Connections that were opened so far, which tell them apart.
+    opened: u32,
+}
+
+struct Place {
+    subscriber: usize,
+    current: Option<Reader>,
+    past: Vec<Stay>,
+}
+
+struct Reader {
+    link: Link,
+    number: u32,
+    said: u32,
+    stay: Stay,
+    /// What lies unread, and since when no more of it.
+    unread_bytes: usize,
+    still_since_ns: u64,
+}
+
+/// From when to when a connection was served, and from when on it was blocked.
+#[derive(Clone, Copy)]
+struct Stay {
+    from_ns: u64,
+    until_ns: u64,
+    blocked_ns: Option<u64>,
+}
+
+impl SlowReaders {
+    /// One for each subscriber that does not read.
+    pub(super) fn open(target: &Target, layout: &Arc<Layout>, subscribers: usize) -> Result<Self> {
+        let channel = Layout::name(layout.channels() as u32);
+        let listener = open(target, 1, |_| Some(channel.clone()))?.remove(0);
+        let place = |subscriber| Place { subscriber, current: None, past: Vec::new() };
+        let places = (layout.reading..subscribers).map(place).collect();
+        let (target, layout, finder) = (target.clone(), Arc::clone(layout), Finder::default());
+        let mut readers = Self { target, layout, channel, listener, finder, places, opened: 0 };
+        (0..readers.places.len()).try_for_each(|at| readers.replace(at))?;
+        Ok(readers)
+    }
+
+    /// Until the publisher is done.
+    pub(super) fn stay(mut self, progress: &Progress) -> Result<Self> {
+        let mut shared = vec![0; SHARED_BYTES];
+        while !progress.done.load(Ordering::Acquire) {
+            thread::sleep(GLANCE);
+            self.listen(&mut shared)?;
+            for at in 0..self.places.len() {
+                self.look_at(at)?;
+            }
+            if self.places.iter().all(Place::was_blocked) {
+                progress.slow_blocked.store(true, Ordering::Release);
+            }
+        }
+        self.listen(&mut shared)?;
+        Ok(self)
+    }
+
+    /// What became of them between the two times.
+    pub(super) fn outcome(&self, from_ns: u64, until_ns: u64) -> Slow {
+        let least = |since: fn(&Stay) -> Option<u64>| {
+            let shares = self.places.iter().map(|place| share(place.stays(), since, from_ns, until_ns));
+            shares.fold(1.0, f64::min)
+        };
+        Slow {
+            attached: least(|stay| Some(stay.from_ns)),
+            blocked: least(|stay| stay.blocked_ns),
+            given_up: self.places.iter().map(|place| place.past.len()).sum(),
+        }
+    }
+
+    fn listen(&mut self, shared: &mut [u8]) -> Result<()> {
+        let Self { listener, finder, places, .. } = self;
+        let read = listener.read(os::monotonic_ns(), shared, |piece| {
+            finder.each(piece, |stamp| {
+                let readers = places.iter_mut().filter_map(|place| place.current.as_mut());
+                for reader in readers.filter(|reader| reader.number == stamp.sequence) {
+                    reader.stay.until_ns = reader.stay.until_ns.max(stamp.sent_ns);
+                }
+            });
+        });
+        Ok(read.map_err(|error| format!("who listens to the slow ones was lost: {error}"))?)
+    }
+
+    fn look_at(&mut self, at: usize) -> Result<()> {
+        let (now_ns, dialect) = (os::monotonic_ns(), self.target.dialect);
+        let Some(reader) = &mut self.places[at].current else { return self.replace(at) };
+        reader.look(now_ns);
+        let stamp = Stamp { sent_ns: now_ns, sequence: reader.number };
+        reader.said += 1;
+        let request = dialect.publish(reader.said, &self.channel, &stamp.data(DATA_BYTES_MIN));
+        let is_silent = now_ns.saturating_sub(reader.stay.until_ns) > SILENCE_NS;
+        if is_silent || reader.link.send(request).is_err() { self.replace(at) } else { Ok(()) }
+    }
+
+    fn replace(&mut self, at: usize) -> Result<()> {
+        let place = &mut self.places[at];
+        // Closed before the next one comes, so that there are never two.
+        place.past.extend(place.current.take().map(|reader| reader.stay));
+        let own = self.layout.channels_of(place.subscriber).iter().map(|channel| Layout::name(*channel));
+        // Where only who listens may publish, it listens to itself, which it does not hear.
+        let spoken_on = self.target.dialect.publishers_listen().then(|| self.channel.clone());
+        let names: Vec<String> = own.chain(spoken_on).collect();
+        let link = open_over(&self.target, 1, |_| names.clone(), narrow)?.remove(0);
+        self.opened += 1;
+        let now_ns = os::monotonic_ns();
+        let stay = Stay { from_ns: now_ns, until_ns: now_ns, blocked_ns: None };
+        let (number, said) = (self.opened, FIRST_ID);
+        place.current = Some(Reader { link, number, said, stay, unread_bytes: 0, still_since_ns: now_ns });
+        Ok(())
+    }
+}
+
+/// Above those of the subscriptions.
+const FIRST_ID: u32 = 1_000;
+
+/// Buffers and segments are set before the connection, which both ends go by.
+fn narrow(target: &Target) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(target.address), Type::STREAM, None)?;
+    socket.set_recv_buffer_size(BUFFER_BYTES)?;
+    socket.set_tcp_mss(SEGMENT_BYTES)?;
+    socket.connect(&target.address.into())?;
+    Ok(socket.into())
+}
+
+impl Place {
+    fn was_blocked(&self) -> bool {
+        self.stays().any(|stay| stay.blocked_ns.is_some()) || !self.past.is_empty()
+    }
+
+    fn stays(&self) -> impl Iterator<Item = Stay> {
+        self.past.iter().copied().chain(self.current.as_ref().map(|reader| reader.stay))
+    }
+}
+
+impl Reader {
+    /// Whether its kernel still takes something.
+    fn look(&mut self, now_ns: u64) {
+        // One that was reset has nothing unread any more, and its next word fails.
+        let unread_bytes = self.link.unread_bytes().unwrap_or(0);
+        if unread_bytes != self.unread_bytes {
+            (self.unread_bytes, self.still_since_ns) = (unread_bytes, now_ns);
+        } else if unread_bytes > 0 && now_ns - self.still_since_ns >= STILL_NS {
+            self.stay.blocked_ns.get_or_insert(self.still_since_ns);
+        }
+    }
+}
+
+/// How much of the time between the two the stays fill, each from `since` on.
+fn share(
+    stays: impl Iterator<Item = Stay>,
+    since: fn(&Stay) -> Option<u64>,
+    from_ns: u64,
+    until_ns: u64,
+) -> f64 {
+    let filled = stays.filter_map(|stay| {
+        let began_ns = since(&stay)?.max(from_ns);
+        Some(stay.until_ns.min(until_ns).saturating_sub(began_ns))
+    });
+    filled.sum::<u64>() as f64 / until_ns.saturating_sub(from_ns).max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_of_the_measured_part() {
+        let stay = |from_ns, until_ns, blocked_ns| Stay { from_ns, until_ns, blocked_ns };
+        let stays = [stay(0, 120, Some(50)), stay(130, 150, None), stay(160, 300, Some(180))];
+        let attached = share(stays.into_iter(), |stay| Some(stay.from_ns), 100, 200);
+        assert_eq!(attached, 0.8, "20 of the first, 20 of the second and 40 of the third");
+        assert_eq!(share(stays.into_iter(), |stay| stay.blocked_ns, 100, 200), 0.4);
+    }
+}
