@@ -2,6 +2,8 @@
 //!
 //! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn`, `link` and `cql` are the processes they start.
 
+use std::fmt;
+
 pub mod burn;
 pub mod cql;
 pub mod floor;
@@ -17,3 +19,20 @@ pub mod wire;
 /// An error that ends a measurement; its text says which step failed.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// What a server could not do at the rate that was asked of it. The measurement is sound, and this is what it found.
+#[derive(Debug)]
+pub struct NotCarried(pub String);
+
+impl NotCarried {
+    /// With which a generator ends that found this; its stdout then has the reason.
+    pub const EXIT_CODE: u8 = 3;
+}
+
+impl fmt::Display for NotCarried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotCarried {}

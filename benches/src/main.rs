@@ -1,7 +1,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use fanfare_benches::{Result, burn, floor, load, os, run, store_loop};
+use fanfare_benches::{NotCarried, Result, burn, floor, load, os, run, store_loop};
 
 /// Measures Fanfare beside the transport floor and the bare store loop.
 #[derive(Parser)]
@@ -37,7 +37,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench: {error}");
-            ExitCode::FAILURE
+            let Some(NotCarried(reason)) = error.downcast_ref() else { return ExitCode::FAILURE };
+            println!("{reason}");
+            ExitCode::from(NotCarried::EXIT_CODE)
         }
     }
 }

@@ -11,7 +11,7 @@ use super::link::{Frames, Link};
 use super::opening::open;
 use super::{Cost, Meter, Target};
 use crate::wire::reader::SHARED_BYTES;
-use crate::{Result, os, procfs};
+use crate::{NotCarried, Result, os, procfs};
 
 #[derive(Args, Clone)]
 pub struct Idle {
@@ -100,7 +100,7 @@ fn hold(mut links: Vec<Link>, time: Duration) -> Result<Vec<Link>> {
         for event in events.iter().filter(|event| event.is_readable()) {
             let at = event.token().0;
             let read = links[at].read(os::monotonic_ns(), &mut shared, |_| {});
-            read.map_err(|error| format!("idle connection {at} was lost: {error}"))?;
+            read.map_err(|error| NotCarried(format!("idle connection {at} was lost: {error}")))?;
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 
 use super::server::Server;
-use crate::Result;
+use crate::{NotCarried, Result};
 
 /// Longer than any measurement takes, so that one that hangs does not hold up all others.
 const END_WITHIN: Duration = Duration::from_secs(240);
@@ -43,6 +43,9 @@ fn output_within(mut command: Command, time: Duration) -> Result<Vec<u8>> {
         thread::sleep(GLANCE);
     }
     let output = process.wait_with_output()?;
+    if output.status.code() == Some(NotCarried::EXIT_CODE.into()) {
+        return Err(NotCarried(String::from_utf8_lossy(&output.stdout).trim().to_owned()).into());
+    }
     if !output.status.success() {
         return Err(format!("the generator failed: {}", output.status).into());
     }
@@ -70,6 +73,15 @@ mod tests {
         let output =
             output_within(shell("echo 42"), Duration::from_secs(60)).expect("a shell that ends well");
         assert_eq!(output, b"42\n");
-        assert!(output_within(shell("exit 3"), Duration::from_secs(60)).is_err());
+        assert!(output_within(shell("exit 2"), Duration::from_secs(60)).is_err());
+    }
+
+    #[test]
+    fn what_a_server_did_not_carry_is_told_apart() {
+        let output = output_within(shell("echo too much; exit 3"), Duration::from_secs(60));
+        let error = output.expect_err("an exit code of its own");
+        assert_eq!(error.downcast_ref().map(|NotCarried(reason)| reason.as_str()), Some("too much"));
+        let output = output_within(shell("echo broken; exit 1"), Duration::from_secs(60));
+        assert!(!output.expect_err("an exit code of failure").is::<NotCarried>());
     }
 }

@@ -12,7 +12,7 @@ use crate::load::link::Link;
 use crate::load::tally::Tally;
 use crate::wire::dialect::Said;
 use crate::wire::stamp::Finder;
-use crate::{Result, os, procfs};
+use crate::{NotCarried, Result, os, procfs};
 
 /// How long after the last publish a delivery may come before it counts as lost.
 const GRACE: Duration = Duration::from_secs(5);
@@ -91,7 +91,8 @@ impl Subscribers {
             }
         });
         let refused = refused.map_or(Ok(()), |text| Err(io::Error::other(text)));
-        read.and(refused).map_err(|error| format!("subscriber {at} was lost: {error}").into())
+        let lost = |error| NotCarried(format!("subscriber {at} was lost: {error}"));
+        Ok(read.and(refused).map_err(lost)?)
     }
 
     fn look_at_memory(&mut self) -> Result<()> {

@@ -119,13 +119,14 @@ impl Fanout {
         };
         let servers = self.target.server_pids.clone();
         let heard = Subscribers::new(subscribers, Arc::clone(&layout), servers).hear(&progress);
-        let slow = slow.map(|readers| readers.join().map_err(|_| "the thread of the slow ones panicked"));
-        let slow = slow.transpose()?.transpose()?;
-        let Published { meter, segments_before, began_ns, ended_ns, lag } =
-            publishing.join().map_err(|_| "the publisher's thread panicked")??;
+        let published = publishing.join().map_err(|_| "the publisher's thread panicked")?;
+        // A subscriber that was lost says more than what became of the publishes.
+        let heard = heard?;
+        let Published { meter, segments_before, began_ns, ended_ns, lag } = published?;
         let cost = meter.stop()?;
         let segments = procfs::segments_sent()?.saturating_sub(segments_before);
-        let heard = heard?;
+        let slow = slow.map(|readers| readers.join().map_err(|_| "the thread of the slow ones panicked"));
+        let slow = slow.transpose()?.transpose()?;
         let published = progress.published.load(Ordering::Acquire);
         Ok(Outcome {
             deliveries: heard.latency.total(),

@@ -1,3 +1,4 @@
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use crate::load::link::Link;
 use crate::wire::dialect::Said;
 use crate::wire::reader::SHARED_BYTES;
 use crate::wire::stamp::Stamp;
-use crate::{Result, os, procfs};
+use crate::{NotCarried, Result, os, procfs};
 
 /// Before the measured part: warms caches and brings late wake-ups of the handshakes to rest.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -92,7 +93,7 @@ impl Publishing {
             let channel = self.layout.channel_of(sequence);
             let at = channel % self.links.len();
             let frame = self.plan.target.dialect.publish(sequence + 1, &self.names[channel], &data);
-            self.links[at].send(frame)?;
+            self.links[at].send(frame).map_err(|error| lost(at, &error))?;
             self.progress.published.store(sequence + 1, Ordering::Release);
             self.read(at)?;
         }
@@ -105,7 +106,9 @@ impl Publishing {
         let awaited = if self.plan.target.dialect.acks() { published } else { 0 };
         while self.acks < awaited || self.links.iter().any(Link::has_unsent) {
             if Instant::now() > deadline {
-                return Err(format!("{} of {awaited} publishes were acked in time", self.acks).into());
+                let unsent = self.links.iter().filter(|link| link.has_unsent()).count();
+                let taken = format!("{} of {awaited} publishes were acked in time", self.acks);
+                return Err(NotCarried(format!("{taken}, {unsent} publishers had more to send")).into());
             }
             thread::sleep(Duration::from_millis(1));
             (0..self.links.len()).try_for_each(|at| self.read(at))?;
@@ -117,13 +120,19 @@ impl Publishing {
         let Self { links, shared, acks, .. } = self;
         let dialect = links[at].dialect();
         let mut refused = None;
-        links[at].read(os::monotonic_ns(), shared, |piece| match dialect.said(piece) {
-            Said::Done => *acks += 1,
-            Said::Refused => refused = Some(String::from_utf8_lossy(piece).into_owned()),
-            Said::Other => {}
-        })?;
+        links[at]
+            .read(os::monotonic_ns(), shared, |piece| match dialect.said(piece) {
+                Said::Done => *acks += 1,
+                Said::Refused => refused = Some(String::from_utf8_lossy(piece).into_owned()),
+                Said::Other => {}
+            })
+            .map_err(|error| lost(at, &error))?;
         // What was not taken by the socket goes now; a server that reads slowly makes the publisher late, not wrong.
-        links[at].flush()?;
+        links[at].flush().map_err(|error| lost(at, &error))?;
         refused.map_or(Ok(()), |text| Err(format!("a publish was answered {text}").into()))
     }
+}
+
+fn lost(publisher: usize, error: &io::Error) -> NotCarried {
+    NotCarried(format!("publisher {publisher} was lost: {error}"))
 }

@@ -19,7 +19,7 @@ use crate::load::link::Link;
 use crate::load::opening::{open, open_over};
 use crate::wire::reader::SHARED_BYTES;
 use crate::wire::stamp::{DATA_BYTES_MIN, Finder, Stamp};
-use crate::{Result, os};
+use crate::{NotCarried, Result, os};
 
 /// How often each of them speaks.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -133,7 +133,8 @@ impl SlowReaders {
                 }
             });
         });
-        Ok(read.map_err(|error| format!("who listens to the slow ones was lost: {error}"))?)
+        let lost = |error| NotCarried(format!("who listens to the slow ones was lost: {error}"));
+        Ok(read.map_err(lost)?)
     }
 
     fn look_at(&mut self, at: usize) -> Result<()> {

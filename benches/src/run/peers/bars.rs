@@ -206,7 +206,7 @@ pub(super) mod tests {
     }
 
     fn row(contender: Contender, server_cpu_s: f64, p99_ms: f64) -> Row<FanoutOutcome> {
-        Row { contender, runs: vec![run(server_cpu_s, p99_ms)] }
+        Row { runs: vec![run(server_cpu_s, p99_ms)], ..Row::new(contender) }
     }
 
     #[test]

@@ -69,13 +69,13 @@ impl Contender {
         }
     }
 
-    /// Whether it belongs to this project, so that a fault of it is an error.
-    pub(super) fn is_ours(self) -> bool {
-        self.dialect() == Dialect::Fanfare
+    /// Whether a fault of it is an error.
+    pub(super) fn is_fanfare(self) -> bool {
+        matches!(self, Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5)
     }
 
     pub(super) fn is_peer(self) -> bool {
-        !self.is_ours()
+        self.dialect() != Dialect::Fanfare
     }
 
     pub(super) fn is_plain_peer(self) -> bool {

@@ -39,7 +39,7 @@ impl Comparison<'_> {
             let in_turn = self.herd(contender, Some(TOGETHER))?;
             Ok(Herds { in_turn, at_once: self.herd(contender, None)? })
         });
-        for row in rows.iter().filter(|row| row.contender.is_ours()) {
+        for row in rows.iter().filter(|row| row.contender.is_fanfare()) {
             for run in
                 row.runs.iter().flat_map(|run| [&run.in_turn, &run.at_once]).filter(|run| run.refused > 0)
             {

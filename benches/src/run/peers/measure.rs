@@ -12,8 +12,8 @@ use super::herds::Herds;
 use super::holding::Crowd;
 use super::slow::SlowReader;
 use super::workload::{self, Part, Reading, Workload};
-use crate::Result;
 use crate::load::{FanoutOutcome, IdleOutcome};
+use crate::{NotCarried, Result};
 
 /// What counts as carried: nothing lost, and this at the 99th percentile.
 pub(super) const P99_MS_MAX: f64 = 100.0;
@@ -65,6 +65,31 @@ pub(super) struct SlowOnes {
 pub(super) struct Row<Run> {
     pub(super) contender: Contender,
     pub(super) runs: Vec<Run>,
+    /// Why other runs have no figures: what the server did not carry.
+    pub(super) not_carried: Vec<String>,
+}
+
+impl<Run> Row<Run> {
+    pub(super) fn new(contender: Contender) -> Self {
+        Self { contender, runs: Vec::new(), not_carried: Vec::new() }
+    }
+
+    /// Keeps what became of a run. What was asked of Fanfare it has to carry, so else this says why it failed.
+    fn take(&mut self, run: Result<Run>) -> Option<String> {
+        let name = self.contender.name();
+        match run {
+            Ok(run) => {
+                self.runs.push(run);
+                None
+            }
+            Err(error) => {
+                let not_carried = error.downcast_ref().map(|NotCarried(reason)| reason.clone());
+                let failed = not_carried.is_none() || self.contender.is_fanfare();
+                self.not_carried.extend(not_carried);
+                failed.then(|| format!("{name}: {error}"))
+            }
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -83,7 +108,7 @@ impl Comparison<'_> {
             let rows = self.rows(&title, &mut failures, |contender| {
                 self.fan_out(contender, workload, Reading::All, self.options.seconds)
             });
-            failures.extend(faults_of_ours(&title, &rows));
+            failures.extend(faults_of_fanfare(&title, &rows));
             measured.fixed.push(Fixed { workload, rows });
         }
         for message_bytes in workload::W2_BYTES.into_iter().filter(|_| asked(Part::Most)) {
@@ -140,16 +165,13 @@ impl Comparison<'_> {
         run: impl Fn(Contender) -> Result<Run>,
     ) -> Vec<Row<Run>> {
         let contenders = self.contenders.iter().copied().filter(|contender| measured(*contender));
-        let mut rows: Vec<Row<Run>> =
-            contenders.map(|contender| Row { contender, runs: Vec::new() }).collect();
+        let mut rows: Vec<Row<Run>> = contenders.map(Row::new).collect();
         for repetition in 1..=self.options.repetitions {
-            for Row { contender, runs } in &mut rows {
-                let name = contender.name();
+            for row in &mut rows {
+                let name = row.contender.name();
                 eprintln!("bench: {title}: {name}, {repetition} of {}", self.options.repetitions);
-                match run(*contender) {
-                    Ok(outcome) => runs.push(outcome),
-                    Err(error) => failures.push(format!("{title}: {name}: {error}")),
-                }
+                let failed = row.take(run(row.contender));
+                failures.extend(failed.map(|reason| format!("{title}: {reason}")));
             }
         }
         rows
@@ -192,10 +214,10 @@ impl Comparison<'_> {
         result_of(command)
     }
 
-    /// Tries rates until the limit is known within a tenth. A trial that failed counts as not carried.
+    /// Tries rates until the limit is known within a tenth.
     fn most(&self, contender: Contender, message_bytes: u32) -> Result<Trial> {
         let seconds = self.options.seconds.div_ceil(2);
-        let mut best = None;
+        let (mut best, mut failed) = (None, None);
         search(|per_s| {
             let deliveries_per_s = per_s.round() as u32;
             let workload = workload::many_channels(deliveries_per_s, message_bytes);
@@ -213,11 +235,15 @@ impl Comparison<'_> {
                 }
                 Err(error) => {
                     eprintln!("bench: {deliveries_per_s}/s: {error}");
+                    failed = failed.take().or_else(|| (!error.is::<NotCarried>()).then_some(error));
                     false
                 }
             }
         });
-        best.ok_or_else(|| "no rate was carried".into())
+        match failed {
+            Some(error) => Err(error),
+            None => best.ok_or_else(|| NotCarried("no rate was carried".to_owned()).into()),
+        }
     }
 }
 
@@ -241,8 +267,8 @@ fn search(mut carried: impl FnMut(f64) -> bool) {
     }
 }
 
-fn faults_of_ours(title: &str, rows: &[Row<FanoutOutcome>]) -> Vec<String> {
-    let ours = rows.iter().filter(|row| row.contender.is_ours());
+fn faults_of_fanfare(title: &str, rows: &[Row<FanoutOutcome>]) -> Vec<String> {
+    let ours = rows.iter().filter(|row| row.contender.is_fanfare());
     let runs = ours.flat_map(|row| row.runs.iter().map(|run| (row.contender.name(), &run.faults)));
     let faulty = runs.filter(|(_, faults)| faults.any());
     faulty.map(|(name, faults)| format!("{title}: {name} had {faults:?}")).collect()
@@ -251,6 +277,20 @@ fn faults_of_ours(title: &str, rows: &[Row<FanoutOutcome>]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_fanfare_has_to_carry_what_is_asked() {
+        let not_carried = || Err(NotCarried("too much".to_owned()).into());
+        for (contender, fails) in
+            [(Contender::Floor, false), (Contender::Nats, false), (Contender::FanfareWindow5, true)]
+        {
+            let mut row = Row::<u32>::new(contender);
+            assert_eq!(row.take(Ok(7)), None);
+            assert_eq!(row.take(not_carried()).is_some(), fails);
+            assert!(row.take(Err("no such file".into())).is_some());
+            assert_eq!((row.runs, row.not_carried), (vec![7], vec!["too much".to_owned()]));
+        }
+    }
 
     #[test]
     fn the_limit_is_found_from_both_sides() {

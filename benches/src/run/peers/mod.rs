@@ -66,8 +66,8 @@ struct Report {
     failures: Vec<String>,
 }
 
-/// Measures everything and prints the tables. What a peer loses is told; an error is a measurement that failed, or a
-/// message that Fanfare or the floor lost, doubled or delivered out of order.
+/// Measures everything and prints the tables. What a peer or the floor loses or does not carry is told; an error is a
+/// measurement that failed, and what Fanfare did not carry, or lost, doubled or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
     let this = env::current_exe()?;
     let node = match &options.node {

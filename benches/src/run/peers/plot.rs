@@ -102,13 +102,13 @@ mod tests {
     use crate::load::FanoutOutcome;
 
     fn row(contender: Contender, server_cpu_s: f64, p99_ms: f64) -> Row<FanoutOutcome> {
-        Row { contender, runs: vec![run(server_cpu_s, p99_ms)] }
+        Row { runs: vec![run(server_cpu_s, p99_ms)], ..Row::new(contender) }
     }
 
     #[test]
     fn a_bar_is_as_long_as_what_it_stands_for() {
         let mut rows = vec![row(Contender::Fanfare, 1.0, 1.0), row(Contender::Nats, 4.0, 1_000.0)];
-        rows.push(Row { contender: Contender::Floor, runs: Vec::new() });
+        rows.push(Row::new(Contender::Floor));
         let svg = picture(&Fixed { workload: workload::many_channels(100_000, 128), rows });
         let bars = svg.matches("height=\"15\"").count();
         assert_eq!(bars, 4, "two panels, and no bar of who has no figure: {svg}");

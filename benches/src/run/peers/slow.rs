@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::contender::Contender;
 use super::measure::{Comparison, Row};
 use super::workload::{Reading, Workload};
-use crate::Result;
 use crate::load::{FanoutOutcome, Slow};
+use crate::{NotCarried, Result};
 
 /// The same load twice, each time over a fresh server.
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ impl Comparison<'_> {
         // The floor gives up at once whom it cannot write to, so nobody stays slow.
         let stays = |contender: Contender| contender.is_plain() && contender != Contender::Floor;
         let rows = self.rows_where(stays, &title, failures, |contender| self.both(contender, workload));
-        for row in rows.iter().filter(|row| row.contender.is_ours()) {
+        for row in rows.iter().filter(|row| row.contender.is_fanfare()) {
             let runs = row.runs.iter().flat_map(|run| [&run.without, &run.with]);
             let faulty = runs.filter(|run| run.faults.any());
             failures
@@ -51,8 +51,8 @@ impl Comparison<'_> {
         let both = SlowReader { without: fan_out(Reading::All)?, with: fan_out(Reading::AllButOne)? };
         match both.slow(|slow| slow.attached) {
             share if share < ATTACHED_MIN => {
-                Err(format!("a slow reader was attached in {:.0} % of the measured part", share * 100.0)
-                    .into())
+                let percent = share * 100.0;
+                Err(NotCarried(format!("a slow reader was attached in {percent:.0} % of the time")).into())
             }
             _ => Ok(both),
         }

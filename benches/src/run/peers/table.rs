@@ -1,5 +1,6 @@
 //! The tables as Markdown.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::super::bars::Bar;
@@ -41,7 +42,7 @@ fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         ],
     );
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, deliveries_per_core_second));
-    for Row { contender, runs } in rows {
+    for row @ Row { runs, .. } in rows {
         let per_core_second = median(runs, deliveries_per_core_second);
         let mut cells = vec![
             format!("{per_core_second:.0}"),
@@ -55,9 +56,9 @@ fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         cells.push(format!("{:.2}", median(runs, generator_cores)));
         cells.push(pair(median(runs, |run| run.lag_p99_ms), median(runs, |run| run.lag_max_ms)));
         cells.push(faults(runs));
-        table.row(contender.name(), runs.len(), cells);
+        add(&mut table, row, cells);
     }
-    table.text()
+    table.text() + &not_carried(rows)
 }
 
 fn most_table(Most { message_bytes, rows }: &Most) -> String {
@@ -72,7 +73,7 @@ fn most_table(Most { message_bytes, rows }: &Most) -> String {
     ];
     let mut table = Table::new(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, |run| f64::from(run.deliveries_per_s)));
-    for Row { contender, runs } in rows {
+    for row @ Row { runs, .. } in rows {
         let per_s = median(runs, |run| f64::from(run.deliveries_per_s));
         let cells = vec![
             format!("{per_s:.0}"),
@@ -82,9 +83,9 @@ fn most_table(Most { message_bytes, rows }: &Most) -> String {
             format!("{:.2}", median(runs, |run| generator_cores(&run.outcome))),
             pair(median(runs, |run| run.outcome.lag_p99_ms), median(runs, |run| run.outcome.lag_max_ms)),
         ];
-        table.row(contender.name(), runs.len(), cells);
+        add(&mut table, row, cells);
     }
-    table.text()
+    table.text() + &not_carried(rows)
 }
 
 fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
@@ -103,7 +104,7 @@ fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
         ],
     );
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, holding_us));
-    for Row { contender, runs } in rows {
+    for row @ Row { runs, .. } in rows {
         let us = median(runs, holding_us);
         let cells = vec![
             format!("{:.2}", median(runs, |run| run.resident_bytes / 1024.0)),
@@ -113,9 +114,9 @@ fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             pair(median(runs, |run| run.heard), median(runs, |run| run.said)),
             format!("{:.0}", median(runs, |run| run.holding.wall_s)),
         ];
-        table.row(contender.name(), runs.len(), cells);
+        add(&mut table, row, cells);
     }
-    table.text()
+    table.text() + &not_carried(rows)
 }
 
 fn herd_table(rows: &[Row<Herds>]) -> String {
@@ -133,7 +134,7 @@ fn herd_table(rows: &[Row<Herds>]) -> String {
     let title = format!("{} connections, opened and attached", run.in_turn.connections);
     let mut table = Table::new(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Herds::per_core_second));
-    for Row { contender, runs } in rows {
+    for row @ Row { runs, .. } in rows {
         let per_core_second = median(runs, Herds::per_core_second);
         let seconds = |figure: fn(&Herds) -> f64| format!("{:.2}", median(runs, figure));
         let refused: usize = runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum();
@@ -147,9 +148,9 @@ fn herd_table(rows: &[Row<Herds>]) -> String {
             pair(median(runs, |run| run.at_once.p50_ms), median(runs, |run| run.at_once.p99_ms)),
             refused.to_string(),
         ];
-        table.row(contender.name(), runs.len(), cells);
+        add(&mut table, row, cells);
     }
-    table.text()
+    table.text() + &not_carried(rows)
 }
 
 fn crowd_table(rows: &[Row<Crowd>]) -> String {
@@ -159,7 +160,7 @@ fn crowd_table(rows: &[Row<Crowd>]) -> String {
         ["bytes of RSS for each channel", "Fanfare's, of it", "KB RSS for each connection: without / with"];
     let mut table = Table::new(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Crowd::channel_bytes));
-    for Row { contender, runs } in rows {
+    for row @ Row { runs, .. } in rows {
         let bytes = median(runs, Crowd::channel_bytes);
         let kb = |hold: fn(&Crowd) -> &IdleOutcome| median(runs, |run| hold(run).resident_bytes / 1024.0);
         let cells = vec![
@@ -167,9 +168,9 @@ fn crowd_table(rows: &[Row<Crowd>]) -> String {
             multiple(fanfare, bytes),
             pair(kb(|run| &run.without), kb(|run| &run.with)),
         ];
-        table.row(contender.name(), runs.len(), cells);
+        add(&mut table, row, cells);
     }
-    table.text()
+    table.text() + &not_carried(rows)
 }
 
 /// Both in one table, as the peers have nothing of the kind.
@@ -199,7 +200,7 @@ fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
         "lost, of the others",
     ];
     let mut table = Table::new(&title, &columns);
-    for Row { contender, runs } in rows {
+    for row @ Row { runs, .. } in rows {
         let rss = |run: &FanoutOutcome| run.memory.resident_bytes as f64 / 1e6;
         let shares = |share: fn(&Slow) -> f64| median(runs, |run| run.slow(share));
         let lost: u64 = runs.iter().map(|run| run.without.faults.lost + run.with.faults.lost).sum();
@@ -211,9 +212,35 @@ fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
             pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
             lost.to_string(),
         ];
-        table.row(contender.name(), runs.len(), cells);
+        add(&mut table, row, cells);
     }
-    table.text()
+    table.text() + &not_carried(rows)
+}
+
+/// Where some of the runs have no figures it says so.
+fn add<Run>(table: &mut Table, row: &Row<Run>, mut cells: Vec<String>) {
+    let (name, runs, not_carried) = (row.contender.name(), row.runs.len(), row.not_carried.len());
+    match (runs, not_carried) {
+        (_, 0) => table.row(name, runs, cells),
+        (0, _) => {
+            cells.fill("–".to_owned());
+            cells[0] = "did not carry it".to_owned();
+            table.row(name, not_carried, cells);
+        }
+        _ => table.row(&format!("{name}: {runs} of {} runs", runs + not_carried), runs, cells),
+    }
+}
+
+/// Why, each reason once.
+fn not_carried<Run>(rows: &[Row<Run>]) -> String {
+    let told: BTreeSet<String> = rows
+        .iter()
+        .flat_map(|row| row.not_carried.iter().map(|reason| format!("{}: {reason}", row.contender.name())))
+        .collect();
+    if told.is_empty() {
+        return String::new();
+    }
+    told.iter().map(|reason| format!("- not carried by {reason}\n")).chain(["\n".to_owned()]).collect()
 }
 
 fn runs_of_fanfare<Run>(rows: &[Row<Run>]) -> Option<&[Run]> {
@@ -261,16 +288,17 @@ mod tests {
     #[test]
     fn each_server_is_told_as_a_multiple() {
         let rows = vec![
-            Row { contender: Contender::Fanfare, runs: vec![run(1.0), run(2.0), run(9.0)] },
-            Row { contender: Contender::Nats, runs: vec![run(6.0)] },
-            Row { contender: Contender::Floor, runs: Vec::new() },
+            Row { runs: vec![run(1.0), run(2.0), run(9.0)], ..Row::new(Contender::Fanfare) },
+            Row { runs: vec![run(6.0)], not_carried: vec!["slow".to_owned()], ..Row::new(Contender::Nats) },
+            Row { not_carried: vec!["late".to_owned(); 2], ..Row::new(Contender::Floor) },
         ];
         let table = fixed_table(&Fixed { workload: workload::many_channels(100_000, 128), rows });
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[2].starts_with("| Fanfare | 500000 | 2.00 | 1.00 × | 1.00 / 2.00 | 2.00 |"), "{table}");
         assert!(lines[2].ends_with("| 0.50 | 0.10 / 0.20 | 9 / 0 / 0 / 0 |"), "{table}");
-        assert!(lines[3].starts_with("| NATS | 166667 | 6.00 | 3.00 × |"), "{table}");
-        assert!(lines[4].starts_with("| floor | – | – |"), "{table}");
+        assert!(lines[3].starts_with("| NATS: 1 of 2 runs | 166667 | 6.00 | 3.00 × |"), "{table}");
+        assert!(lines[4].starts_with("| floor | did not carry it | – |"), "{table}");
+        assert_eq!(lines[6..8], ["- not carried by NATS: slow", "- not carried by floor: late"], "{table}");
         let cells = |line: &str| line.matches('|').count();
         assert!(lines[..5].iter().all(|line| cells(line) == cells(lines[0])), "{table}");
     }
