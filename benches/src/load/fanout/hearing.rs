@@ -56,6 +56,7 @@ impl Subscribers {
             for event in events.iter().filter(|event| event.is_readable()) {
                 self.read(event.token().0, &mut shared, progress)?;
             }
+            progress.received.store(self.tally.received(), Ordering::Release);
             if looked_at.elapsed() > GLANCE {
                 self.look_at_memory()?;
                 looked_at = Instant::now();

@@ -7,7 +7,7 @@ mod slow;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
 use clap::Args;
@@ -168,6 +168,8 @@ impl Fanout {
 /// How far the publisher's thread is, and what it waits for.
 struct Progress {
     published: AtomicU32,
+    /// Deliveries, each message once.
+    received: AtomicU64,
     /// Messages before this one are not timed.
     timed_from: AtomicU32,
     /// Each of the slow ones was blocked once, or given up.
@@ -177,7 +179,12 @@ struct Progress {
 
 impl Default for Progress {
     fn default() -> Self {
-        let (published, timed_from) = (AtomicU32::new(0), AtomicU32::new(u32::MAX));
-        Self { published, timed_from, slow_blocked: AtomicBool::new(false), done: AtomicBool::new(false) }
+        Self {
+            published: AtomicU32::new(0),
+            received: AtomicU64::new(0),
+            timed_from: AtomicU32::new(u32::MAX),
+            slow_blocked: AtomicBool::new(false),
+            done: AtomicBool::new(false),
+        }
     }
 }

@@ -20,7 +20,7 @@ const WARM_UP: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(500);
 /// How long it may take until who does not read makes the server wait.
 const BLOCKED_WITHIN: Duration = Duration::from_secs(15);
-/// How long after the last publish an answer may come.
+/// How long after the last publish an answer, or a delivery of the warm-up, may come.
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(super) struct Publishing {
@@ -54,7 +54,7 @@ impl Publishing {
     pub(super) fn run(mut self) -> Result<Published> {
         let measured = (f64::from(self.plan.seconds) * self.plan.rate).round() as u32;
         let warm_up = self.warm_up()?;
-        thread::sleep(PAUSE);
+        self.settle(warm_up)?;
         let meter = Meter::start(&self.plan.target.server_pids)?;
         self.progress.timed_from.store(warm_up, Ordering::Release);
         let began_ns = os::monotonic_ns();
@@ -79,6 +79,24 @@ impl Publishing {
             published = more;
         }
         Ok(published)
+    }
+
+    /// Waits until what was published is received, so that what the warm-up left behind is not charged to the measured part.
+    fn settle(&mut self, published: u32) -> Result<()> {
+        let deadline = Instant::now() + GRACE;
+        let expected = self.layout.expected_in_all(published);
+        loop {
+            thread::sleep(PAUSE);
+            (0..self.links.len()).try_for_each(|at| self.read(at))?;
+            let received = self.progress.received.load(Ordering::Acquire);
+            if received >= expected {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let received = format!("{received} of {expected} deliveries of the warm-up were received");
+                return Err(NotCarried(format!("{received} within {GRACE:?} after it")).into());
+            }
+        }
     }
 
     fn publish(&mut self, sequences: Range<u32>) -> Result<Histogram> {
