@@ -1,21 +1,31 @@
 //! The bare store loop: what the disk and fjall give when there is nothing before them.
 //!
-//! One thread, groups of rows as large as the pipelined publishes under way, one batch and one fsync per group.
+//! One thread, groups of rows as large as the pipelined publishes under way, one batch and one fsync per group. Database and
+//! table are set as the node sets its own, and sealed as it does.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+use fanfare::model::Clock;
+use fanfare::origin::history::Position;
+use fanfare::origin::history::tables::{self, Table, UNSEALED_BYTES_MAX};
+use fanfare_proto::http::{Record, write_record};
+use fjall::{OwnedWriteBatch, PersistMode};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use crate::Result;
 use crate::histogram::Histogram;
+use crate::wire::stamp::Stamp;
 
-/// What a row of history is for a publish of 128 bytes: account, channel, time and sequence; and the record as JSON.
-const KEY_BYTES: usize = 48;
-const VALUE_BYTES: usize = 288;
 const WARM_UP: Duration = Duration::from_secs(2);
+/// As many channels as there are publishers.
+const CHANNELS: u64 = 16;
+const DATA_BYTES: usize = 128;
+/// The account of a node that has none configured.
+const ACCOUNT: &str = "dev";
+const INCARNATION: u64 = 0x0123_4567_89ab_cdef;
 
 #[derive(Args)]
 pub struct Options {
@@ -32,6 +42,7 @@ pub struct Options {
 
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
+    /// In the time that commits and sealing took; making the rows is not in it.
     pub rows_per_s: f64,
     pub commit_p50_ms: f64,
     pub commit_p99_ms: f64,
@@ -44,46 +55,116 @@ pub fn print(options: &Options) -> Result<()> {
 }
 
 fn run(options: &Options) -> Result<Outcome> {
-    let database = Database::builder(&options.folder).open()?;
-    let keyspace = database.keyspace("rows", KeyspaceCreateOptions::default)?;
+    let database = tables::database(&options.folder).open()?;
+    let table = Table::open(&database, "rows", UNSEALED_BYTES_MAX)?;
+    let (tables, clock) = ([table], Clock::system());
     let mut row = 0;
-    let mut commits_for = |time: Duration| -> Result<(Histogram, f64)> {
-        let mut commits = Histogram::default();
+    let mut commits_for = |time: Duration| -> Result<(Histogram, Duration)> {
+        let (mut commits, mut stored_in) = (Histogram::default(), Duration::ZERO);
         let began = Instant::now();
         while began.elapsed() < time {
-            let group_began = Instant::now();
-            let mut batch = database.batch().durability(Some(PersistMode::SyncData));
+            let batch = OwnedWriteBatch::with_capacity(database.clone(), options.group);
+            let mut batch = batch.durability(Some(PersistMode::SyncData));
             for _ in 0..options.group {
-                batch.insert(&keyspace, key(row), value(row));
+                batch.insert(tables[0].keyspace(), key(row, clock.now_ms()), value(row, clock.now_ms())?);
                 row += 1;
             }
+            let committing = Instant::now();
             batch.commit()?;
-            commits.record(group_began.elapsed().as_nanos() as u64);
+            commits.record(committing.elapsed().as_nanos() as u64);
+            tables::seal_full(&tables)?;
+            stored_in += committing.elapsed();
         }
-        Ok((commits, began.elapsed().as_secs_f64()))
+        Ok((commits, stored_in))
     };
     commits_for(WARM_UP)?;
-    let (commits, wall_s) = commits_for(Duration::from_secs(options.seconds))?;
+    let (commits, stored_in) = commits_for(Duration::from_secs(options.seconds))?;
     Ok(Outcome {
-        rows_per_s: (commits.total() * options.group as u64) as f64 / wall_s,
+        rows_per_s: (commits.total() * options.group as u64) as f64 / stored_in.as_secs_f64(),
         commit_p50_ms: commits.quantile_ms(0.5),
         commit_p99_ms: commits.quantile_ms(0.99),
     })
 }
 
-/// Newest first, spread over as many channels as there are publishers.
-fn key(row: u64) -> [u8; KEY_BYTES] {
-    let mut key = [b'c'; KEY_BYTES];
-    key[0] = (row % 16) as u8;
-    key[KEY_BYTES - 16..].copy_from_slice(&(!u128::from(row)).to_be_bytes());
+/// Account and channel with their lengths, and the position inverted, so that the newest is first.
+fn key(row: u64, timestamp_ms: u64) -> Vec<u8> {
+    let mut key = Vec::with_capacity(64);
+    for part in [ACCOUNT, &channel(row)] {
+        key.push(part.len() as u8);
+        key.extend_from_slice(part.as_bytes());
+    }
+    let position = Position { timestamp_ms, sequence: row / CHANNELS, incarnation: INCARNATION };
+    key.extend(position.to_bytes().map(|byte| !byte));
     key
 }
 
-/// Text that differs from row to row in its numbers, like the records of one publisher.
-fn value(row: u64) -> Vec<u8> {
-    let mut value =
-        format!(r#"{{"channel":"bench:publish:0","id":"{row:020}","timestamp":{row:013},"data":""#)
-            .into_bytes();
-    value.resize(VALUE_BYTES, b'x');
-    value
+/// The record of a message as the publishers of the comparison send it.
+fn value(row: u64, timestamp_ms: u64) -> Result<Vec<u8>> {
+    let data = Stamp { sent_ns: timestamp_ms * 1_000_000, sequence: row as u32 }.data(DATA_BYTES);
+    let data = RawValue::from_string(data)?;
+    let mut value = Vec::with_capacity(320);
+    let record = Record {
+        channel: &channel(row),
+        name: None,
+        data: Some(&data),
+        id: &format!("ASNFZ4mrze8:{}", row / CHANNELS),
+        client_id: None,
+        connection_id: "c_BwcHBwcHBwcHBwcHBwcHBw",
+        extras: None,
+        timestamp: timestamp_ms,
+    };
+    write_record(&mut value, &record);
+    Ok(value)
+}
+
+fn channel(row: u64) -> String {
+    format!("bench:publish:{}", row % CHANNELS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use fanfare::hub::Hub;
+    use fanfare::model::Limits;
+    use fanfare::origin::history::{Embedded, HistoryStore, Options};
+    use fanfare::publish::Publisher;
+
+    use super::*;
+    use crate::link::origin::Publishing;
+
+    /// What the node leaves in its store of one publish.
+    fn stored() -> (Vec<u8>, Vec<u8>) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (limits, clock) = (Limits::default(), Clock::system());
+        let store =
+            Embedded::open(folder.path(), &Options::new(true, &limits), clock.clone()).expect("a store");
+        let store = Arc::new(store) as Arc<dyn HistoryStore>;
+        let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
+        let data = Stamp { sent_ns: 1, sequence: 2 }.data(DATA_BYTES);
+        let publisher = Publisher::new(&hub, &store, &limits, None);
+        let publishing =
+            Publishing::new(publisher, clock, ACCOUNT, &[channel(0)], data).expect("a principal");
+        let (done, is_done) = mpsc::channel();
+        publishing.publish(0, 1, Box::new(move |result| done.send(result.is_ok()).expect("somebody waits")));
+        assert_eq!(is_done.recv(), Ok(true));
+        store.shutdown();
+        drop((publishing, store));
+        let database = tables::database(folder.path()).open().expect("the same store");
+        let names = database.list_keyspace_names();
+        let name = names.iter().find(|name| name.starts_with("messages.")).expect("a table of messages");
+        let table = Table::open(&database, name, UNSEALED_BYTES_MAX).expect("its table");
+        let (key, value) =
+            table.keyspace().first_key_value().expect("a row").into_inner().expect("its bytes");
+        (key.to_vec(), value.to_vec())
+    }
+
+    #[test]
+    fn a_row_is_as_large_as_what_the_node_stores() {
+        let (key, value) = stored();
+        assert_eq!(super::key(0, 1_800_000_000_000).len(), key.len());
+        let ours = super::value(0, 1_800_000_000_000).expect("a record");
+        let (ours, stored) = (String::from_utf8_lossy(&ours), String::from_utf8_lossy(&value));
+        assert_eq!(ours.len(), stored.len(), "\n{ours}\n{stored}");
+    }
 }

@@ -1,6 +1,6 @@
 //! A link between nodes alone: both ends are processes of their own, with the lanes, TLS and gRPC of a node.
 
-mod origin;
+pub(crate) mod origin;
 pub mod sink;
 pub mod source;
 

@@ -16,12 +16,14 @@ use serde_json::value::RawValue;
 
 use crate::Result;
 
-const DIRECTORY: &str = "[[tenants]]\nid = \"bench\"\n[[tenants.accounts]]\nid = \"bench\"\n[[tenants.accounts.keys]]\n\
-     name = \"key\"\nsecret = \"secret\"\nstatus = \"active\"\ncapability = { \"*\" = [\"publish\"] }\n";
-
 pub(super) struct Origin {
     pub(super) hub: Arc<Hub>,
     pub(super) routing: Arc<Routing>,
+    publishing: Publishing,
+}
+
+/// A principal that publishes the same data to the channels it has.
+pub(crate) struct Publishing {
     publisher: Publisher,
     principal: Principal,
     connection_id: ConnectionId,
@@ -40,21 +42,47 @@ impl Origin {
         let kept = KeptNodes { counts: true, seen: Vec::new() };
         let routing = Routing::new(&hub, &"source".into(), kept, tasks);
         let publisher = Publisher::new(&hub, &store, &limits, Some(&routing));
-        let auth = Authenticator::new(Accounts::from_text(DIRECTORY)?, NoTokens, clock, &limits, true);
-        // `secret.key` as Basic.
-        let authorization = vec![&b"Basic c2VjcmV0LmtleQ=="[..]];
-        let credentials = Credentials { authorization, query: "", socket: false };
-        let principal = auth.authenticate(&credentials).map_err(|_| "the key of the directory is refused")?;
-        let name = |nth| ChannelName::new(&format!("bench:link:{nth}"), &limits);
-        let channels: std::result::Result<Vec<_>, _> = (0..channels).map(name).collect();
-        let channels = channels?.into_iter().map(|name| principal.channel(name)).collect();
-        let data = RawValue::from_string(format!("\"{}\"", "x".repeat(bytes.saturating_sub(2))))?;
-        let connection_id = ConnectionId::from_bytes([7; 16]);
-        Ok(Self { hub, routing, publisher, principal, connection_id, channels, data })
+        let names: Vec<String> = (0..channels).map(|nth| format!("bench:link:{nth}")).collect();
+        let data = format!("\"{}\"", "x".repeat(bytes.saturating_sub(2)));
+        let publishing = Publishing::new(publisher, clock, "bench", &names, data)?;
+        Ok(Self { hub, routing, publishing })
     }
 
     /// One publish of so many messages to the channel of that number.
     pub(super) fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
+        self.publishing.publish(channel, messages, done);
+    }
+}
+
+impl Publishing {
+    /// Of an account that keeps the history of all channels.
+    pub(crate) fn new(
+        publisher: Publisher,
+        clock: Clock,
+        account: &str,
+        channels: &[String],
+        data: String,
+    ) -> Result<Self> {
+        let limits = Limits::default();
+        let directory = format!(
+            "[[tenants]]\nid = \"bench\"\n[[tenants.accounts]]\nid = \"{account}\"\n[[tenants.accounts.keys]]\n\
+             name = \"key\"\nsecret = \"secret\"\nstatus = \"active\"\ncapability = {{ \"*\" = [\"publish\"] }}\n"
+        );
+        let auth = Authenticator::new(Accounts::from_text(&directory)?, NoTokens, clock, &limits, true);
+        // `secret.key` as Basic.
+        let authorization = vec![&b"Basic c2VjcmV0LmtleQ=="[..]];
+        let credentials = Credentials { authorization, query: "", socket: false };
+        let principal = auth.authenticate(&credentials).map_err(|_| "the key of the directory is refused")?;
+        let names = channels.iter().map(|name| ChannelName::new(name, &limits));
+        let channels: std::result::Result<Vec<_>, _> = names.collect();
+        let channels = channels?.into_iter().map(|name| principal.channel(name)).collect();
+        let data = RawValue::from_string(data)?;
+        let connection_id = ConnectionId::from_bytes([7; 16]);
+        Ok(Self { publisher, principal, connection_id, channels, data })
+    }
+
+    /// One publish of so many messages to the channel of that number.
+    pub(crate) fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
         let draft = Draft { id: None, name: None, data: Some(self.data.clone()), extras: None };
         let request = PublishRequest {
             key: self.channels[channel % self.channels.len()].clone(),

@@ -23,7 +23,7 @@ use crate::model::{
 
 pub use crate::model::{IdScope, Nonce};
 pub use copy::{CopyError, Progress, Source, copy};
-pub use embedded::{Embedded, OpenError, Options};
+pub use embedded::{Embedded, OpenError, Options, tables};
 pub use position::{BadPosition, Position};
 pub use scylla::{Connection, Scylla, ScyllaError, ScyllaOptions, apply_schema};
 

@@ -18,7 +18,7 @@ mod queue;
 mod reader;
 mod revocations;
 mod runs;
-mod tables;
+pub mod tables;
 mod writer;
 
 #[cfg(test)]

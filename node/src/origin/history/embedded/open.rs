@@ -21,17 +21,13 @@ use super::nonces::Nonces;
 use super::partitions::Partitions;
 use super::queue::{Bounds, Queue};
 use super::revocations::Revocations;
-use super::tables::Table;
+use super::tables::{self, Table};
 use super::writer::{Writer, answer};
 use super::{Embedded, HIGHEST, Options, engine, reader};
 
 /// So many lanes of lookups must be full before the queue of all is.
 const LANES_MIN: usize = 16;
 const FORMAT: &str = "format";
-/// Part of what the listener leaves to the node of the files that it may open.
-const CACHED_FILES: usize = 128;
-/// Beyond it fjall flushes what holds the oldest journal. A journal also holds the tables in it that were dropped, in memory.
-const JOURNALS_BYTES: u64 = 128 * 1024 * 1024;
 /// Small, since a journal stays until every keyspace in it is flushed, and each group has a row here.
 const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
 /// Small for the same reason, and not so small that a crowd that comes and goes is flushed all the time.
@@ -138,12 +134,7 @@ impl Opened {
 
     fn try_open(path: &Path) -> Result<Self, OpenError> {
         let explain = |error| explain(path, error);
-        let database = Database::builder(path)
-            .manual_journal_persist(true)
-            .max_cached_files(Some(CACHED_FILES))
-            .max_journaling_size(JOURNALS_BYTES)
-            .open()
-            .map_err(explain)?;
+        let database = tables::database(path).open().map_err(explain)?;
         let is_new = database.keyspace_count() == 0;
         // A new journal is as large as it will be, and empty.
         let journal_bytes = if is_new { 0 } else { database.journal_disk_space().map_err(explain)? };

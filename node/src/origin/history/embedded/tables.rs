@@ -7,15 +7,18 @@
 //! A merge of tables keeps the last key of each block, and with it the whole block as it was before compression, until its
 //! output is finished. So large values lie in files of their own, which merges do not read, and outputs are small.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fjall::compaction::Leveled;
-use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions};
+use fjall::{
+    AbstractTree as _, Database, DatabaseBuilder, Keyspace, KeyspaceCreateOptions, KvSeparationOptions,
+};
 
 /// What a keyspace may hold in memory that is not sealed.
-pub(super) const UNSEALED_BYTES_MAX: u64 = 32 * 1024 * 1024;
+pub const UNSEALED_BYTES_MAX: u64 = 32 * 1024 * 1024;
 /// The same for all keyspaces together: of many, none may ever be full.
 const UNSEALED_TOTAL_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Memtables that may wait for their flush, of all keyspaces.
@@ -29,15 +32,28 @@ const FRESH_TABLES: u8 = 8;
 /// A value from here on lies in a file of its own kind.
 const LARGE_VALUE_BYTES: u32 = 1024;
 
+/// Part of what the listener leaves to the node of the files that it may open.
+const CACHED_FILES: usize = 128;
+/// Beyond it fjall flushes what holds the oldest journal. A journal also holds the tables in it that were dropped, in memory.
+const JOURNALS_BYTES: u64 = 128 * 1024 * 1024;
+
+/// To be opened: a database that says itself when its journal goes to the disk.
+pub fn database(folder: &Path) -> DatabaseBuilder<Database> {
+    Database::builder(folder)
+        .manual_journal_persist(true)
+        .max_cached_files(Some(CACHED_FILES))
+        .max_journaling_size(JOURNALS_BYTES)
+}
+
 #[derive(Clone)]
-pub(super) struct Table {
+pub struct Table {
     keyspace: Keyspace,
     unsealed_max: u64,
 }
 
 impl Table {
     /// fjall's own limit is left where it is never reached.
-    pub(super) fn open(database: &Database, name: &str, unsealed_max: u64) -> fjall::Result<Self> {
+    pub fn open(database: &Database, name: &str, unsealed_max: u64) -> fjall::Result<Self> {
         let options = || {
             let merging =
                 Leveled::default().with_l0_threshold(FRESH_TABLES).with_table_target_size(MERGED_BYTES);
@@ -51,7 +67,7 @@ impl Table {
         Ok(Self { keyspace, unsealed_max })
     }
 
-    pub(super) fn keyspace(&self) -> &Keyspace {
+    pub fn keyspace(&self) -> &Keyspace {
         &self.keyspace
     }
 
@@ -68,7 +84,7 @@ impl Table {
 
 /// Between two commits: seals what is full, and the largest while all together are too large. Waits while too much of it
 /// is not flushed yet. Says whether anything was sealed.
-pub(super) fn seal_full(tables: &[Table]) -> fjall::Result<bool> {
+pub fn seal_full(tables: &[Table]) -> fjall::Result<bool> {
     let mut unsealed: Vec<(u64, &Table)> = tables.iter().map(|table| (table.unsealed(), table)).collect();
     unsealed.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let mut total: u64 = unsealed.iter().map(|(bytes, _)| bytes).sum();
