@@ -23,6 +23,8 @@ pub(super) struct Bar {
     /// What was measured, of the bar.
     pub(super) of_bar: f64,
     pub(super) met: bool,
+    /// Why nobody may say whether it is met.
+    pub(super) not_judged: Option<String>,
 }
 
 /// The bars of all that was measured; what failed has none.
@@ -50,6 +52,18 @@ pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
 }
 
 impl Bar {
+    /// Without a verdict where there is a reason for that.
+    pub(super) fn judged_unless(self, not_judged: Option<String>) -> Self {
+        Self { not_judged, ..self }
+    }
+
+    /// Of which there is no figure.
+    pub(super) fn without_figure(what: String, not_judged: String) -> Self {
+        let none = || "–".to_owned();
+        let (measured, bar, not_judged) = (none(), none(), Some(not_judged));
+        Self { what, measured, bar, of_bar: f64::NAN, met: false, not_judged }
+    }
+
     pub(super) fn share(what: String, ratio: f64, at_least: f64) -> Self {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
         Self {
@@ -58,6 +72,7 @@ impl Bar {
             bar: format!("≥ {}", percent(at_least)),
             of_bar: ratio / at_least,
             met: ratio >= at_least,
+            not_judged: None,
         }
     }
 
@@ -68,6 +83,7 @@ impl Bar {
             bar: format!("≥ {at_least} ×"),
             of_bar: ratio / at_least,
             met: ratio >= at_least,
+            not_judged: None,
         }
     }
 
@@ -78,6 +94,7 @@ impl Bar {
             bar: format!("≥ {}", show(at_least)),
             of_bar: figure / at_least,
             met: figure >= at_least,
+            not_judged: None,
         }
     }
 
@@ -88,6 +105,7 @@ impl Bar {
             bar: format!("≤ {at_most}"),
             of_bar: figure / at_most,
             met: figure <= at_most,
+            not_judged: None,
         }
     }
 }

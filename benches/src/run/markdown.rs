@@ -32,8 +32,11 @@ pub(super) fn bar_table(bars: &[Bar]) -> String {
         return String::new();
     }
     let mut text = "| bar | at least, at most | measured | of it | |\n|---|---|---|---|---|\n".to_owned();
-    for Bar { what, measured, bar, of_bar, met } in bars {
-        let verdict = if *met { "met" } else { "**missed**" };
+    for Bar { what, measured, bar, of_bar, met, not_judged } in bars {
+        let verdict = match not_judged {
+            Some(reason) => format!("not judged: {reason}"),
+            None => if *met { "met" } else { "**missed**" }.to_owned(),
+        };
         let of_bar = if of_bar.is_finite() { format!("{of_bar:.2}") } else { "–".to_owned() };
         let _ = writeln!(text, "| {what} | {bar} | {measured} | {of_bar} | {verdict} |");
     }

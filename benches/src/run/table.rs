@@ -25,7 +25,7 @@ pub(super) fn of(report: &Report) -> String {
         text += &lines(presence_rows(presence));
     }
     let _ = writeln!(text, "{:<40} {:>12} {:>10} {:>8}", "bar", "measured", "bar", "of it");
-    for Bar { what, measured, bar, of_bar, met } in &report.bars {
+    for Bar { what, measured, bar, of_bar, met, .. } in &report.bars {
         let verdict = if *met { "met" } else { "missed" };
         let _ = writeln!(text, "{what:<40} {measured:>12} {bar:>10} {of_bar:>8.2}  {verdict}");
     }

@@ -10,6 +10,9 @@ use super::slow::SlowReader;
 use super::workload::{W1_SUBSCRIBERS, W2_DELIVERIES_PER_S};
 use crate::load::IdleOutcome;
 
+/// So many runs a figure has at least from which a bar is judged.
+const RUNS_MIN: usize = 3;
+
 /// All that can be told of what was measured: without the node, or the one it is compared with, there is no bar.
 pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
     let fan_outs = measured.fixed.iter().flat_map(of_fan_out);
@@ -27,7 +30,7 @@ pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
 }
 
 fn of_fan_out(Fixed { workload, rows }: &Fixed) -> Vec<Bar> {
-    let figures = Figures { rows, title: workload.title() };
+    let figures = Figures { rows, title: workload.title(), measured: |_| true };
     let cost = deliveries_per_core_second;
     let mut bars = Vec::new();
     if workload.channels == 1 {
@@ -59,12 +62,12 @@ fn of_fan_out(Fixed { workload, rows }: &Fixed) -> Vec<Bar> {
 }
 
 fn of_most(Most { message_bytes, rows }: &Most) -> Option<Bar> {
-    let figures = Figures { rows, title: format!("the most, {message_bytes} B") };
+    let figures = Figures { rows, title: format!("the most, {message_bytes} B"), measured: |_| true };
     figures.at_least(|run| f64::from(run.deliveries_per_s), 2.0, "of the best peer", Contender::is_peer)
 }
 
 fn of_idle(rows: &[Row<IdleOutcome>]) -> Vec<Bar> {
-    let figures = Figures { rows, title: "idle connections".to_owned() };
+    let figures = Figures { rows, title: "idle connections".to_owned(), measured: Contender::is_plain };
     let kb = figures.fanfare(|run| run.resident_bytes / 1024.0);
     let kb = kb.map(|kb| figures.limit("KB each", kb, 3.0, |kb| format!("{kb:.2}")));
     let floor = |contender| contender == Contender::Floor;
@@ -73,7 +76,7 @@ fn of_idle(rows: &[Row<IdleOutcome>]) -> Vec<Bar> {
 }
 
 fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
-    let figures = Figures { rows, title: "connections".to_owned() };
+    let figures = Figures { rows, title: "connections".to_owned(), measured: Contender::is_plain };
     let cost = figures.at_least(
         Herds::per_core_second,
         1.3,
@@ -93,25 +96,31 @@ fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
 fn of_durable(publish: &Publish) -> Vec<Bar> {
     let ack_ms = median(&publish.node, |run| run.ack_p50_ms);
     let commit_ms = median(&publish.bare_loop, |run| run.commit_p50_ms);
+    let runs = publish.node.len().min(publish.bare_loop.len());
+    let not_judged = || (runs < RUNS_MIN).then(|| format!("runs are fewer than {RUNS_MIN}: {runs}"));
     vec![
-        Bar::share("durable publishes: of the bare loop".to_owned(), publish.ratio(), 0.60),
+        Bar::share("durable publishes: of the bare loop".to_owned(), publish.ratio(), 0.60)
+            .judged_unless(not_judged()),
         Bar::at_most(
             "durable publishes: ack p50, of the loop's commit".to_owned(),
             ack_ms / commit_ms,
             2.0,
             |ratio| format!("{ratio:.2}"),
-        ),
+        )
+        .judged_unless(not_judged()),
     ]
 }
 
 fn of_crowds(rows: &[Row<Crowd>]) -> Option<Bar> {
-    let figures = Figures { rows, title: "channels of one subscriber".to_owned() };
+    let figures =
+        Figures { rows, title: "channels of one subscriber".to_owned(), measured: Contender::is_plain };
     let bytes = figures.fanfare(Crowd::channel_bytes)?;
     Some(figures.limit("bytes each, beyond the connection", bytes, 600.0, |bytes| format!("{bytes:.0}")))
 }
 
 fn of_slow(rows: &[Row<SlowReader>]) -> Option<Bar> {
-    let figures = Figures { rows, title: "one of 100 reads nothing".to_owned() };
+    let figures =
+        Figures { rows, title: "one of 100 reads nothing".to_owned(), measured: Contender::is_plain };
     let ratio = figures.fanfare(SlowReader::p99_ratio)?;
     Some(figures.limit("p99 of the others, of without it", ratio, 1.2, |ratio| format!("{ratio:.2}")))
 }
@@ -120,12 +129,19 @@ fn of_slow(rows: &[Row<SlowReader>]) -> Option<Bar> {
 struct Figures<'a, Run> {
     rows: &'a [Row<Run>],
     title: String,
+    /// Who has a row here when all are measured.
+    measured: fn(Contender) -> bool,
 }
 
 impl<Run> Figures<'_, Run> {
     fn at_least_of_floor(&self, figure: impl Fn(&Run) -> f64, at_least: f64) -> Option<Bar> {
-        let (ours, floor) = (self.fanfare(&figure)?, self.of(Contender::Floor, &figure)?);
-        Some(Bar::share(format!("{}: of the floor", self.title), ours / floor, at_least))
+        let what = format!("{}: of the floor", self.title);
+        let ours = self.fanfare(&figure)?;
+        let not_judged = self.not_judged(|contender| contender == Contender::Floor);
+        Some(match self.of(Contender::Floor, &figure) {
+            Some(floor) => Bar::share(what, ours / floor, at_least).judged_unless(not_judged),
+            None => self.without_figure(what, not_judged),
+        })
     }
 
     /// A figure of which more is better, as a multiple of the best of those `among` all.
@@ -136,10 +152,15 @@ impl<Run> Figures<'_, Run> {
         what: &str,
         among: impl Fn(Contender) -> bool,
     ) -> Option<Bar> {
-        let all = self.others(&figure, among);
-        let (best, other) = all.into_iter().max_by(|one, other| one.1.total_cmp(&other.1))?;
-        let what = format!("{}: {what} ({})", self.title, best.name());
-        Some(Bar::multiple(what, self.fanfare(figure)? / other, at_least))
+        let (ours, not_judged) = (self.fanfare(&figure)?, self.not_judged(&among));
+        let all = self.others(&figure, among).into_iter();
+        Some(match all.max_by(|one, other| one.1.total_cmp(&other.1)) {
+            Some((best, other)) => {
+                let what = format!("{}: {what} ({})", self.title, best.name());
+                Bar::multiple(what, ours / other, at_least).judged_unless(not_judged)
+            }
+            None => self.without_figure(format!("{}: {what}", self.title), not_judged),
+        })
     }
 
     /// A figure of which less is better.
@@ -150,14 +171,41 @@ impl<Run> Figures<'_, Run> {
         what: &str,
         among: impl Fn(Contender) -> bool,
     ) -> Option<Bar> {
-        let all = self.others(&figure, among);
-        let (best, other) = all.into_iter().min_by(|one, other| one.1.total_cmp(&other.1))?;
-        let what = format!("{what} ({})", best.name());
-        Some(self.limit(&what, self.fanfare(figure)? / other, at_most, |ratio| format!("{ratio:.2}")))
+        let (ours, not_judged) = (self.fanfare(&figure)?, self.not_judged(&among));
+        let all = self.others(&figure, among).into_iter();
+        Some(match all.min_by(|one, other| one.1.total_cmp(&other.1)) {
+            Some((best, other)) => {
+                let what = format!("{what} ({})", best.name());
+                let bar = self.limit(&what, ours / other, at_most, |ratio| format!("{ratio:.2}"));
+                bar.judged_unless(not_judged)
+            }
+            None => self.without_figure(format!("{}: {what}", self.title), not_judged),
+        })
     }
 
+    /// A figure of Fanfare's alone.
     fn limit(&self, what: &str, figure: f64, at_most: f64, show: impl Fn(f64) -> String) -> Bar {
-        Bar::at_most(format!("{}: {what}", self.title), figure, at_most, show)
+        let bar = Bar::at_most(format!("{}: {what}", self.title), figure, at_most, show);
+        bar.judged_unless(self.not_judged(|_| false))
+    }
+
+    fn without_figure(&self, what: String, not_judged: Option<String>) -> Bar {
+        Bar::without_figure(what, not_judged.unwrap_or_else(|| "nobody carried it".to_owned()))
+    }
+
+    /// What is missing to compare Fanfare with the best `among` the others: each of them has to have been measured often enough,
+    /// even if it did not carry what was asked.
+    fn not_judged(&self, among: impl Fn(Contender) -> bool) -> Option<String> {
+        let needed = Contender::chosen(&[]).into_iter().filter(|contender| (self.measured)(*contender));
+        let needed = needed.filter(|contender| *contender == Contender::Fanfare || among(*contender));
+        let lacking: Vec<String> = needed
+            .filter_map(|contender| {
+                let row = self.rows.iter().find(|row| row.contender == contender);
+                let runs = row.map_or(0, |row| row.runs.len() + row.not_carried.len());
+                (runs < RUNS_MIN).then(|| format!("{runs} of {}", contender.name()))
+            })
+            .collect();
+        (!lacking.is_empty()).then(|| format!("runs are fewer than {RUNS_MIN}: {}", lacking.join("; ")))
     }
 
     fn fanfare(&self, figure: impl Fn(&Run) -> f64) -> Option<f64> {
@@ -235,11 +283,27 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn without_the_other_side_there_is_no_bar() {
-        let fixed = |rows| Fixed { workload: workload::of_parts(|_| true)[0], rows };
-        assert_eq!(of_fan_out(&fixed(vec![row(Contender::Fanfare, 1.0, 1.0)])).len(), 0);
-        let with_floor = vec![row(Contender::Fanfare, 1.0, 1.0), row(Contender::Floor, 0.8, 1.0)];
-        let bars = of_fan_out(&fixed(with_floor));
-        assert_eq!((bars.len(), bars[0].measured.as_str(), bars[0].met), (1, "80 %", false));
+    fn who_was_not_measured_often_enough_leaves_a_bar_open() {
+        let often = |contender, server_cpu_s| {
+            let runs = (0..3).map(|_| run(server_cpu_s, 1.0)).collect();
+            Row { runs, ..Row::new(contender) }
+        };
+        let ours = || often(Contender::Fanfare, 1.0);
+        let judge = |rows| -> Vec<(String, Option<String>)> {
+            let bars = of_fan_out(&Fixed { workload: workload::of_parts(|_| true)[0], rows });
+            bars.into_iter().map(|bar| (bar.measured, bar.not_judged)).collect()
+        };
+        let floor_once = row(Contender::Floor, 0.8, 1.0);
+        let bars = judge(vec![ours(), floor_once]);
+        assert_eq!(bars[0], ("80 %".to_owned(), Some("runs are fewer than 3: 1 of floor".to_owned())));
+        assert!(bars[1].0 == "–" && bars[1].1.as_ref().is_some_and(|reason| reason.contains("0 of NATS")));
+        let peers = || Contender::chosen(&[]).into_iter().filter(|contender| contender.is_peer());
+        let all = |floor| [ours(), floor].into_iter().chain(peers().map(|peer| often(peer, 3.0))).collect();
+        let open = |rows| judge(rows).into_iter().filter_map(|(_, open)| open).collect::<Vec<_>>();
+        assert_eq!(open(all(often(Contender::Floor, 0.8))), Vec::<String>::new());
+        let not_carried = vec!["late".to_owned(); 3];
+        let beaten = Row { not_carried, ..Row::new(Contender::Floor) };
+        assert_eq!(open(all(beaten)), ["nobody carried it"]);
+        assert!(judge(Vec::new()).is_empty(), "without Fanfare there is nothing to hold it to");
     }
 }
