@@ -1,7 +1,6 @@
 //! The tables as Markdown.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 use super::super::bars::Bar;
 use super::super::markdown::{Table, bar_table, failed, pair};
@@ -26,7 +25,7 @@ pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> Stri
 }
 
 fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
-    let mut table = Table::new(
+    let mut table = table_of(
         &workload.title(),
         &[
             "deliveries per core-second",
@@ -46,10 +45,10 @@ fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         let per_core_second = median(runs, deliveries_per_core_second);
         let mut cells = vec![
             format!("{per_core_second:.0}"),
-            format!("{:.2}", 1e6 / per_core_second),
+            spread(runs, 2, |run| 1e6 / deliveries_per_core_second(run)),
             multiple(fanfare, per_core_second),
         ];
-        cells.push(pair(median(runs, |run| run.p50_ms), median(runs, |run| run.p99_ms)));
+        cells.push(format!("{:.2} / {}", median(runs, |run| run.p50_ms), spread(runs, 2, |run| run.p99_ms)));
         cells.push(format!("{:.2}", median(runs, |run| run.deliveries as f64 / run.segments as f64)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.resident_bytes as f64 / 1e6)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.socket_bytes as f64 / 1e6)));
@@ -71,12 +70,12 @@ fn most_table(Most { message_bytes, rows }: &Most) -> String {
         "generator: cores",
         "lag p99 / max ms",
     ];
-    let mut table = Table::new(&title, &columns);
+    let mut table = table_of(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, |run| f64::from(run.deliveries_per_s)));
     for row @ Row { runs, .. } in rows {
         let per_s = median(runs, |run| f64::from(run.deliveries_per_s));
         let cells = vec![
-            format!("{per_s:.0}"),
+            spread(runs, 0, |run| f64::from(run.deliveries_per_s)),
             multiple(fanfare, per_s),
             format!("{:.2}", median(runs, |run| 1e6 / deliveries_per_core_second(&run.outcome))),
             pair(median(runs, |run| run.outcome.p50_ms), median(runs, |run| run.outcome.p99_ms)),
@@ -92,7 +91,7 @@ fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
     let Some(connections) = rows.iter().flat_map(|row| &row.runs).map(|run| run.connections).next() else {
         return String::new();
     };
-    let mut table = Table::new(
+    let mut table = table_of(
         &format!("{connections} idle connections, one channel each"),
         &[
             "KB RSS each",
@@ -107,9 +106,9 @@ fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
     for row @ Row { runs, .. } in rows {
         let us = median(runs, holding_us);
         let cells = vec![
-            format!("{:.2}", median(runs, |run| run.resident_bytes / 1024.0)),
+            spread(runs, 2, |run| run.resident_bytes / 1024.0),
             format!("{:.2}", median(runs, |run| run.socket_bytes / 1024.0)),
-            format!("{us:.2}"),
+            spread(runs, 2, holding_us),
             multiple(fanfare, us),
             pair(median(runs, |run| run.heard), median(runs, |run| run.said)),
             format!("{:.0}", median(runs, |run| run.holding.wall_s)),
@@ -132,7 +131,7 @@ fn herd_table(rows: &[Row<Herds>]) -> String {
         "refused",
     ];
     let title = format!("{} connections, opened and attached", run.in_turn.connections);
-    let mut table = Table::new(&title, &columns);
+    let mut table = table_of(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Herds::per_core_second));
     for row @ Row { runs, .. } in rows {
         let per_core_second = median(runs, Herds::per_core_second);
@@ -140,7 +139,7 @@ fn herd_table(rows: &[Row<Herds>]) -> String {
         let refused: usize = runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum();
         let cells = vec![
             format!("{per_core_second:.0}"),
-            format!("{:.0}", 1e6 / per_core_second),
+            spread(runs, 0, |run| 1e6 / run.per_core_second()),
             multiple(fanfare, per_core_second),
             seconds(|run| run.at_once.cost.wall_s),
             seconds(|run| run.at_once.cost.server_cpu_s),
@@ -158,13 +157,13 @@ fn crowd_table(rows: &[Row<Crowd>]) -> String {
     let title = format!("{} connections × {} channels of their own", crowd.with.connections, crowd.attached);
     let columns =
         ["bytes of RSS for each channel", "Fanfare's, of it", "KB RSS for each connection: without / with"];
-    let mut table = Table::new(&title, &columns);
+    let mut table = table_of(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Crowd::channel_bytes));
     for row @ Row { runs, .. } in rows {
         let bytes = median(runs, Crowd::channel_bytes);
         let kb = |hold: fn(&Crowd) -> &IdleOutcome| median(runs, |run| hold(run).resident_bytes / 1024.0);
         let cells = vec![
-            format!("{bytes:.0}"),
+            spread(runs, 0, Crowd::channel_bytes),
             multiple(fanfare, bytes),
             pair(kb(|run| &run.without), kb(|run| &run.with)),
         ];
@@ -177,16 +176,25 @@ fn crowd_table(rows: &[Row<Crowd>]) -> String {
 fn durable_table(publish: &Publish) -> String {
     let Publish { connections, window, message_bytes, node, bare_loop } = publish;
     let title = format!("{connections} × {window} durable publishes under way, {message_bytes} B");
-    let mut text = format!(
-        "| {title} | rows per second | of the loop | ack, commit p50 / p99 ms |\n|---|---|---|---|\n"
-    );
-    let (acked, rows) = (median(node, |run| run.acked_per_s), median(bare_loop, |run| run.rows_per_s));
-    let ack = pair(median(node, |run| run.ack_p50_ms), median(node, |run| run.ack_p99_ms));
-    let commit = pair(median(bare_loop, |run| run.commit_p50_ms), median(bare_loop, |run| run.commit_p99_ms));
-    let _ =
-        writeln!(text, "| Fanfare, store embedded | {acked:.0} | {:.0} % | {ack} |", publish.ratio() * 100.0);
-    let _ = writeln!(text, "| bare store loop | {rows:.0} | 100 % | {commit} |\n");
-    text
+    let columns = ["runs", "rows per second", "of the loop", "ack, commit p50 ms", "p99 ms"];
+    let mut table = Table::new(&title, &columns);
+    let cells = vec![
+        node.len().to_string(),
+        spread(node, 0, |run| run.acked_per_s),
+        format!("{:.0} %", publish.ratio() * 100.0),
+        spread(node, 2, |run| run.ack_p50_ms),
+        spread(node, 2, |run| run.ack_p99_ms),
+    ];
+    table.row("Fanfare, store embedded", node.len(), cells);
+    let cells = vec![
+        bare_loop.len().to_string(),
+        spread(bare_loop, 0, |run| run.rows_per_s),
+        "100 %".to_owned(),
+        spread(bare_loop, 2, |run| run.commit_p50_ms),
+        spread(bare_loop, 2, |run| run.commit_p99_ms),
+    ];
+    table.row("bare store loop", bare_loop.len(), cells);
+    table.text()
 }
 
 fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
@@ -199,14 +207,14 @@ fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
         "RSS MB: without / with",
         "lost, of the others",
     ];
-    let mut table = Table::new(&title, &columns);
+    let mut table = table_of(&title, &columns);
     for row @ Row { runs, .. } in rows {
         let rss = |run: &FanoutOutcome| run.memory.resident_bytes as f64 / 1e6;
         let shares = |share: fn(&Slow) -> f64| median(runs, |run| run.slow(share));
         let lost: u64 = runs.iter().map(|run| run.without.faults.lost + run.with.faults.lost).sum();
         let cells = vec![
             pair(median(runs, |run| run.without.p99_ms), median(runs, |run| run.with.p99_ms)),
-            format!("{:.2}", median(runs, SlowReader::p99_ratio)),
+            spread(runs, 2, SlowReader::p99_ratio),
             pair(100.0 * shares(|slow| slow.attached), 100.0 * shares(|slow| slow.blocked)),
             format!("{:.0}", shares(|slow| slow.given_up as f64)),
             pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
@@ -217,18 +225,33 @@ fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
     table.text() + &not_carried(rows)
 }
 
-/// Where some of the runs have no figures it says so.
+/// Beside the columns how many runs the figures are from.
+fn table_of(title: &str, columns: &[&str]) -> Table {
+    Table::new(title, &[&["runs"], columns].concat())
+}
+
 fn add<Run>(table: &mut Table, row: &Row<Run>, mut cells: Vec<String>) {
-    let (name, runs, not_carried) = (row.contender.name(), row.runs.len(), row.not_carried.len());
-    match (runs, not_carried) {
-        (_, 0) => table.row(name, runs, cells),
-        (0, _) => {
-            cells.fill("–".to_owned());
-            cells[0] = "did not carry it".to_owned();
-            table.row(name, not_carried, cells);
-        }
-        _ => table.row(&format!("{name}: {runs} of {} runs", runs + not_carried), runs, cells),
+    let (runs, not_carried) = (row.runs.len(), row.not_carried.len());
+    if runs == 0 && not_carried > 0 {
+        cells.fill("–".to_owned());
+        cells[0] = "did not carry it".to_owned();
     }
+    let told = if not_carried == 0 { runs.to_string() } else { format!("{runs} of {}", runs + not_carried) };
+    cells.insert(0, told);
+    table.row(row.contender.name(), runs + not_carried, cells);
+}
+
+/// The median, and from which to which the runs reach.
+fn spread<Run>(runs: &[Run], decimals: usize, figure: impl Fn(&Run) -> f64) -> String {
+    let middle = median(runs, &figure);
+    let (least, most) = runs
+        .iter()
+        .map(figure)
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), run| (least.min(run), most.max(run)));
+    if runs.len() < 2 {
+        return format!("{middle:.decimals$}");
+    }
+    format!("{middle:.decimals$} ({least:.decimals$}–{most:.decimals$})")
 }
 
 /// Why, each reason once.
@@ -294,10 +317,15 @@ mod tests {
         ];
         let table = fixed_table(&Fixed { workload: workload::many_channels(100_000, 128), rows });
         let lines: Vec<&str> = table.lines().collect();
-        assert!(lines[2].starts_with("| Fanfare | 500000 | 2.00 | 1.00 × | 1.00 / 2.00 | 2.00 |"), "{table}");
+        assert!(
+            lines[2].starts_with(
+                "| Fanfare | 3 | 500000 | 2.00 (1.00–9.00) | 1.00 × | 1.00 / 2.00 (2.00–2.00) | 2.00 |"
+            ),
+            "{table}"
+        );
         assert!(lines[2].ends_with("| 0.50 | 0.10 / 0.20 | 9 / 0 / 0 / 0 |"), "{table}");
-        assert!(lines[3].starts_with("| NATS: 1 of 2 runs | 166667 | 6.00 | 3.00 × |"), "{table}");
-        assert!(lines[4].starts_with("| floor | did not carry it | – |"), "{table}");
+        assert!(lines[3].starts_with("| NATS | 1 of 2 | 166667 | 6.00 | 3.00 × |"), "{table}");
+        assert!(lines[4].starts_with("| floor | 0 of 2 | did not carry it | – |"), "{table}");
         assert_eq!(lines[6..8], ["- not carried by NATS: slow", "- not carried by floor: late"], "{table}");
         let cells = |line: &str| line.matches('|').count();
         assert!(lines[..5].iter().all(|line| cells(line) == cells(lines[0])), "{table}");
