@@ -19,6 +19,8 @@ pub(super) struct Machine {
     rustc: String,
     commit: String,
     command: String,
+    /// Of the day on which it was begun, in UTC.
+    date: String,
 }
 
 impl Machine {
@@ -32,6 +34,7 @@ impl Machine {
             node: first_line(&node.to_string_lossy(), &["--version"]),
             bench: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
             rustc: first_line("rustc", &["--version"]),
+            date: first_line("date", &["-u", "+%Y-%m-%d"]),
             commit: if changed { commit + " with changes" } else { commit },
             command: env::args()
                 .skip(1)
@@ -40,10 +43,19 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// What stands below a picture.
+    pub(super) fn in_short(&self) -> String {
+        let Self { cpu, cores, kernel, commit, date, .. } = self;
+        format!("{cores} × {cpu}, Linux {kernel}, commit {commit}, {date}")
+    }
+}
+
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "machine  {} × {}, Linux {}", self.cores, self.cpu, self.kernel)?;
         writeln!(f, "versions {}, {}, {}", self.node, self.bench, self.rustc)?;
+        writeln!(f, "date     {}", self.date)?;
         writeln!(f, "commit   {}", self.commit)?;
         writeln!(f, "command  {}", self.command)
     }

@@ -44,7 +44,7 @@ pub(super) fn bar_table(bars: &[Bar]) -> String {
 }
 
 pub(super) fn failed(failures: &[String]) -> String {
-    failures.iter().map(|failure| format!("FAILED {failure}\n")).collect()
+    failures.iter().map(|failure| format!("- FAILED {failure}\n")).collect()
 }
 
 pub(super) fn pair(one: f64, other: f64) -> String {

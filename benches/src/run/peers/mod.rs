@@ -5,6 +5,7 @@ mod contender;
 mod herds;
 mod holding;
 mod measure;
+mod page;
 mod plot;
 mod servers;
 mod slow;
@@ -31,7 +32,7 @@ pub struct Options {
     /// Also writes everything that was measured to this file, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Also draws fan-out into this folder, as SVG.
+    /// Also draws fan-out into this folder, as SVG, and writes what is printed to `peers.md` there.
     #[arg(long)]
     pub plots: Option<PathBuf>,
     /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
@@ -85,9 +86,11 @@ pub fn run(options: &Options) -> Result<()> {
     described.iter().for_each(|contender| println!("{contender}"));
     let (measured, failures) = Comparison { places, contenders, options }.measure();
     let bars = bars::bars(&measured);
-    print!("\n{}", table::of(&measured, &bars, &failures));
+    let tables = table::of(&measured, &bars, &failures);
+    print!("\n{tables}");
     if let Some(folder) = &options.plots {
-        plot::write(&measured.fixed, folder)?;
+        plot::write(&measured.fixed, folder, &machine.in_short())?;
+        page::write(folder, &machine, &described, &tables)?;
     }
     let report = Report { machine, contenders: described, measured, bars, failures };
     if let Some(out) = &options.out {

@@ -15,19 +15,20 @@ const NAMES: u32 = 250;
 const BARS: u32 = 420;
 const ROW: u32 = 20;
 const TITLE: u32 = 34;
+const FOOTER: u32 = 28;
 
-/// Writes `fan-out-….svg` into the folder, which is made if need be.
-pub(super) fn write(fan_outs: &[Fixed], folder: &Path) -> io::Result<()> {
+/// Writes `fan-out-….svg` into the folder, which is made if need be; `footer` says where and when it was measured.
+pub(super) fn write(fan_outs: &[Fixed], folder: &Path, footer: &str) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     fan_outs.iter().try_for_each(|fixed| {
         let workload = &fixed.workload;
         let (channels, rate, bytes) = (workload.channels, workload.deliveries_per_s, workload.message_bytes);
         let name = format!("fan-out-{channels}-channels-{rate}-per-s-{bytes}-bytes.svg");
-        fs::write(folder.join(name), picture(fixed))
+        fs::write(folder.join(name), picture(fixed, footer))
     })
 }
 
-fn picture(Fixed { workload, rows }: &Fixed) -> String {
+fn picture(Fixed { workload, rows }: &Fixed, footer: &str) -> String {
     let measured = || rows.iter().filter(|row| !row.runs.is_empty());
     let cost = measured().map(|row| (row.contender, 1e6 / median(&row.runs, deliveries_per_core_second)));
     let p99 = measured().map(|row| (row.contender, median(&row.runs, |run| run.p99_ms)));
@@ -35,7 +36,7 @@ fn picture(Fixed { workload, rows }: &Fixed) -> String {
         Panel { title: "µs of server CPU per delivery", bars: cost.collect(), scale: |value| value },
         Panel { title: "p99 of the delivery, ms (logarithmic)", bars: p99.collect(), scale: decades },
     ];
-    let height: u32 = TITLE + panels.iter().map(Panel::height).sum::<u32>();
+    let height: u32 = TITLE + panels.iter().map(Panel::height).sum::<u32>() + FOOTER;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
          font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
@@ -46,6 +47,7 @@ fn picture(Fixed { workload, rows }: &Fixed) -> String {
         panel.draw(top, &mut svg);
         top += panel.height();
     }
+    text(&mut svg, 8, top + 18, "start", "normal", footer);
     svg + "</svg>\n"
 }
 
@@ -85,11 +87,11 @@ impl Panel {
     }
 }
 
-/// No text here has anything in it that XML would take for its own.
 fn text(svg: &mut String, x: u32, y: u32, anchor: &str, weight: &str, text: &str) {
     let _ = writeln!(
         svg,
-        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-weight=\"{weight}\">{text}</text>"
+        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-weight=\"{weight}\">{}</text>",
+        text.replace('&', "&amp;").replace('<', "&lt;")
     );
 }
 
@@ -109,7 +111,9 @@ mod tests {
     fn a_bar_is_as_long_as_what_it_stands_for() {
         let mut rows = vec![row(Contender::Fanfare, 1.0, 1.0), row(Contender::Nats, 4.0, 1_000.0)];
         rows.push(Row::new(Contender::Floor));
-        let svg = picture(&Fixed { workload: workload::many_channels(100_000, 128), rows });
+        let svg =
+            picture(&Fixed { workload: workload::many_channels(100_000, 128), rows }, "a machine, a day");
+        assert!(svg.contains(">a machine, a day</text>"), "{svg}");
         let bars = svg.matches("height=\"15\"").count();
         assert_eq!(bars, 4, "two panels, and no bar of who has no figure: {svg}");
         for width in [BARS / 4, BARS] {
@@ -125,7 +129,7 @@ mod tests {
         let all = workload::of_parts(|_| true).into_iter();
         let fan_outs: Vec<Fixed> =
             all.map(|workload| Fixed { workload, rows: vec![row(Contender::Fanfare, 1.0, 1.0)] }).collect();
-        write(&fan_outs, &folder.path().join("plots")).expect("a folder that can be written");
+        write(&fan_outs, &folder.path().join("plots"), "").expect("a folder that can be written");
         let files = fs::read_dir(folder.path().join("plots")).expect("the folder was made").count();
         assert_eq!(files, fan_outs.len());
     }
