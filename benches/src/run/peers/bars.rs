@@ -84,8 +84,9 @@ fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
         Contender::is_peer,
     );
     let wall = figures.fanfare(Herds::wall_of_cpu);
-    let wall = wall
-        .map(|ratio| figures.limit("a herd's time, of its CPU", ratio, 1.0, |ratio| format!("{ratio:.2}")));
+    let wall = wall.map(|ratio| {
+        figures.limit("a herd's time, of its CPU over the cores", ratio, 1.2, |ratio| format!("{ratio:.2}"))
+    });
     let refused =
         |runs: &[Herds]| runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum::<usize>();
     let refused = figures.runs(Contender::Fanfare).map(|runs| refused(runs) as f64);

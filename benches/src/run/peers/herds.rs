@@ -1,5 +1,7 @@
 //! What a connection costs until it is attached, and a herd of them at once.
 
+use std::thread;
+
 use serde::Serialize;
 
 use super::super::generator::{load, result_of};
@@ -17,6 +19,8 @@ const TOGETHER: u32 = 100;
 pub(super) struct Herds {
     pub(super) in_turn: HerdOutcome,
     pub(super) at_once: HerdOutcome,
+    /// Of the machine.
+    pub(super) cores: usize,
 }
 
 impl Herds {
@@ -25,10 +29,12 @@ impl Herds {
         self.in_turn.connections as f64 / self.in_turn.cost.server_cpu_s
     }
 
-    /// How long the herd took, of the CPU that it cost on both sides; above 1 somebody waited for nothing.
+    /// How long the herd took, of the time in which all cores do what it cost on both sides, or the one thread of the generator its
+    /// part, if that is longer; above 1 somebody waited for nothing.
     pub(super) fn wall_of_cpu(&self) -> f64 {
         let cost = &self.at_once.cost;
-        cost.wall_s / (cost.server_cpu_s + cost.generator_cpu_s)
+        let all_s = (cost.server_cpu_s + cost.generator_cpu_s) / self.cores as f64;
+        cost.wall_s / all_s.max(cost.generator_cpu_s)
     }
 }
 
@@ -37,7 +43,8 @@ impl Comparison<'_> {
         let title = format!("{CONNECTIONS} connections, in turn and at once");
         let rows = self.rows_of_plain(&title, failures, |contender| {
             let in_turn = self.herd(contender, Some(TOGETHER))?;
-            Ok(Herds { in_turn, at_once: self.herd(contender, None)? })
+            let cores = thread::available_parallelism()?.get();
+            Ok(Herds { in_turn, at_once: self.herd(contender, None)?, cores })
         });
         for row in rows.iter().filter(|row| row.contender.is_fanfare()) {
             for run in
@@ -61,5 +68,30 @@ impl Comparison<'_> {
         }
         command.args(server.key_file.is_some().then_some("--sign"));
         result_of(command)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Cost;
+
+    fn herds(wall_s: f64, server_cpu_s: f64, cores: usize) -> Herds {
+        let outcome = || HerdOutcome {
+            connections: 10_000,
+            refused: 0,
+            refusal: None,
+            p50_ms: 1.0,
+            p99_ms: 2.0,
+            cost: Cost { wall_s, server_cpu_s, generator_cpu_s: 1.0 },
+        };
+        Herds { in_turn: outcome(), at_once: outcome(), cores }
+    }
+
+    #[test]
+    fn a_herd_takes_what_its_cpu_takes_on_all_cores() {
+        assert_eq!(herds(2.0, 1.0, 1).wall_of_cpu(), 1.0);
+        assert_eq!(herds(3.0, 3.0, 2).wall_of_cpu(), 1.5);
+        assert_eq!(herds(1.5, 1.0, 16).wall_of_cpu(), 1.5, "the generator has one thread");
     }
 }
