@@ -46,10 +46,12 @@ bench-cluster bench-store:
 # The peers are built once for each version. Go keeps its modules in its own cache, and checks them against go.sum.
 PEERS := $(TOOLS)/peers
 
+# As benches/src/run/peers/mod.rs has it.
+OPEN_FILES := 20000
 NATS := v2.15.2
 SOCKUDO := 5.2.0
 
-bench-peers: $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
+bench-peers: bench-peers-needs $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
 	cargo build --release --locked -p fanfare
 	cargo run --release --locked -p fanfare-benches --bin bench -- peers --peers "$(PEERS)" --plots docs/benchmarks --out "$(TOOLS)/bench-peers.json"
 
@@ -61,8 +63,14 @@ $(PEERS)/nats-server-$(NATS): | go
 	GOBIN="$(PEERS)" go install -trimpath github.com/nats-io/nats-server/v2@$(NATS) && touch "$@"
 
 $(PEERS)/sockudo-$(SOCKUDO):
-	@command -v protoc >/dev/null || { echo "protoc is missing: install protobuf-compiler"; exit 1; }
 	cargo install sockudo --locked --version "=$(SOCKUDO)" --root "$(PEERS)" && touch "$@"
+
+# What would else be found missing only after minutes of building.
+.PHONY: bench-peers-needs
+bench-peers-needs: go
+	@test -e "$(PEERS)/sockudo-$(SOCKUDO)" || command -v protoc >/dev/null || { echo "protoc is missing: install protobuf-compiler"; exit 1; }
+	@files=$$(ulimit -Hn); test "$$files" = unlimited || test "$$files" -ge $(OPEN_FILES) || \
+	  { echo "a process may open $$files files and $(OPEN_FILES) are needed: raise the hard limit (ulimit -Hn) and log in again"; exit 1; }
 
 .PHONY: go
 go:

@@ -19,6 +19,20 @@ pub fn raise_open_files() -> io::Result<u64> {
     if done { Ok(limit.rlim_cur) } else { Err(io::Error::last_os_error()) }
 }
 
+/// An error that says what to do, where a process may open fewer files than so many.
+pub fn need_open_files(needed: u64) -> io::Result<()> {
+    enough_open_files(raise_open_files()?, needed)
+}
+
+fn enough_open_files(limit: u64, needed: u64) -> io::Result<()> {
+    if limit >= needed {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "a process may open {limit} files and {needed} are needed: raise the hard limit (ulimit -Hn) and log in again"
+    )))
+}
+
 /// Nanoseconds on CLOCK_MONOTONIC, which all processes of the machine share.
 pub fn monotonic_ns() -> u64 {
     let now = clock(libc::CLOCK_MONOTONIC).expect("CLOCK_MONOTONIC exists");
@@ -59,4 +73,16 @@ fn clock(id: libc::clockid_t) -> io::Result<Duration> {
 
 fn pid_t(pid: u32) -> io::Result<libc::pid_t> {
     libc::pid_t::try_from(pid).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_files_are_told_with_what_to_do() {
+        assert!(enough_open_files(20_000, 20_000).is_ok());
+        let error = enough_open_files(1_024, 20_000).expect_err("too few");
+        assert!(error.to_string().contains("1024 files and 20000 are needed: raise the hard limit"));
+    }
 }

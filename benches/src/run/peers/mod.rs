@@ -22,10 +22,13 @@ use serde::Serialize;
 use super::bars::Bar;
 use super::machine::Machine;
 use super::{build_node, target_folder};
-use crate::Result;
+use crate::{Result, os};
 use contender::{Contender, Places};
 use measure::{Comparison, Measured};
 use workload::Part;
+
+/// 18 000 connections that the node may have, and what it opens beside them.
+const OPEN_FILES: u64 = 20_000;
 
 #[derive(Args)]
 pub struct Options {
@@ -70,6 +73,7 @@ struct Report {
 /// Measures everything and prints the tables. What a peer or the floor loses or does not carry is told; an error is a
 /// measurement that failed, and what Fanfare did not carry, or lost, doubled or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
+    os::need_open_files(OPEN_FILES)?;
     let this = env::current_exe()?;
     let node = match &options.node {
         Some(node) => node.clone(),
