@@ -7,8 +7,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fanfare::accounts::Accounts;
 use fanfare::auth::{Authenticator, Claim, Kept, TokenStore};
-use fanfare::hub::{Flush, Inbox, Outbox, wire};
+use fanfare::hub::{
+    Delivery, DeliveryTarget, Flush, Hub, Inbox, Mark, Outbox, PresenceDelivery, Subscriber, Subscribers,
+    wire,
+};
 use fanfare::model::{Capability, Clock, Limits, Nonce, Operation, Revocation};
+use fanfare::origin::history::{Embedded, HistoryStore, Options};
+use fanfare::publish::Publisher;
+use fanfare_benches::link::Publishing;
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_proto::frame::{self, Format, MessageOut};
 use fanfare_proto::serial::Serial;
@@ -17,7 +23,10 @@ use serde_json::value::RawValue;
 
 pub(crate) struct Step {
     pub(crate) name: &'static str,
-    pub(crate) once: Box<dyn FnMut()>,
+    /// What it needs, and what is to be repeated. Nothing of it runs while another step is counted.
+    pub(crate) make: Box<dyn Fn() -> Box<dyn FnMut()>>,
+    /// How often that takes it.
+    pub(crate) times: u32,
 }
 
 const NOW_S: u64 = 1_800_000_000;
@@ -26,19 +35,20 @@ const INCARNATION: u64 = 0x0123_4567_89ab_cdef;
 
 pub(crate) fn all() -> Vec<Step> {
     vec![
-        step("read a publish", read_a_publish()),
-        step("encode a delivery", encode_a_delivery()),
-        step("hand a delivery to a shard", hand_to_a_shard()),
-        step("queue a frame and write it", queue_and_write()),
-        step("match a capability", match_a_capability()),
-        step("verify a token", verify_a_token()),
-        step("sign a token request", || drop(black_box(token::mac(SECRET.as_bytes(), black_box(SIGNED))))),
-        step("join two positions", join_positions()),
+        step("read a publish", read_a_publish),
+        step("encode a delivery", encode_a_delivery),
+        step("hand a delivery to a shard", hand_to_a_shard),
+        step("queue a frame and write it", queue_and_write),
+        Step { times: SUBSCRIBERS, ..step("publish, of each delivery", publish_and_deliver) },
+        step("match a capability", match_a_capability),
+        step("verify a token", verify_a_token),
+        step("sign a token request", || || drop(black_box(token::mac(SECRET.as_bytes(), black_box(SIGNED))))),
+        step("join two positions", join_positions),
     ]
 }
 
-fn step(name: &'static str, once: impl FnMut() + 'static) -> Step {
-    Step { name, once: Box::new(once) }
+fn step<Once: FnMut() + 'static>(name: &'static str, make: impl Fn() -> Once + 'static) -> Step {
+    Step { name, make: Box::new(move || Box::new(make())), times: 1 }
 }
 
 const SIGNED: &str = "app.key\n3600000\n{\"*\":[\"subscribe\"]}\n\n1800000000000\n0123456789abcdef012345\n";
@@ -96,6 +106,77 @@ fn queue_and_write() -> impl FnMut() {
         outbox.push(shared.clone());
         let flushed = outbox.flush(&mut io::sink());
         assert!(matches!(flushed, Ok(Flush::Drained)), "a sink takes everything");
+    }
+}
+
+/// As many as a channel of the fan-out has.
+const SUBSCRIBERS: u32 = 80;
+
+/// From a checked publish to the sockets, as a shard does it that has all of the subscribers.
+fn publish_and_deliver() -> impl FnMut() {
+    let (limits, clock) = (Limits::default(), Clock::manual(NOW_S * 1000));
+    let shard = Arc::new(Awake::new());
+    let hub = Arc::new(Hub::new(vec![Arc::clone(&shard) as Arc<dyn DeliveryTarget>], clock.clone(), &limits));
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = Embedded::open(folder.path(), &Options::new(false, &limits), clock.clone()).expect("a store");
+    let publisher = Publisher::new(&hub, &(Arc::new(store) as Arc<dyn HistoryStore>), &limits, None);
+    let names = ["bench:fanout:000001".to_owned()];
+    let publishing = Publishing::new(publisher, clock, "dev", &names, data()).expect("a principal");
+    let (mut subscribers, mut taken) = (Subscribers::default(), Vec::new());
+    for slot in 0..SUBSCRIBERS {
+        let (channel, mark) = hub.attach(publishing.channel(0), 0);
+        subscribers.add(&channel, Subscriber::new(slot, mark.place));
+    }
+    let mut outboxes: Vec<Outbox> = (0..SUBSCRIBERS).map(|_| Outbox::default()).collect();
+    move || {
+        let _ = &folder;
+        publishing.publish(0, 1, Box::new(|done| drop(done.expect("nothing is in its way"))));
+        shard.inbox.take(&mut taken);
+        for delivery in taken.drain(..) {
+            let (mut frame, place) = (None, delivery.place());
+            for subscriber in subscribers.deliver(delivery.channel, place) {
+                if subscriber.messages && place > subscriber.after_place {
+                    let frame: &Bytes = frame.get_or_insert_with(|| delivery.frame(Format::Json));
+                    let outbox = &mut outboxes[subscriber.slot as usize];
+                    outbox.push(frame.clone());
+                    assert!(outbox.live_bytes() <= limits.outbox_bytes, "it was written before");
+                }
+            }
+        }
+        for outbox in &mut outboxes {
+            assert!(!outbox.is_empty(), "each of them is delivered to");
+            assert!(matches!(outbox.flush(&mut io::sink()), Ok(Flush::Drained)), "a sink takes everything");
+        }
+    }
+}
+
+/// A shard that need not be woken.
+struct Awake {
+    /// The waker of the inbox is of it.
+    _poll: mio::Poll,
+    inbox: Inbox<Arc<Delivery>>,
+}
+
+impl Awake {
+    fn new() -> Self {
+        let poll = mio::Poll::new().expect("a poll");
+        let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).expect("a waker"));
+        Self { _poll: poll, inbox: Inbox::new(waker, 1 << 20) }
+    }
+}
+
+impl DeliveryTarget for Awake {
+    fn deliver(&self, delivery: Arc<Delivery>) {
+        let bytes = delivery.bytes();
+        self.inbox.push(delivery, bytes);
+    }
+
+    fn deliver_presence(&self, _: Arc<PresenceDelivery>) {}
+
+    fn lose(&self, _: u64, _: &Mark) {}
+
+    fn congested(&self) -> bool {
+        self.inbox.congested()
     }
 }
 

@@ -131,7 +131,7 @@ mod tests {
     use fanfare::publish::Publisher;
 
     use super::*;
-    use crate::link::origin::Publishing;
+    use crate::link::Publishing;
 
     /// What the node leaves in its store of one publish.
     fn stored() -> (Vec<u8>, Vec<u8>) {

@@ -1,6 +1,6 @@
 //! A link between nodes alone: both ends are processes of their own, with the lanes, TLS and gRPC of a node.
 
-pub(crate) mod origin;
+mod origin;
 pub mod sink;
 pub mod source;
 
@@ -11,6 +11,8 @@ use fanfare::cluster::ClusterKey;
 use fanfare::cluster::link::PeerTls;
 
 use crate::Result;
+
+pub use origin::Publishing;
 
 #[derive(Args)]
 pub struct End {

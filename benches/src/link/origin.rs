@@ -23,7 +23,7 @@ pub(super) struct Origin {
 }
 
 /// A principal that publishes the same data to the channels it has.
-pub(crate) struct Publishing {
+pub struct Publishing {
     publisher: Publisher,
     principal: Principal,
     connection_id: ConnectionId,
@@ -56,7 +56,7 @@ impl Origin {
 
 impl Publishing {
     /// Of an account that keeps the history of all channels.
-    pub(crate) fn new(
+    pub fn new(
         publisher: Publisher,
         clock: Clock,
         account: &str,
@@ -81,8 +81,12 @@ impl Publishing {
         Ok(Self { publisher, principal, connection_id, channels, data })
     }
 
+    pub fn channel(&self, number: usize) -> &ChannelKey {
+        &self.channels[number]
+    }
+
     /// One publish of so many messages to the channel of that number.
-    pub(crate) fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
+    pub fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
         let draft = Draft { id: None, name: None, data: Some(self.data.clone()), extras: None };
         let request = PublishRequest {
             key: self.channels[channel % self.channels.len()].clone(),
