@@ -22,9 +22,11 @@ use crate::wire::stamp::{DATA_BYTES_MIN, Finder, Stamp};
 use crate::{NotCarried, Result, os};
 
 /// How often each of them speaks.
-const GLANCE: Duration = Duration::from_millis(20);
-/// How long the last that was heard of one may lie back, before it counts as given up.
-const SILENCE_NS: u64 = 40_000_000;
+const GLANCE: Duration = Duration::from_millis(10);
+/// How long the last that was heard of one may lie back, before the next one is opened.
+const SILENCE_NS: u64 = 30_000_000;
+/// How long something may still be heard of it after that.
+const DOUBT_NS: u64 = 300_000_000;
 /// One whose kernel has taken nothing for so long is blocked.
 const STILL_NS: u64 = 50_000_000;
 
@@ -59,6 +61,8 @@ pub(super) struct SlowReaders {
 struct Place {
     subscriber: usize,
     current: Option<Reader>,
+    /// Not heard of in time, and since when. They are left alone for a while: what they said may only be late.
+    doubted: Vec<(Reader, u64)>,
     past: Vec<Stay>,
 }
 
@@ -85,7 +89,7 @@ impl SlowReaders {
     pub(super) fn open(target: &Target, layout: &Arc<Layout>, subscribers: usize) -> Result<Self> {
         let channel = Layout::name(layout.channels() as u32);
         let listener = open(target, 1, |_| Some(channel.clone()))?.remove(0);
-        let place = |subscriber| Place { subscriber, current: None, past: Vec::new() };
+        let place = |subscriber| Place { subscriber, current: None, doubted: Vec::new(), past: Vec::new() };
         let places = (layout.reading..subscribers).map(place).collect();
         let (target, layout, finder) = (target.clone(), Arc::clone(layout), Finder::default());
         let mut readers = Self { target, layout, channel, listener, finder, places, opened: 0 };
@@ -119,7 +123,7 @@ impl SlowReaders {
         Slow {
             attached: least(|stay| Some(stay.from_ns)),
             blocked: least(|stay| stay.blocked_ns),
-            given_up: self.places.iter().map(|place| place.past.len()).sum(),
+            given_up: self.places.iter().map(|place| place.past.len() + place.doubted.len()).sum(),
         }
     }
 
@@ -127,7 +131,9 @@ impl SlowReaders {
         let Self { listener, finder, places, .. } = self;
         let read = listener.read(os::monotonic_ns(), shared, |piece| {
             finder.each(piece, |stamp| {
-                let readers = places.iter_mut().filter_map(|place| place.current.as_mut());
+                let readers = places.iter_mut().flat_map(|place| {
+                    place.current.iter_mut().chain(place.doubted.iter_mut().map(|(reader, _)| reader))
+                });
                 for reader in readers.filter(|reader| reader.number == stamp.sequence) {
                     reader.stay.until_ns = reader.stay.until_ns.max(stamp.sent_ns);
                 }
@@ -139,6 +145,7 @@ impl SlowReaders {
 
     fn look_at(&mut self, at: usize) -> Result<()> {
         let (now_ns, dialect) = (os::monotonic_ns(), self.target.dialect);
+        self.places[at].doubt_no_more(now_ns);
         let Some(reader) = &mut self.places[at].current else { return self.replace(at) };
         reader.look(now_ns);
         let stamp = Stamp { sent_ns: now_ns, sequence: reader.number };
@@ -150,8 +157,7 @@ impl SlowReaders {
 
     fn replace(&mut self, at: usize) -> Result<()> {
         let place = &mut self.places[at];
-        // Closed before the next one comes, so that there are never two.
-        place.past.extend(place.current.take().map(|reader| reader.stay));
+        place.doubted.extend(place.current.take().map(|reader| (reader, os::monotonic_ns())));
         let own = self.layout.channels_of(place.subscriber).iter().map(|channel| Layout::name(*channel));
         // Where only who listens may publish, it listens to itself, which it does not hear.
         let spoken_on = self.target.dialect.publishers_listen().then(|| self.channel.clone());
@@ -183,8 +189,20 @@ impl Place {
         self.stays().any(|stay| stay.blocked_ns.is_some()) || !self.past.is_empty()
     }
 
+    /// Closes those of whom enough is known: all that they said was heard after all, or nothing for long.
+    fn doubt_no_more(&mut self, now_ns: u64) {
+        let Self { doubted, past, .. } = self;
+        doubted.retain(|(reader, doubted_ns)| {
+            let is_heard = reader.stay.until_ns + 2 * GLANCE.as_nanos() as u64 >= *doubted_ns;
+            let is_known = is_heard || now_ns.saturating_sub(*doubted_ns) > DOUBT_NS;
+            past.extend(is_known.then_some(reader.stay));
+            !is_known
+        });
+    }
+
     fn stays(&self) -> impl Iterator<Item = Stay> {
-        self.past.iter().copied().chain(self.current.as_ref().map(|reader| reader.stay))
+        let present = self.doubted.iter().map(|(reader, _)| reader).chain(&self.current);
+        self.past.iter().copied().chain(present.map(|reader| reader.stay))
     }
 }
 
@@ -201,18 +219,22 @@ impl Reader {
     }
 }
 
-/// How much of the time between the two the stays fill, each from `since` on.
+/// How much of the time between the two the stays fill together, each from `since` on.
 fn share(
     stays: impl Iterator<Item = Stay>,
     since: fn(&Stay) -> Option<u64>,
     from_ns: u64,
     until_ns: u64,
 ) -> f64 {
-    let filled = stays.filter_map(|stay| {
-        let began_ns = since(&stay)?.max(from_ns);
-        Some(stay.until_ns.min(until_ns).saturating_sub(began_ns))
-    });
-    filled.sum::<u64>() as f64 / until_ns.saturating_sub(from_ns).max(1) as f64
+    let mut spans: Vec<(u64, u64)> = stays.filter_map(|stay| Some((since(&stay)?, stay.until_ns))).collect();
+    spans.sort_unstable();
+    let (mut filled_ns, mut reached_ns) = (0, from_ns);
+    for (began_ns, ended_ns) in spans {
+        let ended_ns = ended_ns.min(until_ns);
+        filled_ns += ended_ns.saturating_sub(began_ns.max(reached_ns));
+        reached_ns = reached_ns.max(ended_ns);
+    }
+    filled_ns as f64 / until_ns.saturating_sub(from_ns).max(1) as f64
 }
 
 #[cfg(test)]
@@ -222,9 +244,10 @@ mod tests {
     #[test]
     fn a_share_is_of_the_measured_part() {
         let stay = |from_ns, until_ns, blocked_ns| Stay { from_ns, until_ns, blocked_ns };
-        let stays = [stay(0, 120, Some(50)), stay(130, 150, None), stay(160, 300, Some(180))];
+        let stays =
+            [stay(160, 300, Some(180)), stay(0, 120, Some(50)), stay(130, 150, None), stay(140, 145, None)];
         let attached = share(stays.into_iter(), |stay| Some(stay.from_ns), 100, 200);
-        assert_eq!(attached, 0.8, "20 of the first, 20 of the second and 40 of the third");
+        assert_eq!(attached, 0.8, "20 until 120, 20 until 150 however many there are, and 40 from 160 on");
         assert_eq!(share(stays.into_iter(), |stay| stay.blocked_ns, 100, 200), 0.4);
     }
 }
