@@ -9,7 +9,7 @@ use std::pin::Pin;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
-type Found = Pin<Box<dyn Future<Output = (String, io::Result<Vec<SocketAddr>>)> + Send>>;
+pub(crate) type Found = Pin<Box<dyn Future<Output = (String, io::Result<Vec<SocketAddr>>)> + Send>>;
 
 /// Each a host and a port. A look-up that hangs cannot be ended and holds a thread, so there is one of each name at a time,
 /// and nobody need wait for it: what was found last is at hand.
@@ -24,12 +24,7 @@ pub struct Names {
 impl Names {
     /// As the system knows them.
     pub fn new() -> Self {
-        Self::by(|name| {
-            Box::pin(async {
-                let found = tokio::net::lookup_host(&name).await.map(Iterator::collect);
-                (name, found)
-            })
-        })
+        Self::by(of_system)
     }
 
     /// As somebody else knows them.
@@ -69,6 +64,13 @@ impl Names {
     pub fn retain(&mut self, is_used: impl Fn(&str) -> bool) {
         self.known.retain(|name, _| is_used(name));
     }
+}
+
+pub(crate) fn of_system(name: String) -> Found {
+    Box::pin(async {
+        let found = tokio::net::lookup_host(&name).await.map(Iterator::collect);
+        (name, found)
+    })
 }
 
 impl Default for Names {

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn at(address: &str) -> IpAddr {
-        address.parse().unwrap()
+        address.parse().expect("an address")
     }
 
     #[test]

@@ -215,10 +215,11 @@ mod tests {
         let buckets = Buckets::new(Bounds { rows: 100, bytes: 100 });
         let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"));
         let tell = |kind, at_ms, kept_ms| buckets.place(&key, kind, at_ms, 1, at_ms + kept_ms);
+        let until_ms = 5 + HOUR_MS + DAY_MS;
         let (bucket, until) = tell(RowKind::Messages, 5, HOUR_MS);
-        assert_eq!(until, Some(5 + HOUR_MS + DAY_MS));
+        assert_eq!(until, Some(until_ms));
         assert!(tell(RowKind::Messages, 5, HOUR_MS).1.is_some(), "it was not told yet");
-        buckets.told(&key, RowKind::Messages, bucket, until.unwrap());
+        buckets.told(&key, RowKind::Messages, bucket, until_ms);
         for at_ms in [5, 6, HOUR_MS, DAY_MS - 1] {
             assert_eq!(tell(RowKind::Messages, at_ms, HOUR_MS), (bucket, None), "at {at_ms}");
         }
