@@ -102,6 +102,22 @@ fn publish_own(store: &Scylla, key: &ChannelKey, sequence: u64) -> Result<(), St
 }
 
 #[test]
+fn a_row_that_follows_does_not_tell_the_index_again() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let store = place.open_with(Keyspace::options(), &clock);
+    let key = channel("acme", "a");
+    let midnight_ms = clock.now_ms() / DAY_MS * DAY_MS;
+    append(&store, &key, midnight_ms, 1);
+    let tells = |timestamp_ms| {
+        let kept_until_ms = timestamp_ms + 240 * HOUR_MS;
+        store.shared.buckets.place(&key, RowKind::Messages, timestamp_ms, 1, kept_until_ms).1.is_some()
+    };
+    assert!(!tells(midnight_ms + 1) && !tells(midnight_ms + DAY_MS - 1));
+    assert!(tells(midnight_ms + DAY_MS), "another day is another partition");
+}
+
+#[test]
 fn a_page_is_the_same_over_partitions_of_every_width() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();
