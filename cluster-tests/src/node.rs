@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,20 @@ impl Node {
 
     /// The same with another time to become ready; when that is over the node is ended, its log is shown, and the test fails.
     pub async fn start_within(deadline: Duration, options: NodeOptions) -> Self {
+        let (data, log, mut process) = Self::spawn(&options);
+        let addresses = process.ready(deadline, data.path()).await;
+        Self { options, process, data, addresses, log }
+    }
+
+    /// Starts a node that is to end by itself; how it did, and what it wrote.
+    pub async fn start_in_vain(options: NodeOptions) -> (ExitStatus, String) {
+        let (_data, log, mut process) = Self::spawn(&options);
+        let status = process.ended().await;
+        wait_for(crate::SOON, "all that the node wrote", async || log.is_whole().then_some(())).await;
+        (status, log.text())
+    }
+
+    fn spawn(options: &NodeOptions) -> (TempDir, Log, Process) {
         system::raise_open_files(OPEN_FILES);
         let data = tempfile::tempdir().expect("a temporary folder");
         if let Some(directory) = &options.directory {
@@ -92,9 +106,8 @@ impl Node {
                 .expect("the data folder is writable");
         }
         let log = Log::default();
-        let mut process = Process::spawn(&options, data.path(), &log);
-        let addresses = process.ready(deadline, data.path()).await;
-        Self { options, process, data, addresses, log }
+        let process = Process::spawn(options, data.path(), &log);
+        (data, log, process)
     }
 
     /// Where clients go.
@@ -199,8 +212,7 @@ impl Node {
 
     /// Waits until the node has stopped.
     pub async fn ended(&mut self) -> ExitStatus {
-        let child = &mut self.process.child;
-        wait_for(STOP_MAX, "the node to stop", async || child.try_wait().expect("a child process")).await
+        self.process.ended().await
     }
 
     /// Stands still, as if its machine did, with every thread when this returns; [`Node::resume`] ends that.
@@ -252,6 +264,11 @@ impl Process {
         // It may be gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    async fn ended(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        wait_for(STOP_MAX, "the node to stop", async || child.try_wait().expect("a child process")).await
     }
 
     async fn ready(&mut self, deadline: Duration, data: &Path) -> Addresses {
@@ -320,11 +337,14 @@ struct Log(Arc<Mutex<Lines>>);
 struct Lines {
     last: std::collections::VecDeque<String>,
     panicked: bool,
+    /// Starts that may still write.
+    followed: usize,
 }
 
 impl Log {
     fn follow(&self, stderr: ChildStderr) {
         let log = self.clone();
+        self.lines().followed += 1;
         thread::spawn(move || {
             let mut reader = BufReader::new(stderr);
             let mut line = Vec::new();
@@ -332,11 +352,16 @@ impl Log {
                 log.push(String::from_utf8_lossy(&line).trim_end().into());
                 line.clear();
             }
+            log.lines().followed -= 1;
         });
     }
 
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn push(&self, line: String) {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines();
         lines.panicked |= line.contains("panicked");
         if lines.last.len() == LOG_LINES_MAX {
             lines.last.pop_front();
@@ -345,12 +370,15 @@ impl Log {
     }
 
     fn text(&self) -> String {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.last.iter().map(|line| format!("{line}\n")).collect()
+        self.lines().last.iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    fn is_whole(&self) -> bool {
+        self.lines().followed == 0
     }
 
     fn panicked(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).panicked
+        self.lines().panicked
     }
 }
 

@@ -65,3 +65,18 @@ async fn a_forged_datagram_is_dropped_and_gets_no_reply() {
     assert!(timeout(QUIET, socket.recv_from(&mut reply)).await.is_err(), "nobody answers");
     assert_eq!(n0.metric("fanfare_peers_known").await, 1.0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_another_key_is_told_of_once() {
+    let mut cluster = Cluster::linked(1).await;
+    let key = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(key.path(), "A".repeat(43) + "=").expect("it is writable");
+    let key = key.path().display().to_string();
+    cluster.add(|options| options.environment("FANFARE_CLUSTER_KEY_FILE", &key)).await;
+    let [n0, _] = cluster.nodes() else { panic!("two nodes were started") };
+    let forged = "fanfare_gossip_dropped_total{reason=\"forged\"}";
+    at_least(n0, forged, 3.0).await;
+    let log = n0.log();
+    let told = log.lines().filter(|line| line.contains("another key (--cluster-key-file)")).count();
+    assert_eq!(told, 1, "{log}");
+}

@@ -1,9 +1,11 @@
 //! Nodes find each other by one seed, and notice within three seconds who is dead and who stands still.
 
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
-use fanfare_cluster_tests::{Node, SOON, wait_until};
+use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
+use serde_json::json;
 
 const ALIVE: &str = "a node is alive";
 const DEAD: &str = "a node is dead";
@@ -31,6 +33,16 @@ async fn three() -> Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_seed_is_silent_serves_alone_and_says_so() {
+    let cluster = Cluster::start(1).await;
+    let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let seed = silent.local_addr().expect("it is bound").to_string();
+    let alone = Node::start(cluster.one_more("alone").environment("FANFARE_SEED", &seed)).await;
+    until_told(&[&alone], "", "no seed has answered, so this node serves alone until one does", 1).await;
+    alone.assert_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_killed_node_is_dead_within_three_seconds_and_back_when_it_runs_again() {
     let mut cluster = three().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
@@ -39,6 +51,10 @@ async fn a_killed_node_is_dead_within_three_seconds_and_back_when_it_runs_again(
         let killed = Instant::now();
         until_told(&[n0, n1], "n2", DEAD, attempt).await;
         let noticed = killed.elapsed();
+        let said = n0.operate("GET", "/debug/members").await.json();
+        let members = said["members"].as_array().expect("a list").clone();
+        let dead = members.iter().find(|member| member["nodeId"] == "n2").expect("it is known");
+        assert_eq!((&dead["state"], &dead["ready"]), (&json!("dead"), &json!(false)), "{dead}");
         n2.restart().await;
         until_told(&[n0, n1], "n2", ALIVE, attempt + 1).await;
         until_told(&[n2], "n0", ALIVE, attempt + 1).await;
@@ -48,6 +64,54 @@ async fn a_killed_node_is_dead_within_three_seconds_and_back_when_it_runs_again(
         assert!(attempt < TRIES, "{noticed:?}");
     }
     assert_eq!(times(n0, "n1", DEAD) + times(n1, "n0", DEAD), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_the_id_of_another_one_stops_and_the_other_serves_on() {
+    let mut cluster = Cluster::linked(3).await;
+    let mut listening = Socket::open(&cluster.nodes()[1], "").await;
+    listening.attach("room").await;
+    let other = Node::start_in_vain(cluster.one_more("n1"));
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut publishing = Socket::open(n0, "").await;
+    let publish = async |publishing: &mut Socket, listening: &mut Socket, number: u32| {
+        publishing.publish("room", json!({ "data": number })).await;
+        assert_eq!(listening.message("room").await["messages"][0]["data"], number);
+    };
+    let mut published = 0;
+    tokio::pin!(other);
+    let (ended, log) = loop {
+        publish(&mut publishing, &mut listening, published).await;
+        published += 1;
+        tokio::select! {
+            biased;
+            ended = &mut other => break ended,
+            () = tokio::time::sleep(Duration::from_millis(5)) => {}
+        }
+    };
+    assert_eq!(ended.code(), Some(1), "{log}");
+    assert!(log.contains("another node has the same id and goes on, so this one stops"), "{log}");
+    assert!(n1.log().contains("another node has the same id: give each one its own"), "{}", n1.log());
+    let ready = http::request(n1.admin(), "GET", "/ready", &[], "").await;
+    assert_eq!(ready.status, 200);
+    publish(&mut publishing, &mut listening, published).await;
+    for node in [n0, n2] {
+        assert_eq!(times(node, "n1", DEAD), 0);
+        assert_eq!(node.metric("fanfare_peers_known").await, 2.0);
+    }
+}
+
+/// A stop in good order is nothing to be warned of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_stopped_has_left_and_is_not_dead() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    assert_eq!(n2.stop().await.code(), Some(0));
+    until_told(&[n0, n1], "n2", "a node has left", 1).await;
+    for node in [n0, n1] {
+        let warned = node.log().lines().filter(|line| line.contains("WARN")).count();
+        assert_eq!(warned, 0, "{}", node.log());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

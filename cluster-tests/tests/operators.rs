@@ -55,12 +55,13 @@ async fn a_node_that_stops_says_goodbye_to_the_others() {
         let said = node.operate("GET", "/debug/members").await.json();
         let members = said["members"].as_array().expect("a list").clone();
         let other = members.into_iter().find(|member| member["nodeId"] == "n0").expect("it is known");
-        (other["state"] == "left", other["linkUp"] == true)
+        (other["state"] == "left", other["linkUp"] == true, other["ready"] == true)
     };
-    assert_eq!(left(&nodes[1]).await, (false, true));
+    let is_ready = async || left(&nodes[1]).await == (false, true, true);
+    wait_until(SOON, "n0 to say that it is ready", is_ready).await;
     assert_eq!(nodes[0].stop().await.code(), Some(0));
     for node in &nodes[1..] {
-        assert_eq!(left(node).await, (true, false), "it knows at once");
+        assert_eq!(left(node).await, (true, false, false), "it knows at once");
         assert_eq!(node.metric("fanfare_peers_known").await, 1.0);
     }
     cluster.restart(0).await;
@@ -69,7 +70,8 @@ async fn a_node_that_stops_says_goodbye_to_the_others() {
         let known = async || node.metric("fanfare_peers_known").await == 2.0;
         wait_until(SOON, "the node to be back", known).await;
     }
-    assert_eq!(left(&nodes[1]).await, (false, true));
+    let is_back = async || left(&nodes[1]).await == (false, true, true);
+    wait_until(SOON, "n0 to be seen as ready again", is_back).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

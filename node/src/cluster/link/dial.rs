@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fanfare_proto::peer::v1::frame::Kind;
@@ -36,12 +36,19 @@ pub(super) struct Link {
     pub(super) open: AtomicUsize,
     /// Held while a change is reported, so that reports are in order.
     pub(super) reporting: Mutex<()>,
+    /// The peer is no member any more.
+    pub(super) is_left: AtomicBool,
     pub(super) end: CancellationToken,
 }
 
 impl Link {
     pub(super) fn is_up(&self) -> bool {
         self.open.load(Ordering::Relaxed) == self.lanes.len()
+    }
+
+    pub(super) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+        self.end.cancel();
     }
 
     fn opened(&self, common: &Common) {
@@ -56,9 +63,10 @@ impl Link {
         let _reporting = self.reporting.lock();
         if self.open.fetch_sub(1, Ordering::Relaxed) == self.lanes.len() {
             let peer = &*self.peer.node_id;
-            match reason.code() {
-                Code::Cancelled => tracing::info!(peer, "link to a peer is left"),
-                _ => tracing::warn!(peer, reason = reason.message(), "link to a peer is down"),
+            // The connection may end before the task that reads it.
+            match reason.code() == Code::Cancelled || self.is_left.load(Ordering::Relaxed) {
+                true => tracing::info!(peer, "link to a peer is left"),
+                false => tracing::warn!(peer, reason = reason.message(), "link to a peer is down"),
             }
             common.inbound.link(&self.peer, false);
         }

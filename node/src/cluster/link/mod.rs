@@ -16,7 +16,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -408,6 +408,7 @@ impl Links {
             lanes,
             open: AtomicUsize::new(0),
             reporting: Mutex::new(()),
+            is_left: AtomicBool::new(false),
             end,
         })
     }
@@ -451,7 +452,7 @@ impl PeerLinks for Links {
             after.insert(incarnation, link);
         }
         let left: Vec<_> = before.iter().filter(|(key, _)| !after.contains_key(key)).collect();
-        left.iter().for_each(|(_, link)| link.end.cancel());
+        left.iter().for_each(|(_, link)| link.leave());
         let new = after.iter().filter(|(key, _)| !before.contains_key(key));
         let new: Vec<_> = new.map(|(_, link)| Arc::clone(link)).collect();
         *self.links.write() = after;

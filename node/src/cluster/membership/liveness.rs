@@ -87,6 +87,11 @@ impl Liveness {
         self.watched.get(&incarnation).map_or(State::Suspect, |watched| watched.state)
     }
 
+    /// When it was heard last.
+    pub(super) fn heard_at(&self, incarnation: u64) -> Option<Instant> {
+        self.watched.get(&incarnation).and_then(|watched| watched.heard)
+    }
+
     /// To be called after all that was heard has been told.
     pub(in crate::cluster) fn tick(&mut self, now: Instant) -> Due {
         let gap = now.saturating_duration_since(self.ticked);

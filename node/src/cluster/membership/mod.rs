@@ -2,6 +2,7 @@
 //!
 //! Facts travel by gossip (chitchat). Whether a node lives is decided here, by what it sent to this node itself.
 
+mod contest;
 mod facts;
 mod liveness;
 mod run;
@@ -15,7 +16,6 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use facts::{Facts, Member, Members};
@@ -48,7 +48,8 @@ pub struct Options {
     pub clock: Clock,
 }
 
-/// This node among the others. Its thread ends when the tasks that it was started with are told to stop.
+/// This node among the others. Its thread ends when the tasks that it was started with are told to stop, and where another node
+/// has the same id and goes on.
 #[derive(Debug)]
 pub struct Membership {
     facts: watch::Sender<Facts>,
@@ -72,11 +73,10 @@ impl Membership {
             let _in_runtime = runtime.enter();
             tokio::net::UdpSocket::from_std(socket)?
         };
-        let sealed = Arc::new(Mutex::new(sealed::Sealed::new(key, incarnation)));
         let (facts, facts_seen) = watch::channel(facts);
         let (members_told, members) = watch::channel(Arc::new(Members::default()));
         let run = run::Run {
-            wire: transport::Wire { socket: Arc::new(socket), sealed },
+            wire: transport::Wire::new(socket, sealed::Sealed::new(key, incarnation)),
             node_id,
             incarnation,
             generation: clock.now_ms(),
@@ -85,6 +85,7 @@ impl Membership {
             names,
             facts: facts_seen,
             members: members_told,
+            contests: contest::Contests::default(),
             told: None,
         };
         let stopping = tasks.stopping();

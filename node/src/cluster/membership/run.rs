@@ -1,6 +1,6 @@
 //! The thread of membership: gossip, probes and their answers, and nothing else.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use chitchat::{
 };
 use tokio::sync::watch;
 
+use super::contest::{Candidate, Contests};
 use super::facts::{Facts, Member, Members};
 use super::liveness::{Liveness, State};
 use super::transport::Wire;
@@ -36,18 +37,28 @@ pub(super) struct Run {
     pub(super) names: Names,
     pub(super) facts: watch::Receiver<Facts>,
     pub(super) members: watch::Sender<Arc<Members>>,
+    pub(super) contests: Contests,
     pub(super) told: Option<Instant>,
 }
 
+/// Why gossip ends.
+enum End {
+    /// It begins anew as this generation.
+    Later(u64),
+    /// The id of this node is that of another one.
+    Taken,
+}
+
 impl Run {
-    /// Ends by being dropped.
+    /// Ends by being dropped, or where the id of this node is that of another one.
     pub(super) async fn run(mut self) {
         let (seeds, names) = (std::mem::take(&mut self.seeds), std::mem::take(&mut self.names));
         let seeds = seek(self.wire.clone(), seeds, self.advertise, names);
         let gossip = async {
             loop {
                 let again = match self.gossip().await {
-                    Ok(generation) => generation,
+                    Ok(End::Later(generation)) => generation,
+                    Ok(End::Taken) => return,
                     Err(error) => {
                         tracing::error!(%error, "gossip has ended and begins anew");
                         tokio::time::sleep(SEEDS_EVERY).await;
@@ -57,11 +68,13 @@ impl Run {
                 self.generation = again;
             }
         };
-        tokio::join!(seeds, gossip);
+        tokio::select! {
+            () = seeds => {}
+            () = gossip => {}
+        }
     }
 
-    /// Gossips until it must do so as a later generation, which it returns.
-    async fn gossip(&mut self) -> anyhow::Result<u64> {
+    async fn gossip(&mut self) -> anyhow::Result<End> {
         let chitchat_id = ChitchatId::new(&*self.node_id, self.generation, self.advertise);
         let entries = self.facts.borrow_and_update().entries(self.incarnation);
         let entries = entries.into_iter().map(|(key, text)| (key.to_owned(), text)).collect();
@@ -71,18 +84,40 @@ impl Run {
         pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ended = Box::pin(handle.termination_watcher());
         loop {
+            let mut is_new = false;
             tokio::select! {
                 end = &mut ended => {
                     end?;
                     anyhow::bail!("its task is over");
                 }
+                Ok(()) = self.facts.changed() => is_new = true,
                 _ = pulse.tick() => {}
             }
-            if let Some(generation) = self.pulse(&handle, &mut liveness).await? {
+            if is_new {
+                self.say(&handle).await?;
+            }
+            if let Some(end) = self.pulse(&handle, &mut liveness).await? {
                 handle.shutdown().await?;
-                return Ok(generation);
+                return Ok(end);
             }
         }
+    }
+
+    /// Tells all that are alive at once what is new of this node: who leaves may be gone before its turn comes.
+    async fn say(&mut self, handle: &ChitchatHandle) -> anyhow::Result<()> {
+        let entries = self.facts.borrow_and_update().entries(self.incarnation);
+        {
+            let chitchat = handle.chitchat();
+            let mut chitchat = chitchat.lock().await;
+            for (key, text) in entries {
+                chitchat.self_node_state().set(key, text);
+            }
+        }
+        let members = Arc::clone(&self.members.borrow());
+        for member in members.0.iter().filter(|member| member.state == State::Alive) {
+            handle.gossip(member.gossip)?;
+        }
+        Ok(())
     }
 
     fn config(&self, chitchat_id: ChitchatId) -> ChitchatConfig {
@@ -109,32 +144,25 @@ impl Run {
         &mut self,
         handle: &ChitchatHandle,
         liveness: &mut Liveness,
-    ) -> anyhow::Result<Option<u64>> {
-        let (mut others, mut later) = (Vec::new(), None);
+    ) -> anyhow::Result<Option<End>> {
+        let (mut others, mut namesakes) = (Vec::new(), Vec::new());
         {
             let chitchat = handle.chitchat();
-            let mut chitchat = chitchat.lock().await;
-            if self.facts.has_changed().unwrap_or_default() {
-                for (key, text) in self.facts.borrow_and_update().entries(self.incarnation) {
-                    chitchat.self_node_state().set(key, text);
-                }
-            }
+            let chitchat = chitchat.lock().await;
+            // They come by node id and generation.
             for (id, state) in chitchat.node_states() {
-                if *id.node_id != *self.node_id {
-                    others.extend(member(id, state));
-                } else if id.generation_id >= self.generation && id != handle.chitchat_id() {
-                    later = member(id, state);
+                match member(id, state) {
+                    Some(member) if *id.node_id != *self.node_id => others.push(member),
+                    Some(member) if member.incarnation != self.incarnation => namesakes.push(member),
+                    _ => {}
                 }
             }
         }
-        // They come by node id and generation: the latest run of a node counts.
-        others.reverse();
-        others.dedup_by(|one, latest| one.node_id == latest.node_id);
-        others.reverse();
-
+        let candidates = Candidate::of(others, &self.members.borrow());
         let now = Instant::now();
-        let watched: Vec<_> = others.iter().chain(&later).map(|member| member.incarnation).collect();
-        liveness.watch(watched.iter().copied(), now);
+        let watched = candidates.iter().flat_map(Candidate::runs).chain(&namesakes);
+        let gossip: HashMap<_, _> = watched.map(|member| (member.incarnation, member.gossip)).collect();
+        liveness.watch(gossip.keys().copied(), now);
         let fresh = {
             let mut sealed = self.wire.sealed.lock();
             sealed.heard().for_each(|(incarnation, at)| liveness.heard(incarnation, at));
@@ -148,10 +176,12 @@ impl Run {
             );
             metrics::counter!("fanfare_pauses_total").increment(1);
         }
-        for incarnation in due.ask {
+        let (others, contested) = self.contests.decide(candidates, liveness, now);
+        for incarnation in due.ask.into_iter().chain(contested) {
             let known = self.wire.sealed.lock().address_of(incarnation);
-            let gossip = || others.iter().chain(&later).find(|member| member.incarnation == incarnation);
-            if let Some(address) = known.or_else(|| gossip().map(|member| member.gossip)) {
+            let address = known.or_else(|| gossip.get(&incarnation).copied());
+            // A former run of this node had its address.
+            if let Some(address) = address.filter(|address| *address != self.advertise) {
                 self.wire.challenge(address);
             }
         }
@@ -159,7 +189,7 @@ impl Run {
             handle.gossip(address)?;
         }
         self.tell(others, liveness);
-        Ok(later.and_then(|later| self.supersede(&later, liveness, now)))
+        Ok(self.among_namesakes(&namesakes, liveness, now))
     }
 
     fn tell(&self, mut others: Vec<Member>, liveness: &Liveness) {
@@ -176,21 +206,37 @@ impl Run {
         });
     }
 
-    /// A former run of this node had a clock that was ahead, and this one must be later. If it lives it is
-    /// no former run.
-    fn supersede(&mut self, later: &Member, liveness: &Liveness, now: Instant) -> Option<u64> {
-        match liveness.state(later.incarnation) {
-            State::Dead => later.generation.checked_add(1),
-            State::Suspect => None,
-            State::Alive => {
-                if self.told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_EVERY) {
-                    self.told = Some(now);
-                    let (node, other) = (&self.node_id, later.gossip);
-                    tracing::error!(%node, %other, "another node has the same id: give each one its own with --node-id");
-                }
-                None
+    /// What follows from other runs that have the id of this node: former ones, or another node.
+    fn among_namesakes(&mut self, namesakes: &[Member], liveness: &Liveness, now: Instant) -> Option<End> {
+        let state = |member: &Member| liveness.state(member.incarnation);
+        let (is_ready, drains) = {
+            let facts = self.facts.borrow();
+            (facts.ready, facts.draining)
+        };
+        let other = namesakes.iter().find(|member| state(member) == State::Alive && !member.facts.draining);
+        if let Some(other) = other.filter(|_| !drains) {
+            let (own, its) = ((self.generation, self.incarnation), (other.generation, other.incarnation));
+            let goes_on = match (is_ready, other.facts.ready) {
+                (false, true) => false,
+                (true, false) => true,
+                // They start together.
+                (false, false) => own < its,
+                // They did not hear each other, so the later one has taken the place of the other.
+                (true, true) => own > its,
+            };
+            let (node, other) = (&self.node_id, other.gossip);
+            if !goes_on {
+                tracing::error!(%node, %other, "another node has the same id and goes on, so this one stops: give each one its own with --node-id");
+                return Some(End::Taken);
+            }
+            if self.told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_EVERY) {
+                self.told = Some(now);
+                tracing::error!(%node, %other, "another node has the same id: give each one its own with --node-id");
             }
         }
+        // A former run had a clock that was ahead, and this one must be later.
+        let latest = namesakes.last().filter(|latest| latest.generation >= self.generation)?;
+        (state(latest) == State::Dead).then(|| latest.generation.checked_add(1).map(End::Later))?
     }
 }
 

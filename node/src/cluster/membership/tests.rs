@@ -1,5 +1,6 @@
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::*;
@@ -138,6 +139,75 @@ async fn a_run_whose_clock_is_behind_is_later_all_the_same() {
     assert_eq!(generation, 1_001);
     for node in [a, b] {
         node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn who_has_the_id_of_a_node_that_runs_takes_no_place_and_ends() {
+    let [a, b, c] = three().await;
+    b.membership.update(|facts| facts.ready = true);
+    let is_ready = |members: &Members| members.get("b").is_some_and(|member| member.facts.ready);
+    a.until("b is ready", is_ready).await;
+    // Whether its clock is ahead or behind.
+    for now_ms in [1_000, 0] {
+        let mut seen = a.membership.members();
+        let other = Node::start("b", ONE, &[c.address], now_ms);
+        let ended = tokio::time::timeout(WAIT_MAX, other.tasks.failed().cancelled_owned()).await;
+        assert!(ended.is_ok(), "{:?}", other.membership.members().borrow());
+        other.end().await;
+        for node in [&a, &c] {
+            let of_b = node.membership.members().borrow().get("b").map(|member| member.incarnation);
+            assert_eq!(of_b, Some(b.incarnation));
+        }
+        let of_b = seen.borrow_and_update().get("b").map(|member| (member.incarnation, member.state));
+        assert_eq!(of_b, Some((b.incarnation, State::Alive)));
+    }
+    // And who comes later finds the one that was there.
+    let d = Node::start("d", ONE, &[a.address], 1);
+    d.until_alive(&[("a", &a), ("b", &b), ("c", &c)]).await;
+    assert!(!b.tasks.failed().is_cancelled());
+    for node in [a, b, c, d] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn of_two_with_one_id_that_did_not_hear_each_other_the_later_one_goes_on() {
+    static FOUND: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
+    let names = Names::by(|name| Box::pin(std::future::ready((name, Ok(FOUND.lock().clone())))));
+    let earlier = Node::start("b", ONE, &[], 1);
+    let later = Node::seeking("b", ONE, (vec!["nodes.example:1".to_owned()], names), 2);
+    for node in [&earlier, &later] {
+        node.membership.update(|facts| facts.ready = true);
+    }
+    FOUND.lock().push(earlier.address);
+    let ended = tokio::time::timeout(WAIT_MAX, earlier.tasks.failed().cancelled_owned()).await;
+    assert!(ended.is_ok() && !later.tasks.failed().is_cancelled());
+    let a = Node::start("a", ONE, &[later.address], 1);
+    a.until_alive(&[("b", &later)]).await;
+    for node in [a, earlier, later] {
+        node.end().await;
+    }
+}
+
+#[tokio::test]
+async fn who_says_that_it_drains_and_ends_at_once_has_been_heard() {
+    for _ in 0..5 {
+        let [a, b, c] = three().await;
+        b.membership.update(|facts| facts.draining = true);
+        // What a stop takes at the least.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        b.end().await;
+        for node in [&a, &c] {
+            node.until("b has left", |members| {
+                let b = members.get("b").expect("it is known");
+                b.facts.draining && b.state == State::Dead
+            })
+            .await;
+        }
+        for node in [a, c] {
+            node.end().await;
+        }
     }
 }
 

@@ -16,14 +16,23 @@ use super::sealed::{DATAGRAM_BYTES_MAX, Dropped, Sealed};
 /// A socket that fails is tried again after this.
 const FAILED_WAIT: Duration = Duration::from_millis(100);
 
+/// Strangers could fill the log.
+const FORGED_TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// The socket and who is known behind it; it outlives one run of chitchat.
 #[derive(Clone)]
 pub(super) struct Wire {
-    pub(super) socket: Arc<UdpSocket>,
+    socket: Arc<UdpSocket>,
     pub(super) sealed: Arc<Mutex<Sealed>>,
+    /// When something that was sealed with another key was told of last.
+    forged: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Wire {
+    pub(super) fn new(socket: UdpSocket, sealed: Sealed) -> Self {
+        Self { socket: Arc::new(socket), sealed: Arc::new(Mutex::new(sealed)), forged: Arc::default() }
+    }
+
     /// Sends at once or not at all: what is lost is sent anew sooner or later.
     pub(super) fn send(&self, datagram: &[u8], to: SocketAddr) {
         if let Err(error) = self.socket.try_send_to(datagram, to)
@@ -47,10 +56,23 @@ impl Wire {
         for reply in &received.replies {
             self.send(reply, from);
         }
-        received.dropped.inspect(|dropped| count(*dropped));
+        if let Some(dropped) = received.dropped {
+            count(dropped);
+            if dropped == Dropped::Forged {
+                self.tell_forged(from);
+            }
+        }
         let gossip = received.gossip?;
         let message = ChitchatMessage::deserialize(&mut &gossip[..]);
         message.inspect_err(|_| count(Dropped::Malformed)).ok()
+    }
+
+    fn tell_forged(&self, from: SocketAddr) {
+        let (now, mut told) = (Instant::now(), self.forged.lock());
+        if told.is_none_or(|told| now.saturating_duration_since(told) >= FORGED_TOLD_EVERY) {
+            *told = Some(now);
+            tracing::warn!(%from, "gossip came that no key of this cluster has sealed: a node there has another key (--cluster-key-file), or it is a stranger");
+        }
     }
 }
 
