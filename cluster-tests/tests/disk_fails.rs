@@ -102,8 +102,8 @@ async fn a_node_stops_in_its_time_while_the_disk_hangs() {
     assert_eq!(publish(&node, "never answered").await, 503);
     let started = std::time::Instant::now();
     assert_eq!(node.stop().await.code(), Some(0));
-    // The drain, what the store gets after it, and a busy machine.
-    assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
+    // The time of the drain, and a busy machine.
+    assert!(started.elapsed().as_secs() < 3, "{:?}", started.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::runtime::Handle;
@@ -54,10 +54,6 @@ const HTTP_QUEUE: usize = 4096;
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// The recent messages of channels are looked through at least this often.
 const RINGS_SWEEP_MS_MAX: u64 = 5_000;
-/// What the store gets to end when the rest has used up the time of a stop.
-const STORE_STOP_MIN: Duration = Duration::from_secs(1);
-/// What members get to leave whose connections have ended during a stop.
-const LEAVES_STOP_MAX: Duration = Duration::from_secs(2);
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Why a node did not start: what was being done, and the cause as its source.
@@ -257,29 +253,27 @@ impl App {
             membership.update(|facts| (facts.ready, facts.draining) = (false, true));
         }
         self.acceptor.stop();
-        let begun = Instant::now();
+        let time = drain::Time::begin(self.drain_timeout);
         if let Some(routing) = self.publisher.routing() {
             drain::move_clients(routing, &self.shards, self.drain_timeout).await;
         }
-        let left = self.drain_timeout.saturating_sub(begun.elapsed());
+        let left = time.for_clients();
         // They close who stays when their time is over, and have ended by the end of it all.
         self.shards.stop(left - left / 10);
-        let until = Instant::now() + left;
         self.tasks.stop(left).await;
-        cluster::hand_over(self.publisher.routing(), until).await;
-        if tokio::time::timeout(LEAVES_STOP_MAX, self.publisher.finish_departures()).await.is_err() {
+        cluster::hand_over(self.publisher.routing(), time.for_step()).await;
+        if tokio::time::timeout(time.for_step(), self.publisher.finish_departures()).await.is_err() {
             tracing::warn!("not all who had ended their connection have left");
         }
-        self.meter.finish().await;
+        self.meter.finish(time.for_step()).await;
         let store = self.store;
         // What was acknowledged is on the disk already; a disk that hangs is not waited for.
-        let left = until.saturating_duration_since(Instant::now()).max(STORE_STOP_MIN);
         let shutdown = tokio::task::spawn_blocking(move || store.shutdown());
-        if !matches!(tokio::time::timeout(left, shutdown).await, Ok(Ok(()))) {
+        if !matches!(tokio::time::timeout(time.for_step(), shutdown).await, Ok(Ok(()))) {
             tracing::error!("the store did not shut down");
         }
         if let Some(routing) = self.publisher.routing() {
-            routing.say_goodbye().await;
+            routing.say_goodbye(time.for_step()).await;
         }
         self.last_tasks.stop(Duration::ZERO).await;
         std::fs::remove_file(&self.node_file).ok();

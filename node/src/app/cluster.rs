@@ -30,9 +30,6 @@ use crate::tasks::{OnStop, Tasks};
 /// A node whose seeds do not answer for so long serves alone.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
 
-/// What nonces get to be handed over when the rest has used up the time of a stop.
-const HAND_OVER_MIN: Duration = Duration::from_millis(500);
-
 /// What a node of a cluster has before it starts to speak.
 pub(super) struct Gossip {
     key: ClusterKey,
@@ -249,10 +246,9 @@ fn of_store<T: Send + 'static>(
 }
 
 /// Gives the others what only this node may know, as far as the time reaches.
-pub(super) async fn hand_over(routing: Option<&Arc<Routing>>, until: Instant) {
+pub(super) async fn hand_over(routing: Option<&Arc<Routing>>, wait: Duration) {
     let Some(routing) = routing else { return };
-    let left = until.saturating_duration_since(Instant::now()).max(HAND_OVER_MIN);
-    if tokio::time::timeout(left, routing.hand_nonces_over()).await.is_err() {
+    if tokio::time::timeout(wait, routing.hand_nonces_over()).await.is_err() {
         tracing::warn!("not all nonces were handed over");
     }
 }

@@ -10,6 +10,39 @@ const LAST: Duration = Duration::from_millis(1_500);
 /// How often it is looked for who has gone.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Of the time for a stop, what is kept for the steps behind its clients: a tenth, within these bounds and no more than half.
+const STEPS_MIN: Duration = Duration::from_millis(500);
+const STEPS_MAX: Duration = Duration::from_secs(3);
+/// What a step gets when the ones before have used up the time.
+const STEP_MIN: Duration = Duration::from_millis(200);
+
+/// The time that a stop may take.
+pub(super) struct Time {
+    until: Instant,
+    of_steps: Duration,
+}
+
+impl Time {
+    pub(super) fn begin(timeout: Duration) -> Self {
+        let of_steps = (timeout / 10).clamp(STEPS_MIN, STEPS_MAX).min(timeout / 2);
+        Self { until: Instant::now() + timeout, of_steps }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// What clients have from now on.
+    pub(super) fn for_clients(&self) -> Duration {
+        self.left().saturating_sub(self.of_steps)
+    }
+
+    /// What the next step has: half of what is left, so that one that hangs does not take it from all others.
+    pub(super) fn for_step(&self) -> Duration {
+        (self.left() / 2).max(STEP_MIN)
+    }
+}
+
 /// Asks all clients to come back elsewhere, over three fifths of the time for a drain, while another node takes over what they
 /// may have missed. Does nothing where there is no other node.
 pub(super) async fn move_clients(routing: &Routing, shards: &Shards, drain_timeout: Duration) {

@@ -12,9 +12,6 @@ use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::{Item, PeerAddr, Receipt};
 use super::{Routing, have_come};
 
-/// What others get to take the last that there is for them.
-const GOODBYE_WAIT: Duration = Duration::from_secs(2);
-
 /// A node that does not say within this how many connections it has is left out.
 const LOADS_WAIT: Duration = Duration::from_secs(1);
 
@@ -120,8 +117,8 @@ impl Routing {
         self.leaving.survivors.lock().iter().any(|peer| self.is_up(*peer))
     }
 
-    /// Waits until others have all that there was for them, for a while, and tells them that nothing follows.
-    pub async fn say_goodbye(&self) {
+    /// Waits until others have all that there was for them, no longer than `wait`, and tells them that nothing follows.
+    pub async fn say_goodbye(&self, wait: Duration) {
         let Some(links) = self.links.get() else { return };
         let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
         let goodbye = Item::interest(&Interest::Left { lanes });
@@ -130,7 +127,7 @@ impl Routing {
         for peer in peers.into_iter().filter(|peer| links.is_up(*peer)) {
             receipts.extend((0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye)));
         }
-        if !have_come(receipts, GOODBYE_WAIT).await {
+        if !have_come(receipts, wait).await {
             tracing::warn!("not all other nodes have what there was for them");
         }
     }

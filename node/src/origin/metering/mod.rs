@@ -27,8 +27,6 @@ const FLUSH_EVERY: Duration = Duration::from_secs(2);
 const PAGE_ROWS: usize = 64;
 /// Rows in one write.
 const WRITE_ROWS: usize = 4_096;
-/// A stopping node writes its last counts within this time.
-const LAST_FLUSH_WAIT: Duration = Duration::from_secs(2);
 
 /// All that one incarnation of a node counted of one kind in a minute. A row written later replaces the earlier one of
 /// its key, so a write repeated is the same row.
@@ -135,12 +133,12 @@ impl Meter {
 
     /// For a node that stops, after the last request and before the store ends: also counts the acks that a first
     /// write waits for.
-    pub async fn finish(&self) {
+    pub async fn finish(&self, within: Duration) {
         let last = async {
             self.flush().await;
             self.flush().await;
         };
-        if tokio::time::timeout(LAST_FLUSH_WAIT, last).await.is_err() {
+        if tokio::time::timeout(within, last).await.is_err() {
             tracing::warn!("the last counts were not stored in time");
         }
     }

@@ -11,6 +11,7 @@ use crate::testing::FakeStore;
 const NOW_MS: u64 = 1_767_225_620_000;
 const MINUTE: u64 = 1_767_225_600_000;
 const MINUTES_MAX: usize = 100;
+const LONG: Duration = Duration::from_secs(10);
 
 const DIRECTORY: &str = r#"
 [[tenants]]
@@ -204,7 +205,7 @@ async fn a_write_that_was_given_up_is_made_again() {
     let node = Node::new();
     node.count("acme", UsageKind::Publish, 1);
     drop(node.meter.collect());
-    node.meter.finish().await;
+    node.meter.finish(LONG).await;
     assert_eq!(node.store.rows.lock().len(), 1);
 }
 
@@ -214,7 +215,7 @@ async fn a_restart_within_the_minute_loses_and_doubles_nothing() {
     for start in 0..3 {
         let node = Node::over(Arc::clone(&store), NOW_MS + start);
         node.count("acme", UsageKind::Publish, 2);
-        node.meter.finish().await;
+        node.meter.finish(LONG).await;
         assert_eq!(node.read("acme", KEPT_MS).await, [(MINUTE, "publish", 2 * (start + 1))]);
     }
     assert_eq!(store.rows.lock().len(), 3);
