@@ -40,7 +40,7 @@ pub use tenants::Seats;
 pub use wants::Known;
 
 use absent::Absent;
-use ask::{Asked, LOCAL_MAX};
+use ask::{Asked, EarlyAnswers, LOCAL_MAX};
 use deaths::Deaths;
 use ids::Ids;
 use leaving::Leaving;
@@ -96,6 +96,7 @@ pub struct Routing {
     /// Of rounds and requests.
     last_number: AtomicU64,
     asked: Mutex<HashMap<u64, Asked>>,
+    early_answers: Mutex<EarlyAnswers>,
     /// Requests of peers that may be answered at a time, and that may wait for that.
     refills: Semaphore,
     refills_waiting: Arc<Semaphore>,
@@ -155,6 +156,7 @@ impl Routing {
             epoch: AtomicU64::new(0),
             last_number: AtomicU64::new(0),
             asked: Mutex::default(),
+            early_answers: Mutex::default(),
             refills: Semaphore::new(REFILLS_MAX),
             refills_waiting: Arc::new(Semaphore::new(REFILLS_WAITING_MAX)),
             local: OnceLock::new(),
@@ -230,6 +232,7 @@ impl Routing {
         self.presence.retain(&peers.keys().copied().collect());
         drop(peers);
         links.set_peers(members);
+        self.answer_early();
         self.count_known();
         if !have_told {
             self.ask_all_for_members();

@@ -1,9 +1,10 @@
 //! What one node asks others: requests under a number, and the answers as they come.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
@@ -15,10 +16,45 @@ use crate::model::{
 };
 use crate::tasks::OnStop;
 
-/// Requests of peers that are answered at a time, beside those for what was missed; further ones are left without an answer.
+/// Requests of peers that are answered at a time, beside those for what was missed; further ones are left without an answer. So many
+/// ids are as much as a request.
 pub(super) const LOCAL_MAX: usize = 16_384;
+const IDS_OF_A_REQUEST: usize = 16;
 /// By then nobody waits for an answer any more.
 const LOCAL_WAIT: Duration = Duration::from_secs(5);
+
+/// Answers to nodes that are not linked to yet, in all.
+const EARLY_MAX: usize = 1_024;
+const EARLY_BYTES_MAX: usize = 1 << 20;
+
+/// In requests.
+fn weight(request: &Request) -> usize {
+    let Request::ClaimIds(ids) = request else { return 1 };
+    1 + ids.iter().map(|given| given.ids.len()).sum::<usize>() / IDS_OF_A_REQUEST
+}
+
+/// Answers to nodes that have linked to this one before gossip has told it of them, the longest kept in front.
+#[derive(Default)]
+pub(super) struct EarlyAnswers(VecDeque<(Instant, u64, Item)>);
+
+impl EarlyAnswers {
+    fn keep(&mut self, to: u64, answer: Item, now: Instant) {
+        let is_late = |since: Instant| now.saturating_duration_since(since) >= LOCAL_WAIT;
+        while self.0.front().is_some_and(|(since, ..)| is_late(*since)) {
+            self.0.pop_front();
+        }
+        let bytes: usize = self.0.iter().map(|(_, _, item)| item.bytes()).sum();
+        if self.0.len() < EARLY_MAX && bytes + answer.bytes() <= EARLY_BYTES_MAX {
+            self.0.push_back((now, to, answer));
+        }
+    }
+
+    fn take(&mut self, linked: impl Fn(u64) -> bool) -> Vec<(u64, Item)> {
+        let (of_linked, others) = std::mem::take(&mut self.0).into_iter().partition(|(_, to, _)| linked(*to));
+        self.0 = others;
+        of_linked.into_iter().map(|(_, to, answer): (Instant, _, _)| (to, answer)).collect()
+    }
+}
 
 /// What a node does and knows beside its channels, for other nodes to ask for.
 pub trait Local: Send + Sync + 'static {
@@ -188,6 +224,9 @@ impl Routing {
     /// A peer asks. None is what a later minor may ask.
     pub(super) fn asked_for(&self, to: u64, number: u64, request: Option<Request>) {
         let (Some(routing), local) = (self.this.upgrade(), self.local.get()) else { return };
+        // Before anything is looked up for it.
+        let permits = request.as_ref().map_or(1, weight).min(LOCAL_MAX);
+        let permit = Arc::clone(&self.local_waiting).try_acquire_many_owned(permits as u32);
         let answer: Later<Option<Answer>> = match (request, local) {
             (Some(Request::Refill { key, after, back_ms }), _) => {
                 return self.asked_to_refill(to, number, key, after, back_ms);
@@ -213,10 +252,14 @@ impl Routing {
                 let revoked = local.revoke(revocations);
                 Box::pin(async move { revoked.await.map(|()| Answer::Done) })
             }
+            // Then it does not wait for this node.
+            (Some(Request::ClaimIds(_)), _) if permit.is_err() => {
+                return self.answer(to, number, &Answer::Unknown);
+            }
             (Some(Request::ClaimIds(ids)), Some(local)) => self.ids_for_peer(local, to, ids),
             (None, _) | (_, None) => return self.answer(to, number, &Answer::Unknown),
         };
-        let Ok(permit) = Arc::clone(&self.local_waiting).try_acquire_owned() else { return };
+        let Ok(permit) = permit else { return };
         self.tasks.spawn("answer", OnStop::Cancel, async move {
             if let Ok(Some(answer)) = tokio::time::timeout(LOCAL_WAIT, answer).await {
                 routing.answer(to, number, &answer);
@@ -225,9 +268,99 @@ impl Routing {
         });
     }
 
+    /// Whoever asks may have linked to this node before it is a member here: then it has its answer when it is.
     pub(super) fn answer(&self, to: u64, number: u64, answer: &Answer) {
-        if let Some(links) = self.links.get() {
-            drop(links.send(to, 0, &Item::answer(number, answer)));
+        let Some(links) = self.links.get() else { return };
+        let item = Item::answer(number, answer);
+        if !links.send(to, 0, &item).is_lost() || self.leaving.has_left(to) {
+            return;
         }
+        let mut early = self.early_answers.lock();
+        // It may be linked to meanwhile, and then nobody sends what is kept.
+        if links.send(to, 0, &item).is_lost() {
+            early.keep(to, item, Instant::now());
+        }
+    }
+
+    /// To be called when there are links to all members.
+    pub(super) fn answer_early(&self) {
+        let Some(links) = self.links.get() else { return };
+        let early = {
+            let peers = self.peers.read();
+            self.early_answers.lock().take(|to| peers.contains_key(&to))
+        };
+        early.iter().for_each(|(to, answer)| drop(links.send(*to, 0, answer)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::inbound::{Inbound as _, Interest, Taken};
+    use super::super::fixture::{Node, PEER};
+    use super::*;
+    use crate::model::GivenIds;
+    use crate::testing::SharedLocal;
+
+    #[tokio::test]
+    async fn who_asks_before_it_is_known_has_its_answer_when_it_is() {
+        let node = Node::new();
+        let answer = |number| node.routing.answer(PEER, number, &Answer::Done);
+        answer(3);
+        answer(4);
+        node.finds(&[]);
+        assert_eq!(node.says(), []);
+        node.has_a_link();
+        node.finds_the_peer();
+        let expected = [3, 4].map(|number| Item::answer(number, &Answer::Done));
+        assert_eq!(node.says(), expected);
+        node.finds_the_peer();
+        assert_eq!(node.says(), [], "once");
+        answer(5);
+        assert_eq!(node.says(), [Item::answer(5, &Answer::Done)]);
+    }
+
+    #[tokio::test]
+    async fn who_has_said_goodbye_is_answered_no_more() {
+        let node = Node::new();
+        node.has_a_link();
+        node.finds_the_peer();
+        node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+        node.loses_its_links();
+        node.routing.answer(PEER, 3, &Answer::Done);
+        assert!(node.routing.early_answers.lock().0.is_empty());
+    }
+
+    #[tokio::test]
+    async fn ids_are_claimed_here_within_a_bound() {
+        let node = Node::new();
+        node.routing.set_local(SharedLocal::new(0, |_| None));
+        node.has_a_link();
+        node.finds_the_peer();
+        let claim = |count: usize| {
+            let scope = IdScope { key: node.key.clone(), key_name: "k1".into(), client_id: None };
+            Request::ClaimIds(vec![GivenIds { scope, ids: vec!["id".into(); count] }])
+        };
+        node.says();
+        node.routing.asked(&node.peer, 1, Some(claim(LOCAL_MAX * IDS_OF_A_REQUEST)));
+        assert_eq!(node.says(), [], "it is looked up");
+        node.routing.asked(&node.peer, 2, Some(claim(1)));
+        assert_eq!(node.says(), [Item::answer(2, &Answer::Unknown)]);
+    }
+
+    #[test]
+    fn early_answers_have_bounds_and_an_end() {
+        let (mut early, now) = (EarlyAnswers::default(), Instant::now());
+        let item = || Item::answer(1, &Answer::Done);
+        for _ in 0..EARLY_MAX + 5 {
+            early.keep(PEER, item(), now);
+        }
+        assert_eq!(early.0.len(), EARLY_MAX);
+        early.keep(PEER, item(), now + LOCAL_WAIT);
+        assert_eq!(early.0.len(), 1, "nobody waits for the others any more");
+        let large = Answer::ClaimedIds(vec![(0, Taken::UnderWay); EARLY_BYTES_MAX]);
+        early.keep(PEER, Item::answer(2, &large), now + LOCAL_WAIT);
+        assert_eq!(early.0.len(), 1);
+        assert_eq!(early.take(|to| to != PEER), []);
+        assert_eq!(early.take(|to| to == PEER), [(PEER, item())]);
     }
 }

@@ -157,8 +157,9 @@ impl Routing {
     /// The peer is not waited for until it answers.
     fn leave_out(&self, peer: u64) {
         self.ids.left_out.increment(1);
+        let node = self.leaving.name_of(peer);
         tracing::warn!(
-            peer,
+            node = node.as_deref(),
             "a node did not say in time which message ids it knows, and is left out until it answers"
         );
         let Some(routing) = self.this.upgrade().filter(|_| self.ids.silent.lock().insert(peer)) else {

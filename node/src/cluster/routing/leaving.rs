@@ -57,6 +57,13 @@ impl Leaving {
         self.peers.lock().left.contains(&peer)
     }
 
+    /// The node id of a member.
+    pub(super) fn name_of(&self, peer: u64) -> Option<Arc<str>> {
+        let peers = self.peers.lock();
+        let member = peers.members.iter().find(|member| member.peer.incarnation == peer);
+        member.map(|member| Arc::clone(&member.peer.node_id))
+    }
+
     /// A member that has said goodbye is none any more, although gossip knows it for a while.
     pub(super) fn without_left(
         &self,
