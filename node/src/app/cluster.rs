@@ -319,6 +319,7 @@ pub(super) fn join(
             protocol_minor: link::minor(),
             ready: false,
             draining: false,
+            met: false,
         },
         clock: Clock::system(),
     };

@@ -88,10 +88,15 @@ impl Operators {
             let (operators, facts, members) = (Arc::clone(self), membership.facts(), membership.members());
             let has_seeds = !config.seeds.is_empty();
             tasks.spawn("readiness", OnStop::Cancel, async move {
-                tell_ready(|| (operators.has_met)(), facts).await;
+                tell_ready(|| (operators.has_met)(), &facts).await;
                 if has_seeds && members.borrow().0.is_empty() {
                     tracing::warn!("no seed has answered, so this node serves alone until one does");
                 }
+                let routing = operators.routing.as_ref();
+                while !routing.is_some_and(|routing| routing.expected() > 0 && routing.is_complete()) {
+                    tokio::time::sleep(READY_LOOK).await;
+                }
+                facts.send_modify(|facts| facts.met = true);
             });
         }
         let Addresses { listen, gossip, peer, .. } = addresses;
@@ -103,6 +108,7 @@ impl Operators {
             protocol_minor: link::minor(),
             ready: false,
             draining: false,
+            met: false,
         };
         let node = view(node_id, incarnation, gossip.map(reached), &facts);
         self.known.set(Known { node, members: membership.map(Membership::members) }).ok();
@@ -170,7 +176,7 @@ impl Operators {
 }
 
 /// Tells the others once the node has met them.
-async fn tell_ready(has_met: impl Fn() -> bool, facts: watch::Sender<Facts>) {
+async fn tell_ready(has_met: impl Fn() -> bool, facts: &watch::Sender<Facts>) {
     while !has_met() {
         tokio::time::sleep(READY_LOOK).await;
     }
@@ -208,6 +214,7 @@ mod tests {
                 protocol_minor: 0,
                 ready: false,
                 draining,
+                met: false,
             };
             let (facts, told) = watch::channel(facts);
             let looks = std::cell::Cell::new(0);
@@ -216,7 +223,7 @@ mod tests {
                 looks.set(looks.get() + 1);
                 looks.get() > 2
             };
-            tell_ready(has_met, facts).await;
+            tell_ready(has_met, &facts).await;
             assert_eq!(told.borrow().ready, !draining);
         }
     }

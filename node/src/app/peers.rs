@@ -138,6 +138,7 @@ mod tests {
                 protocol_minor: 0,
                 ready: true,
                 draining: false,
+                met: false,
             },
             state,
         }

@@ -1,6 +1,6 @@
 //! Which run counts of a node id that more than one gossips.
 //!
-//! A node that was started again is its later run. But where the one before still answers these are two nodes with one id,
+//! A node that was started again is another run of it. But where the one before still answers these are two nodes with one id,
 //! and that which was there first keeps its place: it has clients, and others would forward to the newcomer alone.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::facts::{Member, Members};
 use super::liveness::{Liveness, State};
 
-/// What a run that is alive gets to show it once a later one is there.
+/// What a run that is alive gets to show it once another one is there.
 const SHOWS_WITHIN: Duration = Duration::from_millis(500);
 
 struct Contest {
@@ -17,43 +17,55 @@ struct Contest {
     told: bool,
 }
 
-/// Node ids with two runs that may both live, by the incarnation of the later one.
+/// Node ids with two runs that may both live, by the incarnation of that which came to the other.
 #[derive(Default)]
 pub(super) struct Contests(HashMap<u64, Contest>);
 
-/// Of each node the latest run, behind it that which others are told of as long as it is another one.
+/// The run of a node that others are told of, and another one that may take its place.
 pub(super) struct Candidate {
-    pub(super) latest: Member,
-    pub(super) former: Option<Member>,
+    pub(super) told: Member,
+    pub(super) rival: Option<Member>,
+}
+
+/// Of the entries of each run that which was made last. `all` are in the order of node ids and generations.
+pub(super) fn runs(all: impl Iterator<Item = Member>) -> Vec<Member> {
+    let mut runs: Vec<Member> = Vec::new();
+    for member in all {
+        let same = runs.iter().rposition(|run| run.incarnation == member.incarnation);
+        match same.filter(|same| runs[*same].node_id == member.node_id) {
+            Some(same) => runs[same] = member,
+            None => runs.push(member),
+        }
+    }
+    runs
 }
 
 impl Candidate {
-    /// `all` are in the order of node ids and generations.
-    pub(super) fn of(all: Vec<Member>, told: &Members) -> Vec<Self> {
-        let mut candidates: Vec<Self> = Vec::new();
-        for member in all {
-            let is_told = |member: &Member| {
+    /// `all` are as [`runs`] has them; `is_heard` says of which something has come lately.
+    pub(super) fn of(all: &[Member], told: &Members, is_heard: impl Fn(u64) -> bool) -> Vec<Self> {
+        let of_node = |runs: &[Member]| {
+            let is_told = |member: &&Member| {
                 told.get(&member.node_id).is_some_and(|told| told.incarnation == member.incarnation)
             };
-            match candidates.last_mut().filter(|candidate| candidate.latest.node_id == member.node_id) {
-                None => candidates.push(Self { latest: member, former: None }),
-                Some(Self { latest, former }) => {
-                    let before = std::mem::replace(latest, member);
-                    if is_told(&before) {
-                        *former = Some(before);
-                    }
-                }
+            let told = runs.iter().find(is_told);
+            let others =
+                runs.iter().filter(|member| told.is_none_or(|told| told.incarnation != member.incarnation));
+            // Nobody is to be preferred for what it said before it fell silent.
+            let rank = |member: &&Member| {
+                let (is_heard, facts) = (is_heard(member.incarnation), &member.facts);
+                (is_heard, is_heard && facts.met, is_heard && facts.ready, member.generation)
+            };
+            let rival = others.max_by_key(rank).cloned();
+            match told.cloned() {
+                Some(told) => Some(Self { told, rival }),
+                None => rival.map(|told| Self { told, rival: None }),
             }
-        }
-        for Self { latest, former } in &mut candidates {
-            // It gossips as a later generation now.
-            former.take_if(|former| former.incarnation == latest.incarnation);
-        }
-        candidates
+        };
+        all.chunk_by(|one, other| one.node_id == other.node_id).filter_map(of_node).collect()
     }
 
     pub(super) fn runs(&self) -> impl Iterator<Item = &Member> {
-        [Some(&self.latest), self.former.as_ref()].into_iter().flatten()
+        [Some(&self.told), self.rival.as_ref()].into_iter().flatten()
     }
 }
 
@@ -65,34 +77,32 @@ impl Contests {
         liveness: &Liveness,
         now: Instant,
     ) -> (Vec<Member>, Vec<u64>) {
-        let contested = |latest: u64| {
-            let is_it = |candidate: &Candidate| candidate.latest.incarnation == latest;
-            candidates.iter().any(|candidate| candidate.former.is_some() && is_it(candidate))
-        };
-        self.0.retain(|latest, _| contested(*latest));
+        let rivals = || candidates.iter().filter_map(|candidate| candidate.rival.as_ref());
+        let lives = |member: &Member| liveness.state(member.incarnation) == State::Alive;
+        self.0.retain(|run, _| rivals().any(|rival| rival.incarnation == *run && lives(rival)));
         let (mut members, mut ask) = (Vec::with_capacity(candidates.len()), Vec::new());
-        for Candidate { latest, former } in candidates {
-            let Some(former) = former else {
-                members.push(latest);
+        for Candidate { told, rival } in candidates {
+            let Some(rival) = rival.filter(lives) else {
+                members.push(told);
                 continue;
             };
-            let contest = self.0.entry(latest.incarnation).or_insert(Contest { since: now, told: false });
-            let state = liveness.state(former.incarnation);
-            let shows = liveness.heard_at(former.incarnation).is_some_and(|heard| heard > contest.since);
+            let contest = self.0.entry(rival.incarnation).or_insert(Contest { since: now, told: false });
+            let state = liveness.state(told.incarnation);
+            let shows = liveness.heard_at(told.incarnation).is_some_and(|heard| heard > contest.since);
             let may_show = now.saturating_duration_since(contest.since) < SHOWS_WITHIN;
             let is_alive = if shows { state != State::Dead } else { state == State::Alive && may_show };
             // Only one can have the address; and who drains has said that it goes.
-            if !is_alive || former.gossip == latest.gossip || former.facts.draining {
-                members.push(latest);
+            if !is_alive || told.gossip == rival.gossip || told.facts.draining {
+                members.push(rival);
                 continue;
             }
             if !shows {
-                ask.push(former.incarnation);
+                ask.push(told.incarnation);
             } else if !std::mem::replace(&mut contest.told, true) {
-                let (node, one, other) = (&latest.node_id, former.gossip, latest.gossip);
-                tracing::error!(%node, %one, %other, "two nodes have the same id, and that which came later is left out: give each one its own with --node-id");
+                let (node, one, other) = (&told.node_id, told.gossip, rival.gossip);
+                tracing::error!(%node, %one, %other, "two nodes have the same id, and the other one is left out: give each one its own with --node-id");
             }
-            members.push(former);
+            members.push(told);
         }
         (members, ask)
     }
@@ -121,6 +131,7 @@ mod tests {
                 protocol_minor: 0,
                 ready: true,
                 draining: false,
+                met: true,
             },
             state: State::Alive,
         }
@@ -131,17 +142,19 @@ mod tests {
         liveness: Liveness,
         told: Members,
         start: Instant,
+        /// Of the other runs.
+        others: Vec<u64>,
     }
 
     impl Seen {
-        /// A node that has heard the former run at the beginning.
+        /// A node that has heard the former run at the beginning, and hears the later one all the time.
         fn new() -> Self {
             let start = Instant::now();
             let mut liveness = Liveness::new(Duration::from_millis(100), start);
             liveness.watch([FORMER].into_iter(), start);
             liveness.heard(FORMER, start);
             let told = Members(vec![run(FORMER, 1)]);
-            Self { contests: Contests::default(), liveness, told, start }
+            Self { contests: Contests::default(), liveness, told, start, others: vec![LATER] }
         }
 
         fn at(&self, ms: u64) -> Instant {
@@ -154,11 +167,13 @@ mod tests {
 
         /// Which run counts at that time, and who is asked.
         fn sees(&mut self, all: &[Member], ms: u64) -> (u64, Vec<u64>) {
-            let now = self.at(ms);
-            let candidates = Candidate::of(all.to_vec(), &self.told);
-            let runs = candidates.iter().flat_map(Candidate::runs);
-            let watched: Vec<_> = runs.map(|member| member.incarnation).collect();
+            let (now, heard) = (self.at(ms), self.others.clone());
+            let candidates =
+                Candidate::of(&runs(all.iter().cloned()), &self.told, |run| heard.contains(&run));
+            let watched: Vec<_> =
+                candidates.iter().flat_map(Candidate::runs).map(|member| member.incarnation).collect();
             self.liveness.watch(watched.iter().copied(), now);
+            heard.iter().for_each(|run| self.liveness.heard(*run, now));
             self.liveness.tick(now);
             let (members, ask) = self.contests.decide(candidates, &self.liveness, now);
             let [member] = &members[..] else { panic!("not one run counts: {members:?}") };
@@ -169,13 +184,18 @@ mod tests {
     }
 
     #[test]
-    fn a_later_run_takes_the_place_of_one_that_does_not_answer() {
-        let (mut seen, both) = (Seen::new(), [run(FORMER, 1), run(LATER, 2)]);
-        assert_eq!(seen.sees(&both, 100), (FORMER, vec![FORMER]));
-        assert_eq!(seen.sees(&both, 500), (FORMER, vec![FORMER]));
-        assert_eq!(seen.sees(&both, 600), (LATER, vec![]));
-        seen.hear(FORMER, 650);
-        assert_eq!(seen.sees(&both, 700), (LATER, vec![]), "it was given up");
+    fn another_run_takes_the_place_of_one_that_does_not_answer() {
+        // Whether the clock has gone back or not.
+        for generation in [0, 2] {
+            let (mut seen, later) = (Seen::new(), run(LATER, generation));
+            let mut both = [run(FORMER, 1), later];
+            both.sort_by_key(|run| run.generation);
+            assert_eq!(seen.sees(&both, 100), (FORMER, vec![FORMER]));
+            assert_eq!(seen.sees(&both, 500), (FORMER, vec![FORMER]));
+            assert_eq!(seen.sees(&both, 600), (LATER, vec![]));
+            seen.others.push(FORMER);
+            assert_eq!(seen.sees(&both, 700).0, LATER, "it was given up");
+        }
     }
 
     #[test]
@@ -207,12 +227,30 @@ mod tests {
     }
 
     #[test]
-    fn who_gossips_as_a_later_generation_is_the_same_run() {
-        let (mut seen, anew) = (Seen::new(), run(FORMER, 3));
-        assert_eq!(seen.sees(&[run(FORMER, 1), run(LATER, 2), anew.clone()], 100), (FORMER, vec![]));
-        assert_eq!(seen.told.0, [anew]);
-        let (mut seen, both) = (Seen::new(), [run(LATER, 1), run(FORMER, 1), run(FORMER, 2), run(LATER, 3)]);
-        seen.sees(&both, 100);
-        assert_eq!(seen.told.0, [run(FORMER, 2)], "of the former run what it said last");
+    fn a_run_of_which_nothing_was_heard_takes_no_place() {
+        let (mut seen, both) = (Seen::new(), [run(FORMER, 1), run(LATER, 2)]);
+        seen.others.clear();
+        for ms in (100..5_000).step_by(100) {
+            assert_eq!(seen.sees(&both, ms), (FORMER, vec![]), "{ms}");
+        }
+    }
+
+    #[test]
+    fn who_comes_later_finds_the_run_that_is_heard_and_has_met_others() {
+        let unmet = |mut run: Member| {
+            run.facts.met = false;
+            run
+        };
+        let all = [unmet(run(LATER, 1)), run(FORMER, 2), run(30, 3), unmet(run(40, 4))];
+        for (heard, counts) in [(vec![LATER, FORMER, 40], FORMER), (vec![LATER, 40], 40), (vec![], 40)] {
+            let mut seen = Seen { told: Members::default(), others: heard, ..Seen::new() };
+            assert_eq!(seen.sees(&all, 100).0, counts);
+        }
+    }
+
+    #[test]
+    fn of_each_run_counts_what_it_said_last() {
+        let all = [run(LATER, 1), run(FORMER, 1), run(FORMER, 2), run(LATER, 3)];
+        assert_eq!(runs(all.into_iter()), [run(LATER, 3), run(FORMER, 2)]);
     }
 }

@@ -17,15 +17,18 @@ pub struct Facts {
     pub protocol_minor: u32,
     pub ready: bool,
     pub draining: bool,
+    /// Others have linked to it in this run.
+    pub met: bool,
 }
 
 /// Texts that others gossip are cut off here.
 const TEXT_BYTES_MAX: usize = 256;
 const INCARNATION: &str = "incarnation";
+const MET: &str = "met";
 
 impl Facts {
     /// As they are gossiped. Keys that a node does not know it lets be.
-    pub(super) fn entries(&self, incarnation: u64) -> [(&'static str, String); 7] {
+    pub(super) fn entries(&self, incarnation: u64) -> [(&'static str, String); 8] {
         [
             (INCARNATION, format!("{incarnation:016x}")),
             ("peer", self.peer.clone().unwrap_or_default()),
@@ -34,6 +37,7 @@ impl Facts {
             ("protocol", self.protocol_minor.to_string()),
             ("ready", self.ready.to_string()),
             ("draining", self.draining.to_string()),
+            (MET, self.met.to_string()),
         ]
     }
 
@@ -48,18 +52,19 @@ impl Facts {
             protocol_minor: get("protocol")?.parse().ok()?,
             ready: get("ready")? == "true",
             draining: get("draining")? == "true",
+            met: get(MET) == Some("true"),
         };
         Some((incarnation, facts))
     }
 }
 
-/// Another node, in its latest run.
+/// Another node, in the run of it that counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     pub node_id: Arc<str>,
     /// Of this run, and of no other run of any node.
     pub incarnation: u64,
-    /// Rises with every run of the node.
+    /// Rises with every run of the node whose clock does not go back.
     pub generation: u64,
     pub gossip: SocketAddr,
     pub facts: Facts,
@@ -88,17 +93,18 @@ mod tests {
             protocol_minor: 3,
             ready: true,
             draining: false,
+            met: true,
         }
     }
 
     #[test]
     fn what_is_gossiped_is_read_back() {
-        for facts in [facts(), Facts { peer: None, ready: false, draining: true, ..facts() }] {
+        for facts in [facts(), Facts { peer: None, ready: false, draining: true, met: false, ..facts() }] {
             let entries = facts.entries(7);
             let get =
                 |key: &str| entries.iter().find(|(name, _)| *name == key).map(|(_, text)| text.as_str());
             assert_eq!(Facts::read(get), Some((7, facts.clone())));
-            for (missing, _) in entries.iter().filter(|(key, _)| *key != "peer") {
+            for (missing, _) in entries.iter().filter(|(key, _)| !["peer", MET].contains(key)) {
                 assert_eq!(Facts::read(|key| get(key).filter(|_| key != *missing)), None, "{missing}");
             }
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Silence after which a node is asked directly, as long as nothing is wrong.
 const ASK_AFTER: Duration = Duration::from_millis(500);
-const SUSPECT_AFTER: Duration = Duration::from_millis(1_500);
+pub(super) const SUSPECT_AFTER: Duration = Duration::from_millis(1_500);
 /// What a suspect has to answer a probe.
 const ANSWER_WITHIN: Duration = Duration::from_millis(800);
 const ASK_EVERY: Duration = Duration::from_millis(250);

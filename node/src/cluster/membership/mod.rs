@@ -48,8 +48,8 @@ pub struct Options {
     pub clock: Clock,
 }
 
-/// This node among the others. Its thread ends when the tasks that it was started with are told to stop, and where another node
-/// has the same id and goes on.
+/// This node among the others. Its thread ends when the tasks that it was started with are told to stop. Where another node has the same
+/// id and goes on these have failed.
 #[derive(Debug)]
 pub struct Membership {
     facts: watch::Sender<Facts>,
@@ -87,6 +87,8 @@ impl Membership {
             members: members_told,
             contests: contest::Contests::default(),
             told: None,
+            ends: false,
+            failed: tasks.failed(),
         };
         let stopping = tasks.stopping();
         tasks.spawn_thread("membership", move || {

@@ -1,5 +1,6 @@
 //! The thread of membership: gossip, probes and their answers, and nothing else.
 
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use chitchat::{
     ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig, NodeState, spawn_chitchat,
 };
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use super::contest::{Candidate, Contests};
+use super::contest::{self, Candidate, Contests};
 use super::facts::{Facts, Member, Members};
-use super::liveness::{Liveness, State};
+use super::liveness::{Liveness, SUSPECT_AFTER, State};
 use super::transport::Wire;
 use crate::cluster::names::Names;
 
@@ -39,42 +41,30 @@ pub(super) struct Run {
     pub(super) members: watch::Sender<Arc<Members>>,
     pub(super) contests: Contests,
     pub(super) told: Option<Instant>,
-}
-
-/// Why gossip ends.
-enum End {
-    /// It begins anew as this generation.
-    Later(u64),
-    /// The id of this node is that of another one.
-    Taken,
+    /// Another node has the id of this one, which is to stop.
+    pub(super) ends: bool,
+    pub(super) failed: CancellationToken,
 }
 
 impl Run {
-    /// Ends by being dropped, or where the id of this node is that of another one.
+    /// Ends by being dropped.
     pub(super) async fn run(mut self) {
         let (seeds, names) = (std::mem::take(&mut self.seeds), std::mem::take(&mut self.names));
         let seeds = seek(self.wire.clone(), seeds, self.advertise, names);
         let gossip = async {
             loop {
-                let again = match self.gossip().await {
-                    Ok(End::Later(generation)) => generation,
-                    Ok(End::Taken) => return,
-                    Err(error) => {
-                        tracing::error!(%error, "gossip has ended and begins anew");
-                        tokio::time::sleep(SEEDS_EVERY).await;
-                        self.generation + 1
-                    }
-                };
-                self.generation = again;
+                if let Err(error) = self.gossip().await {
+                    tracing::error!(%error, "gossip has ended and begins anew");
+                    tokio::time::sleep(SEEDS_EVERY).await;
+                    self.generation += 1;
+                }
             }
         };
-        tokio::select! {
-            () = seeds => {}
-            () = gossip => {}
-        }
+        tokio::join!(seeds, gossip);
     }
 
-    async fn gossip(&mut self) -> anyhow::Result<End> {
+    /// Returns no more than an error.
+    async fn gossip(&mut self) -> anyhow::Result<()> {
         let chitchat_id = ChitchatId::new(&*self.node_id, self.generation, self.advertise);
         let entries = self.facts.borrow_and_update().entries(self.incarnation);
         let entries = entries.into_iter().map(|(key, text)| (key.to_owned(), text)).collect();
@@ -96,10 +86,7 @@ impl Run {
             if is_new {
                 self.say(&handle).await?;
             }
-            if let Some(end) = self.pulse(&handle, &mut liveness).await? {
-                handle.shutdown().await?;
-                return Ok(end);
-            }
+            self.pulse(&handle, &mut liveness).await?;
         }
     }
 
@@ -140,34 +127,28 @@ impl Run {
         }
     }
 
-    async fn pulse(
-        &mut self,
-        handle: &ChitchatHandle,
-        liveness: &mut Liveness,
-    ) -> anyhow::Result<Option<End>> {
-        let (mut others, mut namesakes) = (Vec::new(), Vec::new());
-        {
+    async fn pulse(&mut self, handle: &ChitchatHandle, liveness: &mut Liveness) -> anyhow::Result<()> {
+        // They come by node id and generation.
+        let all = {
             let chitchat = handle.chitchat();
             let chitchat = chitchat.lock().await;
-            // They come by node id and generation.
-            for (id, state) in chitchat.node_states() {
-                match member(id, state) {
-                    Some(member) if *id.node_id != *self.node_id => others.push(member),
-                    Some(member) if member.incarnation != self.incarnation => namesakes.push(member),
-                    _ => {}
-                }
-            }
-        }
-        let candidates = Candidate::of(others, &self.members.borrow());
+            contest::runs(chitchat.node_states().iter().filter_map(|(id, state)| member(id, state)))
+        };
+        let is_other = |member: &Member| member.incarnation != self.incarnation;
+        let (namesakes, others): (Vec<_>, Vec<_>) =
+            all.into_iter().filter(is_other).partition(|member| member.node_id == self.node_id);
         let now = Instant::now();
+        let (heard, fresh) = {
+            let mut sealed = self.wire.sealed.lock();
+            (sealed.heard().collect::<HashMap<_, _>>(), sealed.take_fresh())
+        };
+        let is_heard =
+            |run: u64| heard.get(&run).is_some_and(|at| now.saturating_duration_since(*at) < SUSPECT_AFTER);
+        let candidates = Candidate::of(&others, &self.members.borrow(), is_heard);
         let watched = candidates.iter().flat_map(Candidate::runs).chain(&namesakes);
         let gossip: HashMap<_, _> = watched.map(|member| (member.incarnation, member.gossip)).collect();
         liveness.watch(gossip.keys().copied(), now);
-        let fresh = {
-            let mut sealed = self.wire.sealed.lock();
-            sealed.heard().for_each(|(incarnation, at)| liveness.heard(incarnation, at));
-            sealed.take_fresh()
-        };
+        heard.into_iter().for_each(|(incarnation, at)| liveness.heard(incarnation, at));
         let due = liveness.tick(now);
         if let Some(paused) = due.paused {
             tracing::warn!(
@@ -189,7 +170,8 @@ impl Run {
             handle.gossip(address)?;
         }
         self.tell(others, liveness);
-        Ok(self.among_namesakes(&namesakes, liveness, now))
+        self.among_namesakes(&namesakes, liveness, now);
+        Ok(())
     }
 
     fn tell(&self, mut others: Vec<Member>, liveness: &Liveness) {
@@ -206,37 +188,30 @@ impl Run {
         });
     }
 
-    /// What follows from other runs that have the id of this node: former ones, or another node.
-    fn among_namesakes(&mut self, namesakes: &[Member], liveness: &Liveness, now: Instant) -> Option<End> {
-        let state = |member: &Member| liveness.state(member.incarnation);
-        let (is_ready, drains) = {
-            let facts = self.facts.borrow();
-            (facts.ready, facts.draining)
+    /// Another node may have the id of this one. Both know of each other which of them goes on.
+    fn among_namesakes(&mut self, namesakes: &[Member], liveness: &Liveness, now: Instant) {
+        let lives =
+            |member: &&Member| liveness.state(member.incarnation) == State::Alive && !member.facts.draining;
+        let own = self.facts.borrow().clone();
+        let Some(other) = namesakes.iter().find(lives).filter(|_| !own.draining && !self.ends) else {
+            return;
         };
-        let other = namesakes.iter().find(|member| state(member) == State::Alive && !member.facts.draining);
-        if let Some(other) = other.filter(|_| !drains) {
-            let (own, its) = ((self.generation, self.incarnation), (other.generation, other.incarnation));
-            let goes_on = match (is_ready, other.facts.ready) {
-                (false, true) => false,
-                (true, false) => true,
-                // They start together.
-                (false, false) => own < its,
-                // They did not hear each other, so the later one has taken the place of the other.
-                (true, true) => own > its,
-            };
-            let (node, other) = (&self.node_id, other.gossip);
-            if !goes_on {
-                tracing::error!(%node, %other, "another node has the same id and goes on, so this one stops: give each one its own with --node-id");
-                return Some(End::Taken);
-            }
-            if self.told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_EVERY) {
-                self.told = Some(now);
-                tracing::error!(%node, %other, "another node has the same id: give each one its own with --node-id");
-            }
+        let begun = (self.generation, self.incarnation).cmp(&(other.generation, other.incarnation));
+        let goes_on = match (own.met, own.ready).cmp(&(other.facts.met, other.facts.ready)) {
+            // They did not hear each other, so the later one has taken the place of the other.
+            Ordering::Equal if own.met => begun.is_gt(),
+            Ordering::Equal => begun.is_lt(),
+            unequal => unequal.is_gt(),
+        };
+        let (node, other) = (&self.node_id, other.gossip);
+        if !goes_on {
+            tracing::error!(%node, %other, "another node has the same id and goes on, so this one stops: give each one its own with --node-id");
+            self.ends = true;
+            self.failed.cancel();
+        } else if self.told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_EVERY) {
+            self.told = Some(now);
+            tracing::error!(%node, %other, "another node has the same id: give each one its own with --node-id");
         }
-        // A former run had a clock that was ahead, and this one must be later.
-        let latest = namesakes.last().filter(|latest| latest.generation >= self.generation)?;
-        (state(latest) == State::Dead).then(|| latest.generation.checked_add(1).map(End::Later))?
     }
 }
 

@@ -1,6 +1,6 @@
 //! What one node asks others: requests under a number, and the answers as they come.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -285,11 +285,14 @@ impl Routing {
     /// To be called when there are links to all members.
     pub(super) fn answer_early(&self) {
         let Some(links) = self.links.get() else { return };
-        let early = {
-            let peers = self.peers.read();
-            self.early_answers.lock().take(|to| peers.contains_key(&to))
-        };
-        early.iter().for_each(|(to, answer)| drop(links.send(*to, 0, answer)));
+        let peers: HashSet<u64> = self.peers.read().keys().copied().collect();
+        let mut early = self.early_answers.lock();
+        for (to, answer) in early.take(|to| peers.contains(&to)) {
+            // It became a member just now, and its link comes after this.
+            if links.send(to, 0, &answer).is_lost() {
+                early.keep(to, answer, Instant::now());
+            }
+        }
     }
 }
 
