@@ -3,7 +3,7 @@
 //! A node that was started again is another run of it. But where the one before still answers these are two nodes with one id,
 //! and that which was there first keeps its place: it has clients, and others would forward to the newcomer alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::facts::{Member, Members};
@@ -11,6 +11,10 @@ use super::liveness::{Liveness, State};
 
 /// What a run that is alive gets to show it once another one is there.
 const SHOWS_WITHIN: Duration = Duration::from_millis(500);
+/// The same of one whose address the other one has: it is most likely gone.
+const SHOWS_AT_ADDRESS_WITHIN: Duration = Duration::from_millis(200);
+/// Pulses that are further apart were late here, so that nothing could show.
+const LATE: Duration = Duration::from_millis(300);
 
 struct Contest {
     since: Instant,
@@ -19,7 +23,12 @@ struct Contest {
 
 /// Node ids with two runs that may both live, by the incarnation of that which came to the other.
 #[derive(Default)]
-pub(super) struct Contests(HashMap<u64, Contest>);
+pub(super) struct Contests {
+    open: HashMap<u64, Contest>,
+    /// Runs whose place another one has taken, and when: they count again when they are heard after that.
+    given_up: HashMap<u64, Instant>,
+    decided: Option<Instant>,
+}
 
 /// The run of a node that others are told of, and another one that may take its place.
 pub(super) struct Candidate {
@@ -77,22 +86,30 @@ impl Contests {
         liveness: &Liveness,
         now: Instant,
     ) -> (Vec<Member>, Vec<u64>) {
-        let rivals = || candidates.iter().filter_map(|candidate| candidate.rival.as_ref());
-        let lives = |member: &Member| liveness.state(member.incarnation) == State::Alive;
-        self.0.retain(|run, _| rivals().any(|rival| rival.incarnation == *run && lives(rival)));
+        let rivals: HashSet<_> =
+            candidates.iter().filter_map(|candidate| Some(candidate.rival.as_ref()?.incarnation)).collect();
+        self.given_up.retain(|run, _| rivals.contains(run));
+        let late = self.decided.map(|decided| now.saturating_duration_since(decided));
+        self.decided = Some(now);
+        if let Some(late) = late.filter(|late| *late >= LATE) {
+            self.open.values_mut().for_each(|contest| contest.since = (contest.since + late).min(now));
+        }
+        let mut open = std::mem::take(&mut self.open);
         let (mut members, mut ask) = (Vec::with_capacity(candidates.len()), Vec::new());
         for Candidate { told, rival } in candidates {
-            let Some(rival) = rival.filter(lives) else {
+            let state = liveness.state(told.incarnation);
+            let Some(rival) = rival.filter(|rival| self.may_count(rival, &told, state, liveness)) else {
                 members.push(told);
                 continue;
             };
-            let contest = self.0.entry(rival.incarnation).or_insert(Contest { since: now, told: false });
-            let state = liveness.state(told.incarnation);
+            let mut contest = open.remove(&rival.incarnation).unwrap_or(Contest { since: now, told: false });
             let shows = liveness.heard_at(told.incarnation).is_some_and(|heard| heard > contest.since);
-            let may_show = now.saturating_duration_since(contest.since) < SHOWS_WITHIN;
+            let within = if told.gossip == rival.gossip { SHOWS_AT_ADDRESS_WITHIN } else { SHOWS_WITHIN };
+            let may_show = now.saturating_duration_since(contest.since) < within;
             let is_alive = if shows { state != State::Dead } else { state == State::Alive && may_show };
-            // Only one can have the address; and who drains has said that it goes.
-            if !is_alive || told.gossip == rival.gossip || told.facts.draining {
+            // Who drains has said that it goes.
+            if !is_alive || told.facts.draining {
+                self.given_up.insert(told.incarnation, now);
                 members.push(rival);
                 continue;
             }
@@ -102,9 +119,25 @@ impl Contests {
                 let (node, one, other) = (&told.node_id, told.gossip, rival.gossip);
                 tracing::error!(%node, %one, %other, "two nodes have the same id, and the other one is left out: give each one its own with --node-id");
             }
+            self.open.insert(rival.incarnation, contest);
             members.push(told);
         }
         (members, ask)
+    }
+
+    /// Whether a run may take the place of one that is told of.
+    fn may_count(&self, rival: &Member, told: &Member, told_is: State, liveness: &Liveness) -> bool {
+        let is_dead = told_is == State::Dead;
+        let heard = liveness.heard_at(rival.incarnation);
+        let is_back =
+            self.given_up.get(&rival.incarnation).is_none_or(|at| heard.is_some_and(|heard| heard > *at));
+        let lives = match liveness.state(rival.incarnation) {
+            State::Alive => is_dead || !rival.facts.draining,
+            // It may be heard by others alone.
+            State::Suspect => is_dead && rival.generation > told.generation,
+            State::Dead => false,
+        };
+        lives && is_back
     }
 }
 
@@ -190,8 +223,9 @@ mod tests {
             let (mut seen, later) = (Seen::new(), run(LATER, generation));
             let mut both = [run(FORMER, 1), later];
             both.sort_by_key(|run| run.generation);
-            assert_eq!(seen.sees(&both, 100), (FORMER, vec![FORMER]));
-            assert_eq!(seen.sees(&both, 500), (FORMER, vec![FORMER]));
+            for ms in (100..600).step_by(100) {
+                assert_eq!(seen.sees(&both, ms), (FORMER, vec![FORMER]), "{ms}");
+            }
             assert_eq!(seen.sees(&both, 600), (LATER, vec![]));
             seen.others.push(FORMER);
             assert_eq!(seen.sees(&both, 700).0, LATER, "it was given up");
@@ -213,9 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_at_the_same_address_or_of_one_that_drains_or_is_dead_counts_at_once() {
-        let same = Member { gossip: run(FORMER, 1).gossip, ..run(LATER, 2) };
-        assert_eq!(Seen::new().sees(&[run(FORMER, 1), same], 100), (LATER, vec![]));
+    fn another_run_of_one_that_drains_or_is_dead_counts_at_once() {
         let mut draining = run(FORMER, 1);
         draining.facts.draining = true;
         assert_eq!(Seen::new().sees(&[draining, run(LATER, 2)], 100), (LATER, vec![]));
@@ -224,6 +256,46 @@ mod tests {
             assert_eq!(seen.sees(&[run(FORMER, 1)], ms).0, FORMER);
         }
         assert_eq!(seen.sees(&[run(FORMER, 1), run(LATER, 2)], 3_000), (LATER, vec![]));
+        // Also where it is not heard, as over a cut between these two alone.
+        seen.told = Members(vec![run(FORMER, 1)]);
+        seen.others.clear();
+        assert_eq!(seen.sees(&[run(FORMER, 1), run(30, 3)], 3_100), (30, vec![]));
+    }
+
+    #[test]
+    fn a_run_at_the_address_of_another_takes_its_place_once() {
+        let both = [run(FORMER, 1), Member { gossip: run(FORMER, 1).gossip, ..run(LATER, 2) }];
+        let mut seen = Seen::new();
+        let counts: Vec<_> = (100..=1_000).step_by(100).map(|ms| seen.sees(&both, ms).0).collect();
+        assert_eq!(counts[..2], [FORMER; 2]);
+        assert_eq!(counts[2..], [LATER; 8], "of the other one nothing has come since");
+        // Two that both live, each at that address by mistake.
+        let mut seen = Seen { others: vec![LATER, FORMER], ..Seen::new() };
+        for ms in (100..3_000).step_by(100) {
+            assert_eq!(seen.sees(&both, ms).0, FORMER, "{ms}");
+        }
+    }
+
+    #[test]
+    fn of_two_that_drain_none_takes_the_place_of_the_other() {
+        let draining = |mut run: Member| {
+            run.facts.draining = true;
+            run
+        };
+        let mut seen = Seen { others: vec![LATER, FORMER], ..Seen::new() };
+        for ms in (100..2_000).step_by(100) {
+            let both = [draining(run(FORMER, 1)), draining(run(LATER, 2))];
+            assert_eq!(seen.sees(&both, ms), (FORMER, vec![]), "{ms}");
+        }
+    }
+
+    #[test]
+    fn what_was_late_here_is_no_silence() {
+        let (mut seen, both) = (Seen::new(), [run(FORMER, 1), run(LATER, 2)]);
+        assert_eq!(seen.sees(&both, 100), (FORMER, vec![FORMER]));
+        assert_eq!(seen.sees(&both, 1_300), (FORMER, vec![FORMER]));
+        seen.hear(FORMER, 1_350);
+        assert_eq!(seen.sees(&both, 1_400), (FORMER, vec![]));
     }
 
     #[test]

@@ -25,6 +25,8 @@ const SEEDS_EVERY: Duration = Duration::from_secs(1);
 /// A seed that was heard within this is not asked who it is.
 const SEED_QUIET: Duration = Duration::from_millis(1_500);
 const DEAD_LAST: Duration = Duration::from_secs(15 * 60);
+/// Who knows nobody for so long is alone.
+const ANEW: Duration = Duration::from_secs(2);
 const TELL_EVERY: Duration = Duration::from_secs(60);
 const CLUSTER: &str = "fanfare";
 
@@ -69,6 +71,9 @@ impl Run {
         let entries = self.facts.borrow_and_update().entries(self.incarnation);
         let entries = entries.into_iter().map(|(key, text)| (key.to_owned(), text)).collect();
         let handle = spawn_chitchat(self.config(chitchat_id), entries, &self.wire).await?;
+        let begun = Instant::now();
+        // Where gossip begins anew it knows nobody.
+        self.gossip_with_all(&handle)?;
         let mut liveness = Liveness::new(PULSE_EVERY, Instant::now());
         let mut pulse = tokio::time::interval(PULSE_EVERY);
         pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -86,7 +91,7 @@ impl Run {
             if is_new {
                 self.say(&handle).await?;
             }
-            self.pulse(&handle, &mut liveness).await?;
+            self.pulse(&handle, &mut liveness, begun).await?;
         }
     }
 
@@ -100,11 +105,13 @@ impl Run {
                 chitchat.self_node_state().set(key, text);
             }
         }
-        let members = Arc::clone(&self.members.borrow());
-        for member in members.0.iter().filter(|member| member.state == State::Alive) {
-            handle.gossip(member.gossip)?;
-        }
-        Ok(())
+        self.gossip_with_all(handle)
+    }
+
+    fn gossip_with_all(&self, handle: &ChitchatHandle) -> anyhow::Result<()> {
+        let members = self.members.borrow();
+        let mut alive = members.0.iter().filter(|member| member.state == State::Alive);
+        alive.try_for_each(|member| handle.gossip(member.gossip))
     }
 
     fn config(&self, chitchat_id: ChitchatId) -> ChitchatConfig {
@@ -127,7 +134,12 @@ impl Run {
         }
     }
 
-    async fn pulse(&mut self, handle: &ChitchatHandle, liveness: &mut Liveness) -> anyhow::Result<()> {
+    async fn pulse(
+        &mut self,
+        handle: &ChitchatHandle,
+        liveness: &mut Liveness,
+        begun: Instant,
+    ) -> anyhow::Result<()> {
         // They come by node id and generation.
         let all = {
             let chitchat = handle.chitchat();
@@ -169,7 +181,10 @@ impl Run {
         for address in fresh {
             handle.gossip(address)?;
         }
-        self.tell(others, liveness);
+        // Gossip that has just begun anew tells of nobody yet.
+        if !others.is_empty() || now.saturating_duration_since(begun) >= ANEW {
+            self.tell(others, liveness);
+        }
         self.among_namesakes(&namesakes, liveness, now);
         Ok(())
     }
