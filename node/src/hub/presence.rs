@@ -231,20 +231,7 @@ impl Hub {
 
     /// What the members come to by this change, and who is told; the bytes of who enters or changes are taken by then.
     pub(super) fn happened(&self, channel: &Channel, state: &mut State, owner: Owner, event: MemberEvent) {
-        let members = state.members.get_or_insert_default();
-        let (key, MemberEvent { member, data, timestamp_ms, .. }) = (channel.key(), &event);
-        if event.action == PresenceAction::Leave {
-            if let Some(former) = members.get(member) {
-                self.member_bytes.give_back(key.account(), of_member(key, member, &former.data));
-            }
-            self.roster.remove(member.connection_id, key, &member.client_id);
-        } else {
-            self.enroll(key, member, owner, data, *timestamp_ms);
-        }
-        members.apply(&event);
-        if members.is_empty() {
-            state.members = None;
-        }
+        self.change(channel.key(), state, owner, &event);
         if state.targets == 0 {
             return;
         }
@@ -253,6 +240,24 @@ impl Hub {
             if state.targets & (1 << bit) != 0 {
                 target.deliver_presence(Arc::clone(&delivery));
             }
+        }
+    }
+
+    /// The same, and nobody is told.
+    pub(super) fn change(&self, key: &ChannelKey, state: &mut State, owner: Owner, event: &MemberEvent) {
+        let members = state.members.get_or_insert_default();
+        let MemberEvent { member, data, timestamp_ms, .. } = event;
+        if event.action == PresenceAction::Leave {
+            if let Some(former) = members.get(member) {
+                self.member_bytes.give_back(key.account(), of_member(key, member, &former.data));
+            }
+            self.roster.remove(member.connection_id, key, &member.client_id);
+        } else {
+            self.enroll(key, member, owner, data, *timestamp_ms);
+        }
+        members.apply(event);
+        if members.is_empty() {
+            state.members = None;
         }
     }
 

@@ -130,24 +130,19 @@ impl Hub {
         is_theirs && member.sequence <= known
     }
 
-    /// The member is like this there. Who is so already is no event, unless it `changes`.
+    /// The member is like this there. Whose data is so already is no event, unless it `changes`: at another time it entered
+    /// where it was not known that it was present.
     fn be_elsewhere(&self, channel: &Channel, state: &mut State, told: ToldMember, changes: bool) {
         let ToldMember { member, owner, data, timestamp_ms } = told;
         if !self.may_say(&member, owner) {
             return;
         }
         let former = state.members.as_ref().and_then(|members| members.get(&member));
-        let action = match former {
-            None => PresenceAction::Enter,
-            Some(former) => {
-                let is_same = same(&former.data, &data) && former.timestamp_ms == timestamp_ms;
-                if is_same && !changes {
-                    let sequence = self.presence_sequence();
-                    return self.roster.take_over(member.connection_id, owner, sequence);
-                }
-                PresenceAction::Update
-            }
-        };
+        let is_same = former.is_some_and(|former| same(&former.data, &data)) && !changes;
+        if is_same && former.is_some_and(|former| former.timestamp_ms == timestamp_ms) {
+            return self.roster.take_over(member.connection_id, owner, self.presence_sequence());
+        }
+        let action = if former.is_some() { PresenceAction::Update } else { PresenceAction::Enter };
         let key = channel.key();
         let bytes = |data: &MemberData| of_member(key, &member, data);
         let former = former.map_or(0, |former| bytes(&former.data));
@@ -155,7 +150,10 @@ impl Hub {
         self.member_bytes.exchange(key.account(), former, bytes(&data), usize::MAX);
         let sequence = self.next_presence_sequence();
         let event = MemberEvent { key: key.clone(), member, action, data, timestamp_ms, sequence };
-        self.happened(channel, state, owner, event);
+        match is_same {
+            true => self.change(key, state, owner, &event),
+            false => self.happened(channel, state, owner, event),
+        }
     }
 
     fn leave_unseen(&self, channel: &Channel, state: &mut State, gone: Vec<(MemberId, MemberData)>) {

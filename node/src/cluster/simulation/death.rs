@@ -99,6 +99,7 @@ impl World {
             self.start_after(node);
         }
         for (_, client) in plan.back.extract_if(.., |(at, _)| *at <= self.now).collect::<Vec<_>>() {
+            // Also one that knows of no other yet: nobody keeps clients from a node that begins.
             let is_ready = |node: &usize| *node < nodes || self.nodes[*node].routing.is_complete();
             let ready: Vec<usize> = self.alive().into_iter().filter(is_ready).collect();
             let node = ready[self.random.usize(..ready.len())];

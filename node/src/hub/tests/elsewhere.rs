@@ -109,6 +109,33 @@ fn changes_become_what_they_are_here() {
     assert_eq!(node.hub.crowded(key("a").account()), [], "none of them is of this node");
 }
 
+/// Somebody came back to a node that did not know yet who was present.
+#[test]
+fn who_entered_again_elsewhere_as_it_was_is_no_event() {
+    let (node, other) = (Node::new(), Node::new());
+    let again = |n, epoch, text| ToldMember { timestamp_ms: NOW_MS + 9, ..told(n, (epoch, OTHER), text) };
+    for n in 1..=4 {
+        node.hears(Enter, told(n, (0, ONE), "1"));
+    }
+    assert_eq!(node.events().len(), 4);
+    let known = node.hub.presence_sequence();
+    node.hears(Enter, again(1, 1, "1"));
+    node.is_told(OTHER, vec![again(1, 1, "1"), again(2, 1, "1"), again(3, 1, "3")], known);
+    assert_eq!(node.events(), ["update 3 3"]);
+    node.hears(Update, again(4, 1, "1"));
+    assert_eq!(node.events(), ["update 4 1"], "it is said that it changes");
+    // All else is as that node has it.
+    for (n, text) in [(1, "1"), (2, "1"), (3, "3"), (4, "1")] {
+        other.hears(Enter, again(n, 1, text));
+        assert_eq!(node.hub.presence_owner(connection(n)), Some(Owner { epoch: 1, incarnation: OTHER }));
+    }
+    assert_eq!(node.hub.presence_digests(OTHER), other.hub.presence_digests(OTHER));
+    // What had been told by then says nothing of those who came later.
+    node.is_told(OTHER, vec![], known);
+    node.hub.untold_members(&key("a"), OTHER, known);
+    assert!(node.events().is_empty());
+}
+
 #[test]
 fn the_greatest_owner_of_a_connection_is_heard() {
     let node = Node::new();
