@@ -177,7 +177,9 @@ impl Local for SharedLocal {
     fn claim_nonce(&self, nonce: Nonce) -> Later<Option<bool>> {
         let mut nonces = self.nonces.lock();
         let is_first = !nonces.contains(&nonce);
-        nonces.push(nonce);
+        if is_first {
+            nonces.push(nonce);
+        }
         Box::pin(ready(Some(is_first)))
     }
 
@@ -188,7 +190,12 @@ impl Local for SharedLocal {
     }
 
     fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>> {
-        self.nonces.lock().extend(nonces.into_iter().map(|kept| kept.nonce));
+        let mut known = self.nonces.lock();
+        for KeptNonce { nonce, .. } in nonces {
+            if !known.contains(&nonce) {
+                known.push(nonce);
+            }
+        }
         Box::pin(ready(Some(())))
     }
 

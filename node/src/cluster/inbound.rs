@@ -14,10 +14,10 @@ use serde_json::value::RawValue;
 use crate::hub::HandedOver;
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, ForwardedPresence,
-    GivenIds, IdScope, KeptNonce, Nonce, NotOpen, Over, Owner, Place, Revocation, Stamp, StampedIds, TakenUp,
-    Tenure, ToldMembers, check_name,
+    GivenIds, IdScope, NotOpen, Over, Owner, Place, Revocation, Stamp, StampedIds, TakenUp, Tenure,
+    ToldMembers, check_name,
 };
-pub use once::{Claimed, NoncesKnown, Taken, TakenIds};
+pub use once::{ClaimId, Claimed, NoncesKnown, Taken, TakenIds, ToldNonce};
 pub use presence::PresenceSaid;
 
 /// Far above what any node may allow its clients.
@@ -139,11 +139,11 @@ pub enum Request {
     /// How many connections there are.
     Load,
     /// Whether the nonce is used for the first time; it is remembered.
-    Claim(Nonce),
+    Claim(ToldNonce),
     /// The nonces that are remembered, from that place on.
     NoncesAsked { after: Option<Box<[u8]>> },
     /// These are to be remembered; with the last of them the asking node says that it goes.
-    NoncesGiven { nonces: Vec<KeptNonce>, last: bool },
+    NoncesGiven { nonces: Vec<ToldNonce>, last: bool },
     /// These tokens are not to be taken any more.
     Revoke(Vec<Revocation>),
     /// Whether messages may be published under these ids.
@@ -294,7 +294,7 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
             Ok(Request::HandOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? })
         }
         v1::request::Kind::Claim(v1::Claim { nonce }) => {
-            Ok(Request::Claim(once::nonce(nonce.ok_or(Malformed("no nonce"))?)?.nonce))
+            Ok(Request::Claim(once::nonce(nonce.ok_or(Malformed("no nonce"))?)?))
         }
         v1::request::Kind::NoncesAsked(v1::NoncesAsked { after }) => {
             Ok(Request::NoncesAsked { after: (!after.is_empty()).then(|| after.as_ref().into()) })

@@ -44,7 +44,7 @@ use ask::{Asked, EarlyAnswers, LOCAL_MAX};
 use deaths::Deaths;
 use ids::Ids;
 use leaving::Leaving;
-use nonces::Clocks;
+use nonces::{Clocks, Noted};
 use presence::Presence;
 use quorum::Quorum;
 use receipts::{Acks, have_come};
@@ -108,8 +108,8 @@ pub struct Routing {
     acks: Mutex<Acks>,
     quorum: Mutex<Quorum>,
     clocks: Mutex<Clocks>,
-    /// Held for reading by each claim of a nonce, and for writing by whoever says to another node what is remembered, or hears it.
-    claiming: tokio::sync::RwLock<()>,
+    /// Held for reading while a nonce is claimed here, and for writing while another node is told, or tells, what is remembered.
+    noted: tokio::sync::RwLock<Mutex<Noted>>,
     ids: Ids,
     /// Whether all have settled.
     settling: Merged<bool>,
@@ -166,7 +166,7 @@ impl Routing {
             acks: Mutex::default(),
             quorum: Mutex::new(Quorum::new(node_id, kept, Instant::now())),
             clocks: Mutex::default(),
-            claiming: tokio::sync::RwLock::default(),
+            noted: tokio::sync::RwLock::default(),
             ids: Ids::default(),
             settling: Merged::default(),
             known: metrics::gauge!("fanfare_peers_known"),

@@ -1,12 +1,13 @@
 //! What nodes tell each other of nonces, of given ids and of revocations, as it stands on the wire and as it is read.
 
+use std::num::NonZeroU64;
+
 use bytes::Bytes;
 use fanfare_proto::peer::v1;
 
 use super::{Malformed, NAME_BYTES_MAX, channel_key, client_id};
 use crate::model::{
-    ChannelKey, ClientId, GivenIds, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
-    check_name,
+    ChannelKey, ClientId, GivenIds, IdScope, KeptNonce, Nonce, Revocation, Stamp, StampedIds, check_name,
 };
 
 /// Nodes that are taken from one answer, far more than there are.
@@ -23,10 +24,23 @@ pub struct Claimed {
     pub now_ms: u64,
 }
 
+/// Tells a claim of a nonce from all others of the same one.
+pub type ClaimId = NonZeroU64;
+
+/// A nonce as one node tells another of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToldNonce {
+    pub kept: KeptNonce,
+    /// Which claim it was; none where that is not known, or not under way any more.
+    pub claim: Option<ClaimId>,
+}
+
 /// Some of what a node remembers of nonces.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NoncesKnown {
-    pub page: NoncePage,
+    pub nonces: Vec<ToldNonce>,
+    /// Where the next part begins; none: these are the last.
+    pub next: Option<Box<[u8]>>,
     pub counts: bool,
     pub now_ms: u64,
     /// The nodes that it has seen, and how long ago.
@@ -101,26 +115,28 @@ pub(super) fn settled(settled: v1::IdsSettled, incarnation: u64) -> Result<(IdSc
     Ok((scope, ids.into_iter().zip(stamps).collect()))
 }
 
-pub(in crate::cluster) fn write_nonce(nonce: &Nonce, age_ms: u64) -> v1::Nonce {
+pub(in crate::cluster) fn write_nonce(told: &ToldNonce) -> v1::Nonce {
+    let ToldNonce { kept: KeptNonce { nonce, age_ms }, claim } = told;
     let Nonce { key_name, timestamp_ms, nonce } = nonce;
     v1::Nonce {
         key_name: key_name.to_string(),
         timestamp_ms: *timestamp_ms,
         nonce: nonce.to_string(),
-        age_ms,
+        age_ms: *age_ms,
+        claim: claim.map_or(0, ClaimId::get),
     }
 }
 
-pub(in crate::cluster) fn write_nonces(kept: &[KeptNonce]) -> Vec<v1::Nonce> {
-    kept.iter().map(|kept| write_nonce(&kept.nonce, kept.age_ms)).collect()
+pub(in crate::cluster) fn write_nonces(told: &[ToldNonce]) -> Vec<v1::Nonce> {
+    told.iter().map(write_nonce).collect()
 }
 
 pub(in crate::cluster) fn write_known(known: &NoncesKnown) -> v1::Nonces {
     let seen =
         |(node_id, age_ms): &(Box<str>, u64)| v1::SeenNode { node_id: node_id.to_string(), age_ms: *age_ms };
     v1::Nonces {
-        nonces: write_nonces(&known.page.nonces),
-        next: known.page.next.as_deref().map(Bytes::copy_from_slice).unwrap_or_default(),
+        nonces: write_nonces(&known.nonces),
+        next: known.next.as_deref().map(Bytes::copy_from_slice).unwrap_or_default(),
         counts: known.counts,
         now_ms: known.now_ms,
         seen: known.seen.iter().map(seen).collect(),
@@ -146,16 +162,16 @@ pub(super) fn revocations(revocations: Vec<v1::Revocation>) -> Result<Vec<Revoca
     read.collect()
 }
 
-pub(super) fn nonce(nonce: v1::Nonce) -> Result<KeptNonce, Malformed> {
-    let v1::Nonce { key_name, timestamp_ms, nonce, age_ms } = nonce;
+pub(super) fn nonce(nonce: v1::Nonce) -> Result<ToldNonce, Malformed> {
+    let v1::Nonce { key_name, timestamp_ms, nonce, age_ms, claim } = nonce;
     if [&key_name, &nonce].into_iter().any(|text| check_name(text, NAME_BYTES_MAX).is_err()) {
         return Err(Malformed("a bad nonce"));
     }
     let nonce = Nonce { key_name: key_name.into(), timestamp_ms, nonce: nonce.into() };
-    Ok(KeptNonce { nonce, age_ms })
+    Ok(ToldNonce { kept: KeptNonce { nonce, age_ms }, claim: ClaimId::new(claim) })
 }
 
-pub(super) fn nonces(nonces: Vec<v1::Nonce>) -> Result<Vec<KeptNonce>, Malformed> {
+pub(super) fn nonces(nonces: Vec<v1::Nonce>) -> Result<Vec<ToldNonce>, Malformed> {
     nonces.into_iter().map(nonce).collect()
 }
 
@@ -165,10 +181,9 @@ pub(super) fn known(known: v1::Nonces) -> Result<NoncesKnown, Malformed> {
     if seen.len() > NODES_MAX || !seen.iter().all(is_plain) {
         return Err(Malformed("nodes that none can be"));
     }
-    let page =
-        NoncePage { nonces: self::nonces(nonces)?, next: (!next.is_empty()).then(|| next.as_ref().into()) };
+    let (nonces, next) = (self::nonces(nonces)?, (!next.is_empty()).then(|| next.as_ref().into()));
     let seen = seen.into_iter().map(|node| (node.node_id.into(), node.age_ms)).collect();
-    Ok(NoncesKnown { page, counts, now_ms, seen })
+    Ok(NoncesKnown { nonces, next, counts, now_ms, seen })
 }
 
 #[cfg(test)]
@@ -184,6 +199,18 @@ mod tests {
         let channel = v1::Channel { account: "acme".to_owned(), name: "room".to_owned() };
         let client_id = Some(ClientId::of("ana"));
         IdScope { key: channel_key(channel).expect("a channel"), key_name: "k1".into(), client_id }
+    }
+
+    #[test]
+    fn nonces_are_read_as_they_are_written() {
+        let kept = || {
+            let nonce = Nonce { key_name: "k1".into(), timestamp_ms: 5, nonce: "n".into() };
+            KeptNonce { nonce, age_ms: 3 }
+        };
+        for claim in [None, ClaimId::new(7), Some(ClaimId::MAX)] {
+            let told = ToldNonce { kept: kept(), claim };
+            assert_eq!(nonce(write_nonce(&told)), Ok(told));
+        }
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Item {
                 v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)) })
             }
             Request::Claim(nonce) => {
-                v1::request::Kind::Claim(v1::Claim { nonce: Some(once::write_nonce(nonce, 0)) })
+                v1::request::Kind::Claim(v1::Claim { nonce: Some(once::write_nonce(nonce)) })
             }
             Request::NoncesAsked { after } => {
                 let after = after.as_deref().map(Bytes::copy_from_slice).unwrap_or_default();

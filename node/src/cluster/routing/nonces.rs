@@ -1,17 +1,20 @@
 //! Nonces of token requests are used once in the whole cluster: a claim is remembered by every node that can be reached, and by a
 //! majority of those that were seen of late.
 
+mod noted;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::inbound::{Answer, Claimed, NoncesKnown, Request};
+pub(super) use noted::Noted;
+
+use super::super::inbound::{Answer, ClaimId, Claimed, NoncesKnown, Request, ToldNonce};
 use super::Routing;
 use super::ask::{Later, Local};
 use super::quorum::{self, KeptNodes};
-use crate::model::{KeptNonce, Nonce, NoncePage};
+use crate::model::{KeptNonce, Nonce, NoncePage, random_bytes};
 use crate::tasks::OnStop;
 
 /// A node that does not say what it remembers of a nonce by then is passed over.
@@ -77,7 +80,6 @@ impl Routing {
     /// False: the nonce was claimed before. None: nobody knows, or it cannot be remembered.
     pub async fn claim_nonce(&self, nonce: Nonce) -> Option<bool> {
         let local = self.local.get()?;
-        let _claiming = self.claiming.read().await;
         if !self.quorum.lock().counts() || !self.clocks.lock().is_near(local.now_ms()) {
             return None;
         }
@@ -86,6 +88,8 @@ impl Routing {
         let first = others.iter().copied().min().filter(|peer| *peer < self.hub.incarnation());
         others.retain(|peer| Some(*peer) != first);
         let is_used = |said: &[Claimed]| said.iter().any(|claimed| !claimed.first);
+        let claim = ClaimId::new(u64::from_ne_bytes(random_bytes()));
+        let nonce = ToldNonce { kept: KeptNonce { nonce, age_ms: 0 }, claim };
         let mut elsewhere = self.claim_at(first.into_iter().collect(), &nonce).await;
         if is_used(&elsewhere) {
             return Some(false);
@@ -113,12 +117,17 @@ impl Routing {
         (is_near && is_majority).then_some(true)
     }
 
-    async fn claim_here(&self, local: &dyn Local, nonce: Nonce) -> Option<Claimed> {
-        let first = local.claim_nonce(nonce).await?;
+    /// Whoever asks may have been heard of before: a node to which it came first has told this one.
+    async fn claim_here(&self, local: &dyn Local, told: ToldNonce) -> Option<Claimed> {
+        let ToldNonce { kept: KeptNonce { nonce, .. }, claim } = told;
+        let noted = self.noted.read().await;
+        let is_new = local.claim_nonce(nonce.clone()).await?;
+        let first = noted.lock().claimed(&nonce, claim, is_new, Instant::now());
+        drop(noted);
         Some(Claimed { first, counts: self.quorum.lock().counts(), now_ms: local.now_ms() })
     }
 
-    async fn claim_at(&self, peers: Vec<u64>, nonce: &Nonce) -> Vec<Claimed> {
+    async fn claim_at(&self, peers: Vec<u64>, nonce: &ToldNonce) -> Vec<Claimed> {
         let mut said = Vec::with_capacity(peers.len());
         let mut answers = self.ask(peers, 0, &Request::Claim(nonce.clone()));
         let all = async {
@@ -145,9 +154,9 @@ impl Routing {
         local.keep_nodes(kept).await;
         let (mut to, mut after) = (self.reachable(), None);
         while !to.is_empty() {
-            let Some(page) = self.remembered(&**local, after.take()).await else { return };
-            let last = page.next.is_none();
-            let given = &Request::NoncesGiven { nonces: page.nonces, last };
+            let Some((nonces, next)) = self.remembered(&**local, after.take()).await else { return };
+            let last = next.is_none();
+            let given = &Request::NoncesGiven { nonces, last };
             let taking = to.into_iter().map(|peer| async move {
                 let taken = self.ask_one(peer, 0, given, PART_WAIT).await;
                 (taken == Some(Answer::Done)).then_some(peer)
@@ -156,7 +165,7 @@ impl Routing {
             if last {
                 return;
             }
-            after = page.next;
+            after = next;
         }
     }
 
@@ -186,10 +195,10 @@ impl Routing {
         for _ in 0..PARTS_MAX {
             let asked = Request::NoncesAsked { after: after.take() };
             let Some(Answer::Nonces(known)) = self.ask_one(peer, 0, &asked, PART_WAIT).await else { return };
-            if self.remember(local, known.page.nonces).await.is_none() {
+            if self.remember(local, known.nonces).await.is_none() {
                 return;
             }
-            after = known.page.next;
+            after = known.next;
             if after.is_none() {
                 self.quorum.lock().taken(peer, known.counts, &known.seen, Instant::now());
                 return;
@@ -197,23 +206,38 @@ impl Routing {
         }
     }
 
-    /// For another node, without a claim that is under way here: that node would take it for an earlier one when it is asked.
-    async fn remembered(&self, local: &dyn Local, after: Option<Box<[u8]>>) -> Option<NoncePage> {
-        let _nobody_claims = self.claiming.write().await;
-        local.nonces(after).await
+    /// For another node, with whose they are: that node may be asked by a claim that came here first. And where the next begin.
+    async fn remembered(
+        &self,
+        local: &dyn Local,
+        after: Option<Box<[u8]>>,
+    ) -> Option<(Vec<ToldNonce>, Option<Box<[u8]>>)> {
+        let mut noted = self.noted.write().await;
+        let NoncePage { nonces, next } = local.nonces(after).await?;
+        let noted = noted.get_mut();
+        let told = nonces.into_iter().map(|kept| ToldNonce { claim: noted.of(&kept.nonce), kept });
+        Some((told.collect(), next))
     }
 
-    /// What another node has said. It may know of a claim that is under way here, which this node would take for an earlier one.
-    async fn remember(&self, local: &dyn Local, nonces: Vec<KeptNonce>) -> Option<()> {
-        let _nobody_claims = self.claiming.write().await;
-        local.keep_nonces(nonces).await
+    /// What another node has said.
+    async fn remember(&self, local: &dyn Local, nonces: Vec<ToldNonce>) -> Option<()> {
+        let mut noted = self.noted.write().await;
+        let (under_way, used): (Vec<_>, Vec<_>) = nonces.into_iter().partition(|told| told.claim.is_some());
+        let claimed = under_way.iter().map(|told| local.claim_nonce(told.kept.nonce.clone()));
+        let are_new = futures_util::future::join_all(claimed).await;
+        let (noted, now) = (noted.get_mut(), Instant::now());
+        for (told, is_new) in under_way.into_iter().zip(are_new) {
+            noted.heard(&told.kept.nonce, told.claim, is_new?, now);
+        }
+        used.iter().for_each(|told| noted.heard(&told.kept.nonce, None, false, now));
+        local.keep_nonces(used.into_iter().map(|told| told.kept).collect()).await
     }
 
     /// A peer claims a nonce.
     pub(super) fn claimed_by_peer(
         self: Arc<Self>,
         local: &Arc<dyn Local>,
-        nonce: Nonce,
+        nonce: ToldNonce,
     ) -> Later<Option<Answer>> {
         let local = Arc::clone(local);
         Box::pin(async move { self.claim_here(&*local, nonce).await.map(Answer::Claimed) })
@@ -226,12 +250,12 @@ impl Routing {
     ) -> Later<Option<Answer>> {
         let local = Arc::clone(local);
         Box::pin(async move {
-            let page = self.remembered(&*local, after).await?;
+            let (nonces, next) = self.remembered(&*local, after).await?;
             let (counts, seen) = {
                 let quorum = self.quorum.lock();
                 (quorum.counts(), quorum.kept(Instant::now()).seen)
             };
-            Some(Answer::Nonces(NoncesKnown { page, counts, now_ms: local.now_ms(), seen }))
+            Some(Answer::Nonces(NoncesKnown { nonces, next, counts, now_ms: local.now_ms(), seen }))
         })
     }
 
@@ -239,7 +263,7 @@ impl Routing {
         self: Arc<Self>,
         local: &Arc<dyn Local>,
         from: u64,
-        nonces: Vec<KeptNonce>,
+        nonces: Vec<ToldNonce>,
         last: bool,
     ) -> Later<Option<Answer>> {
         let local = Arc::clone(local);

@@ -5,6 +5,7 @@ use futures_util::FutureExt as _;
 use super::super::fixture::{Node, PEER};
 use super::*;
 use crate::cluster::inbound::Inbound as _;
+use crate::cluster::link::Item;
 use crate::testing::SharedLocal;
 
 fn nonce() -> Nonce {
@@ -26,27 +27,67 @@ fn node() -> (Node, Arc<dyn Local>) {
     (node, local)
 }
 
-#[tokio::test]
-async fn a_peer_is_not_told_of_a_claim_before_it_is_asked() {
-    let (node, local) = node();
-    let mut claimed = Box::pin(node.routing.claim_nonce(nonce()));
-    assert!(claimed.as_mut().now_or_never().is_none(), "the peer has not answered");
-    assert_eq!(local.claim_nonce(nonce()).await, Some(false), "it is remembered here");
-    let mut told = Arc::clone(&node.routing).nonces_for_peer(&local, None);
-    assert!(told.as_mut().now_or_never().is_none());
-    drop(claimed);
-    let Some(Answer::Nonces(known)) = told.await else { panic!("nothing is told") };
-    assert_eq!(known.page.nonces.first().map(|kept| &kept.nonce), Some(&nonce()));
+fn told(claim: u64) -> ToldNonce {
+    ToldNonce { kept: KeptNonce { nonce: nonce(), age_ms: 0 }, claim: ClaimId::new(claim) }
+}
+
+/// Whether the nonce is new to the node, which a peer asks.
+async fn is_first((node, local): &(Node, Arc<dyn Local>), claim: u64) -> bool {
+    let claimed = Arc::clone(&node.routing).claimed_by_peer(local, told(claim)).await;
+    let Some(Answer::Claimed(claimed)) = claimed else { panic!("{claimed:?}") };
+    claimed.first
+}
+
+/// What the node tells another one.
+async fn says((node, local): &(Node, Arc<dyn Local>)) -> Vec<ToldNonce> {
+    let known = Arc::clone(&node.routing).nonces_for_peer(local, None).await;
+    let Some(Answer::Nonces(known)) = known else { panic!("{known:?}") };
+    known.nonces
+}
+
+async fn hears((node, local): &(Node, Arc<dyn Local>), told: Vec<ToldNonce>) {
+    let kept = Arc::clone(&node.routing).nonces_from_peer(local, PEER, told, false).await;
+    assert_eq!(kept, Some(Answer::Done));
 }
 
 #[tokio::test]
-async fn what_a_peer_tells_does_not_overtake_a_claim() {
-    let (node, local) = node();
+async fn who_joins_while_a_nonce_is_claimed_takes_the_claim_for_no_earlier_one() {
+    let (asked, joining) = (node(), node());
+    assert!(is_first(&asked, 1).await);
+    hears(&joining, says(&asked).await).await;
+    assert_eq!(says(&joining).await, [told(1)]);
+    assert!(is_first(&joining, 1).await);
+    for other in [2, 0] {
+        assert!(!is_first(&joining, other).await, "{other}");
+        assert!(!is_first(&asked, other).await, "{other}");
+    }
+}
+
+#[tokio::test]
+async fn of_two_claims_that_are_heard_of_none_is_the_first() {
+    for others in [[told(1), told(2)], [told(1), told(0)], [told(0), told(1)]] {
+        let joining = node();
+        for told in others {
+            hears(&joining, vec![told]).await;
+        }
+        assert_eq!(says(&joining).await, [told(0)]);
+        for claim in [1, 2, 0] {
+            assert!(!is_first(&joining, claim).await, "{claim}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_peer_is_told_whose_a_nonce_is_before_it_is_asked() {
+    let here = node();
+    let (node, local) = &here;
     let mut claimed = Box::pin(node.routing.claim_nonce(nonce()));
     assert!(claimed.as_mut().now_or_never().is_none(), "the peer has not answered");
-    let told = vec![KeptNonce { nonce: Nonce { nonce: "m".into(), ..nonce() }, age_ms: 1 }];
-    let mut kept = Arc::clone(&node.routing).nonces_from_peer(&local, PEER, told, false);
-    assert!(kept.as_mut().now_or_never().is_none());
-    drop(claimed);
-    assert_eq!(kept.await, Some(Answer::Done));
+    assert_eq!(local.claim_nonce(nonce()).await, Some(false), "it is remembered here");
+    let told = says(&here).await;
+    let [own] = &*told else { panic!("{told:?}") };
+    assert!(own.claim.is_some());
+    let asked = |number| Item::request(number, &Request::Claim(own.clone()));
+    let sent = node.says();
+    assert!((0..100).any(|number| sent.contains(&asked(number))), "{sent:?}");
 }
