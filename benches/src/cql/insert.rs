@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use super::Database;
 use crate::Result;
 use crate::histogram::Histogram;
+use crate::load::{Cost, Meter};
 
 const WARM_UP: Duration = Duration::from_secs(2);
 const TTL_S: i32 = 72 * 3_600;
@@ -43,6 +44,9 @@ pub struct Options {
     /// What the names of its channels begin with.
     #[arg(long, default_value = "loop")]
     pub prefix: String,
+    /// The database's process, for its CPU time; repeated where several work together.
+    #[arg(long = "database-pid")]
+    pub database_pids: Vec<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -50,6 +54,8 @@ pub struct Outcome {
     pub rows_per_s: f64,
     pub write_p50_ms: f64,
     pub write_p99_ms: f64,
+    /// The server is the database, and the generator this process.
+    pub cost: Cost,
 }
 
 pub fn print(runtime: &Runtime, options: &Options) -> Result<()> {
@@ -76,12 +82,17 @@ async fn run(options: &Options) -> Result<Outcome> {
         // Held by the set, which is waited for.
         writers.spawn(writer.write(begins, ends));
     }
+    tokio::time::sleep_until(begins.into()).await;
+    let meter = Meter::start(&options.database_pids)?;
+    tokio::time::sleep_until(ends.into()).await;
+    let cost = meter.stop()?;
     let mut times = Histogram::default();
     while let Some(written) = writers.join_next().await {
         written??.into_iter().for_each(|ns| times.record(ns));
     }
     let rows_per_s = (times.total() * options.rows as u64) as f64 / options.seconds as f64;
-    Ok(Outcome { rows_per_s, write_p50_ms: times.quantile_ms(0.5), write_p99_ms: times.quantile_ms(0.99) })
+    let (write_p50_ms, write_p99_ms) = (times.quantile_ms(0.5), times.quantile_ms(0.99));
+    Ok(Outcome { rows_per_s, write_p50_ms, write_p99_ms, cost })
 }
 
 struct Writer {

@@ -11,6 +11,7 @@ use tokio::runtime::Runtime;
 use super::Database;
 use crate::Result;
 use crate::histogram::Histogram;
+use crate::load::{Cost, Meter};
 
 const WARM_UP: Duration = Duration::from_secs(2);
 const DAYS: &str = "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = 0";
@@ -32,6 +33,9 @@ pub struct Options {
     /// Length of the measured part.
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
+    /// The database's process, for its CPU time; repeated where several work together.
+    #[arg(long = "database-pid")]
+    pub database_pids: Vec<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -39,6 +43,8 @@ pub struct Outcome {
     pub reads: u64,
     pub p50_ms: f64,
     pub p99_ms: f64,
+    /// The server is the database, and the generator this process.
+    pub cost: Cost,
 }
 
 pub fn print(runtime: &Runtime, options: &Options) -> Result<()> {
@@ -65,8 +71,11 @@ async fn run(options: &Options) -> Result<Outcome> {
         Ok(times)
     };
     read_for(WARM_UP).await?;
+    let meter = Meter::start(&options.database_pids)?;
     let times = read_for(Duration::from_secs(options.seconds)).await?;
-    Ok(Outcome { reads: times.total(), p50_ms: times.quantile_ms(0.5), p99_ms: times.quantile_ms(0.99) })
+    let cost = meter.stop()?;
+    let (p50_ms, p99_ms) = (times.quantile_ms(0.5), times.quantile_ms(0.99));
+    Ok(Outcome { reads: times.total(), p50_ms, p99_ms, cost })
 }
 
 /// All values are taken out, as somebody would who wants them.

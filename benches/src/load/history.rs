@@ -33,6 +33,9 @@ pub struct History {
     /// Length of the measured part.
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
+    /// A process of the database behind the server, for its CPU time; repeated where several work together.
+    #[arg(long = "database-pid")]
+    pub database_pids: Vec<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -41,6 +44,7 @@ pub struct Outcome {
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub cost: Cost,
+    pub database_cpu_s: f64,
 }
 
 #[derive(Deserialize)]
@@ -66,10 +70,11 @@ impl History {
         }
         read_for(&mut http, &page, WARM_UP)?;
         let meter = Meter::start(&self.target.server_pids)?;
+        let database = Meter::start(&self.database_pids)?;
         let times = read_for(&mut http, &page, Duration::from_secs(self.seconds))?;
-        let cost = meter.stop()?;
+        let (cost, database_cpu_s) = (meter.stop()?, database.stop()?.server_cpu_s);
         let (p50_ms, p99_ms) = (times.quantile_ms(0.5), times.quantile_ms(0.99));
-        Ok(Outcome { pages: times.total(), p50_ms, p99_ms, cost })
+        Ok(Outcome { pages: times.total(), p50_ms, p99_ms, cost, database_cpu_s })
     }
 }
 

@@ -37,6 +37,9 @@ pub struct Publish {
     /// Size of a message's data.
     #[arg(long, default_value_t = 128)]
     pub bytes: usize,
+    /// A process of the database behind the server, for its CPU time; repeated where several work together.
+    #[arg(long = "database-pid")]
+    pub database_pids: Vec<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -45,6 +48,7 @@ pub struct Outcome {
     pub ack_p50_ms: f64,
     pub ack_p99_ms: f64,
     pub cost: Cost,
+    pub database_cpu_s: f64,
 }
 
 impl Publish {
@@ -56,13 +60,15 @@ impl Publish {
         pipelines.pump(Instant::now() + WARM_UP)?;
         pipelines.latency = Histogram::default();
         let meter = Meter::start(&self.target.server_pids)?;
+        let database = Meter::start(&self.database_pids)?;
         pipelines.pump(Instant::now() + Duration::from_secs(self.seconds))?;
-        let cost = meter.stop()?;
+        let (cost, database_cpu_s) = (meter.stop()?, database.stop()?.server_cpu_s);
         Ok(Outcome {
             acked_per_s: pipelines.latency.total() as f64 / cost.wall_s,
             ack_p50_ms: pipelines.latency.quantile_ms(0.5),
             ack_p99_ms: pipelines.latency.quantile_ms(0.99),
             cost,
+            database_cpu_s,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! A database for a measurement, by the script that the tests of the cluster use.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -57,7 +58,8 @@ pub(super) struct Cassandra {
     pub(super) points: String,
     /// Ends the nodes when it ends.
     keeper: Option<Companion>,
-    _folder: TempDir,
+    nodes: usize,
+    folder: TempDir,
 }
 
 impl Cassandra {
@@ -88,7 +90,13 @@ impl Cassandra {
             return Err(format!("Cassandra cannot be started: {}", output.status).into());
         }
         let points = String::from_utf8(output.stdout)?.trim().to_owned();
-        Ok(Self { points, keeper: Some(keeper), _folder: folder })
+        Ok(Self { points, keeper: Some(keeper), nodes: kind.nodes(), folder })
+    }
+
+    /// Of each node.
+    pub(super) fn pids(&self) -> Result<Vec<u32>> {
+        let file = |node: usize| self.folder.path().join(format!("node{node}")).join("pid");
+        (1..=self.nodes).map(|node| Ok(fs::read_to_string(file(node))?.trim().parse()?)).collect()
     }
 }
 

@@ -7,7 +7,7 @@ mod writing;
 use std::cell::Cell;
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
@@ -107,7 +107,22 @@ struct Bench<'a> {
 struct Database {
     title: String,
     points: String,
+    /// None where it runs elsewhere.
+    pids: Vec<u32>,
     _own: Option<Cassandra>,
+}
+
+impl Database {
+    fn start(kind: Kind, data: &Path) -> Result<Self> {
+        let own = Cassandra::start(kind, data)?;
+        Ok(Self { title: kind.title(), points: own.points.clone(), pids: own.pids()?, _own: Some(own) })
+    }
+
+    fn add_pids(&self, command: &mut Command) {
+        for pid in &self.pids {
+            command.args(["--database-pid", &pid.to_string()]);
+        }
+    }
 }
 
 impl Bench<'_> {
@@ -115,7 +130,8 @@ impl Bench<'_> {
     fn measure(&self) -> (Vec<Measured>, Vec<String>) {
         let (mut all, mut failures) = (Vec::new(), Vec::new());
         if let Some(points) = &self.options.points {
-            let database = Database { title: points.clone(), points: points.clone(), _own: None };
+            let (title, points) = (points.clone(), points.clone());
+            let database = Database { title, points, pids: Vec::new(), _own: None };
             all.push(self.over(&database, &mut failures));
             return (all, failures);
         }
@@ -123,12 +139,8 @@ impl Bench<'_> {
         let kinds = <Kind as clap::ValueEnum>::value_variants().iter().copied();
         for kind in kinds.filter(|kind| named.is_empty() || named.contains(kind)) {
             eprintln!("bench: Cassandra, {}", kind.title());
-            match Cassandra::start(kind, &self.data) {
-                Ok(own) => {
-                    let database =
-                        Database { title: kind.title(), points: own.points.clone(), _own: Some(own) };
-                    all.push(self.over(&database, &mut failures));
-                }
+            match Database::start(kind, &self.data) {
+                Ok(database) => all.push(self.over(&database, &mut failures)),
                 Err(error) => failures.push(format!("{}: {error}", kind.title())),
             }
         }
@@ -184,6 +196,11 @@ impl Bench<'_> {
         self.prefixes.set(self.prefixes.get() + 1);
         format!("loop:{}", self.prefixes.get())
     }
+}
+
+/// Microseconds; none of a database whose processes are not known.
+fn told(us: f64) -> String {
+    if us > 0.0 { format!("{us:.0}") } else { "–".to_owned() }
 }
 
 impl Measured {

@@ -6,7 +6,7 @@ use super::super::bars::Bar;
 use super::super::generator::{load, result_of};
 use super::super::markdown::{Table, pair};
 use super::super::report::median;
-use super::{ACCOUNT, Bench, Database};
+use super::{ACCOUNT, Bench, Database, told};
 use crate::Result;
 use crate::cql::select;
 use crate::load::HistoryOutcome;
@@ -29,10 +29,12 @@ impl Reading {
         let mut pages = load(&bench.this, "history", &node);
         pages.args(["--channel", &channel, "--fill", &FILL.to_string()]);
         pages.args(["--limit", &LIMIT.to_string(), "--seconds", &seconds.to_string()]);
+        database.add_pids(&mut pages);
         self.node.push(result_of(pages)?);
         let mut rows = bench.bare("cql-select", database);
         rows.args(["--account", ACCOUNT, "--channel", &channel]);
         rows.args(["--limit", &LIMIT.to_string(), "--seconds", &seconds.to_string()]);
+        database.add_pids(&mut rows);
         self.bare.push(result_of(rows)?);
         Ok(())
     }
@@ -51,13 +53,26 @@ impl Reading {
 
     pub(super) fn table(&self, database: &str) -> String {
         let title = format!("{database}: the newest {LIMIT} of {FILL}");
-        let mut table = Table::new(&title, &["p50 / p99 ms", "of the bare select", "ms of the node's CPU"]);
+        let columns = [
+            "p50 / p99 ms",
+            "of the bare select",
+            "µs of CPU for each: database",
+            "driver, node",
+            "generator",
+        ];
+        let mut table = Table::new(&title, &columns);
+        let each_us = |cpu_s: f64, reads: u64| cpu_s * 1e6 / reads as f64;
         let (bare, node) = (&self.bare, &self.node);
         let reads = pair(median(bare, |run| run.p50_ms), median(bare, |run| run.p99_ms));
-        table.row("bare select", bare.len(), vec![reads, "1.00 ×".to_owned(), String::new()]);
+        let stored = told(median(bare, |run| each_us(run.cost.server_cpu_s, run.reads)));
+        let driven = told(median(bare, |run| each_us(run.cost.generator_cpu_s, run.reads)));
+        let cells = vec![reads, "1.00 ×".to_owned(), stored, driven, String::new()];
+        table.row("bare select", bare.len(), cells);
         let pages = pair(median(node, |run| run.p50_ms), median(node, |run| run.p99_ms));
-        let cpu = median(node, |run| run.cost.server_cpu_s * 1e3 / run.pages as f64);
-        let cells = vec![pages, format!("{:.2} ×", self.ratio()), format!("{cpu:.2}")];
+        let stored = told(median(node, |run| each_us(run.database_cpu_s, run.pages)));
+        let served = told(median(node, |run| each_us(run.cost.server_cpu_s, run.pages)));
+        let generated = told(median(node, |run| each_us(run.cost.generator_cpu_s, run.pages)));
+        let cells = vec![pages, format!("{:.2} ×", self.ratio()), stored, served, generated];
         table.row("Fanfare, a page over HTTP", node.len(), cells);
         table.text()
     }

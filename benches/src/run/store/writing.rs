@@ -6,10 +6,10 @@ use super::super::bars::Bar;
 use super::super::generator::{load, result_of};
 use super::super::markdown::{Table, pair};
 use super::super::report::median;
-use super::{Bench, Database};
+use super::{Bench, Database, told};
 use crate::Result;
 use crate::cql::insert;
-use crate::load::PublishOutcome;
+use crate::load::{Cost, PublishOutcome};
 
 const MESSAGE_BYTES: u32 = 128;
 const SHARE_MIN: f64 = 0.8;
@@ -68,20 +68,35 @@ impl Writing {
 
     pub(super) fn table(&self, database: &str) -> String {
         let title = format!("{database}: {}, {MESSAGE_BYTES} B", self.shape.title());
-        let columns = ["rows/s", "of the driver alone", "ack, write p50 / p99 ms", "cores of the node"];
+        let columns = [
+            "rows/s",
+            "of the driver alone",
+            "ack, write p50 / p99 ms",
+            "µs of CPU for each row: database",
+            "driver, node",
+            "generator",
+        ];
         let mut table = Table::new(&title, &columns);
         let (bare, node) = (&self.bare, &self.node);
         let writes = pair(median(bare, |run| run.write_p50_ms), median(bare, |run| run.write_p99_ms));
         let rows = format!("{:.0}", median(bare, |run| run.rows_per_s));
-        table.row("driver alone", bare.len(), vec![rows, "100 %".to_owned(), writes, String::new()]);
+        let row_us = |cpu_s: f64, cost: &Cost, per_s: f64| cpu_s * 1e6 / (per_s * cost.wall_s);
+        let of_bare =
+            |cpu_s: fn(&Cost) -> f64| median(bare, |run| row_us(cpu_s(&run.cost), &run.cost, run.rows_per_s));
+        let stored = told(of_bare(|cost| cost.server_cpu_s));
+        let driven = told(of_bare(|cost| cost.generator_cpu_s));
+        let cells = vec![rows, "100 %".to_owned(), writes, stored, driven, String::new()];
+        table.row("driver alone", bare.len(), cells);
         let acks = pair(median(node, |run| run.ack_p50_ms), median(node, |run| run.ack_p99_ms));
         let acked = format!("{:.0}", median(node, |run| run.acked_per_s));
-        let cores = format!("{:.2}", median(node, |run| run.cost.server_cpu_s / run.cost.wall_s));
-        table.row(
-            "Fanfare, acked",
-            node.len(),
-            vec![acked, format!("{:.0} %", self.share() * 100.0), acks, cores],
-        );
+        let of_node = |cpu_s: fn(&PublishOutcome) -> f64| {
+            told(median(node, |run| row_us(cpu_s(run), &run.cost, run.acked_per_s)))
+        };
+        let stored = of_node(|run| run.database_cpu_s);
+        let served = of_node(|run| run.cost.server_cpu_s);
+        let generated = of_node(|run| run.cost.generator_cpu_s);
+        let share = format!("{:.0} %", self.share() * 100.0);
+        table.row("Fanfare, acked", node.len(), vec![acked, share, acks, stored, served, generated]);
         table.text()
     }
 }
@@ -100,6 +115,7 @@ pub(super) fn bare(
         command.args([option, &value.to_string()]);
     }
     command.args(["--prefix", &bench.fresh_prefix()]);
+    database.add_pids(&mut command);
     result_of(command)
 }
 
@@ -119,5 +135,6 @@ fn through_node(
     ] {
         command.args([option, &value.to_string()]);
     }
+    database.add_pids(&mut command);
     result_of(command)
 }
