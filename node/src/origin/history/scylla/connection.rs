@@ -220,15 +220,19 @@ statements! {
         AND bucket = ? AND timestamp_ms = ? AND sequence = ? AND incarnation = ?";
     find_row: "SELECT id FROM {}.history WHERE account = ? AND channel = ? AND kind = ? AND day = ? \
         AND bucket = ? AND timestamp_ms = ? AND sequence = ? AND incarnation = ?";
-    backwards: "SELECT timestamp_ms, sequence, incarnation, id, record FROM {}.history WHERE account = ? \
+    backwards: "SELECT timestamp_ms, sequence, incarnation, id, record, is_continued FROM {}.history WHERE account = ? \
         AND channel = ? AND kind = ? AND day = ? AND bucket = ? \
         AND (timestamp_ms, sequence, incarnation) < (?, ?, ?) \
         AND (timestamp_ms, sequence, incarnation) >= (?, ?, ?) LIMIT ?";
-    forwards: "SELECT timestamp_ms, sequence, incarnation, id, record FROM {}.history WHERE account = ? \
+    forwards: "SELECT timestamp_ms, sequence, incarnation, id, record, is_continued FROM {}.history WHERE account = ? \
         AND channel = ? AND kind = ? AND day = ? AND bucket = ? \
         AND (timestamp_ms, sequence, incarnation) > (?, ?, ?) \
         AND (timestamp_ms, sequence, incarnation) <= (?, ?, ?) \
         ORDER BY timestamp_ms ASC, sequence ASC, incarnation ASC LIMIT ?";
+    mark: "UPDATE {}.history USING TTL ? AND TIMESTAMP ? SET is_continued = true WHERE account = ? AND channel = ? \
+        AND kind = ? AND day = ? AND bucket = 0";
+    marked_from: "SELECT version FROM {}.schema_version WHERE part = 'marked'";
+    set_marked_from: "INSERT INTO {}.schema_version (part, version) VALUES ('marked', ?)";
     insert_day: "INSERT INTO {}.days (account, channel, kind, day, bucket) VALUES (?, ?, ?, ?, ?) \
         USING TTL ? AND TIMESTAMP ?";
     days_backwards: "SELECT day, bucket FROM {}.days WHERE account = ? AND channel = ? AND kind = ? \
@@ -262,9 +266,9 @@ statements! {
     node: "SELECT runs, highest_ms FROM {}.nodes WHERE node_id = ?";
     set_runs: "INSERT INTO {}.nodes (node_id, runs) VALUES (?, ?)";
     set_highest: "INSERT INTO {}.nodes (node_id, highest_ms) VALUES (?, ?)";
-    insert_policies: "INSERT INTO {}.policies (part, node_id, incarnation, policies, is_over) \
-        VALUES ('all', ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?";
-    policies: "SELECT node_id, incarnation, policies, is_over FROM {}.policies WHERE part = 'all'";
+    insert_policies: "INSERT INTO {}.policies (part, node_id, incarnation, policies, is_over, marks) \
+        VALUES ('all', ?, ?, ?, ?, true) USING TTL ? AND TIMESTAMP ?";
+    policies: "SELECT node_id, incarnation, policies, is_over, marks FROM {}.policies WHERE part = 'all'";
     insert_metric: "INSERT INTO {}.metrics (account, day, minute_ms, node_id, incarnation, kind, counted, bytes) \
         VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?";
     metrics: "SELECT minute_ms, node_id, incarnation, kind, counted, bytes FROM {}.metrics WHERE account = ? \

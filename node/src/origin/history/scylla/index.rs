@@ -18,7 +18,7 @@ const MORE: usize = if cfg!(test) { 3 } else { 250 };
 /// The partitions of one query that are not told yet.
 pub(super) struct Index<'a> {
     database: &'a Database,
-    query: &'a HistoryQuery,
+    pub(super) query: &'a HistoryQuery,
     oldest: Position,
     newest: Position,
     /// The days that were not asked for, both included.
@@ -46,6 +46,15 @@ impl<'a> Index<'a> {
         let days = (day_of(oldest.timestamp_ms), day_of(newest.timestamp_ms));
         let reaches_ms = if query.direction == Direction::Backwards { u64::MAX } else { 0 };
         Self { database, query, oldest, newest, days, cut: None, reaches_ms, is_over: false }
+    }
+
+    /// Everything from this day on is known from elsewhere. To be called before anything is asked, where a page goes backwards.
+    pub(super) fn leave_out_from(&mut self, day: i32) {
+        let begins_ms = Bucket::whole(day).times().start;
+        self.reaches_ms = begins_ms;
+        self.newest.timestamp_ms = self.newest.timestamp_ms.min(begins_ms.saturating_sub(1));
+        self.days.1 = day - 1;
+        self.is_over = self.days.0 > self.days.1;
     }
 
     /// A partition that is not told yet may hold what is to be read before `next`, or at all when there is nothing else.

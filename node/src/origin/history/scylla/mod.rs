@@ -9,6 +9,7 @@ mod copy;
 mod health;
 mod ids;
 mod index;
+mod marks;
 mod members;
 mod metrics;
 mod node;
@@ -46,6 +47,7 @@ use buckets::{Bounds, Buckets};
 use connection::Database;
 use health::Health;
 use ids::GivenIds;
+use marks::Marks;
 use members::MemberChange;
 use policies::Policies;
 use reads::Reads;
@@ -122,6 +124,7 @@ struct Shared {
     health: Health,
     writes: Writes,
     buckets: Buckets,
+    marks: Marks,
     ids: GivenIds,
     reads: Reads,
     requests: AtomicUsize,
@@ -156,6 +159,7 @@ impl Scylla {
             health: Health::default(),
             writes: Writes::new(options.write_queue_rows, options.write_queue_bytes),
             buckets: Buckets::new(Bounds { rows: options.partition_rows, bytes: options.partition_bytes }),
+            marks: Marks::new(),
             ids: GivenIds::new(options.idempotency_window_ms),
             reads: Reads::new(),
             requests: AtomicUsize::new(0),
@@ -168,6 +172,7 @@ impl Scylla {
             connection,
             clock,
         });
+        marks::read(&shared).await.map_err(ScyllaError::Read)?;
         let (_, highest_ms) = node::read(&shared).await.map_err(ScyllaError::Read)?;
         if highest_ms > 0 {
             shared.wrote_up_to(highest_ms);

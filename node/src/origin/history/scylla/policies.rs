@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::marks;
 use super::values::{ordered, ttl_s, unordered};
 use super::{Shared, failed, stopped};
 use crate::origin::history::{BoxFuture, KeptBy, StoreError};
@@ -51,13 +52,25 @@ pub(super) async fn say(shared: &Shared, incarnation: u64, policies: u64) -> Res
     let at = Instant::now();
     write(shared, (incarnation, policies), LASTS).await?;
     *shared.policies.said.lock() = Some(Said { incarnation, policies, at });
-    let own = &*shared.options.node_id;
-    for Row { node_id, kept, is_over } in rows(shared).await? {
-        if node_id == own && !is_over && kept != (incarnation, policies) {
-            write(shared, kept, ENDS).await?;
+    let rows = rows(shared).await?;
+    let own = |row: &&Row| row.node_id == *shared.options.node_id;
+    for Row { kept, .. } in rows.iter().filter(own).filter(|row| !row.is_over) {
+        if *kept != (incarnation, policies) {
+            write(shared, *kept, ENDS).await?;
         }
     }
+    agree(shared, &rows).await;
     Ok(())
+}
+
+/// Whether all runs mark what they write. What fails is tried again.
+async fn agree(shared: &Shared, rows: &[Row]) {
+    let mut others = rows.iter().filter(|row| row.node_id != *shared.options.node_id && !row.is_over);
+    let do_all_mark = others.all(|row| row.marks);
+    let agreed = marks::agree(shared, do_all_mark).await;
+    if let Err(error) = agreed {
+        tracing::debug!(%error, "whether all runs mark what they write was not asked");
+    }
 }
 
 /// To be called often; what fails is tried again then.
@@ -67,6 +80,9 @@ pub(super) async fn say_again(shared: &Shared) {
     let at = Instant::now();
     if write(shared, (incarnation, policies), LASTS).await.is_ok() {
         *shared.policies.said.lock() = Some(Said { incarnation, policies, at });
+        if let Ok(rows) = rows(shared).await {
+            agree(shared, &rows).await;
+        }
     }
 }
 
@@ -96,6 +112,8 @@ struct Row {
     /// Run and policies.
     kept: (u64, u64),
     is_over: bool,
+    /// Of a version that does.
+    marks: bool,
 }
 
 async fn rows(shared: &Shared) -> Result<Vec<Row>, StoreError> {
@@ -103,10 +121,11 @@ async fn rows(shared: &Shared) -> Result<Vec<Row>, StoreError> {
     let found = database.session.execute_unpaged(&database.statements.policies, ()).await.map_err(failed)?;
     let found = found.into_rows_result().map_err(failed)?;
     let mut rows = Vec::new();
-    for row in found.rows::<(String, i64, i64, Option<bool>)>().map_err(failed)? {
-        let (node_id, incarnation, policies, is_over) = row.map_err(failed)?;
+    for row in found.rows::<(String, i64, i64, Option<bool>, Option<bool>)>().map_err(failed)? {
+        let (node_id, incarnation, policies, is_over, marks) = row.map_err(failed)?;
         let kept = (unordered(incarnation), unordered(policies));
-        rows.push(Row { node_id, kept, is_over: is_over.unwrap_or(false) });
+        let (is_over, marks) = (is_over.unwrap_or(false), marks.unwrap_or(false));
+        rows.push(Row { node_id, kept, is_over, marks });
     }
     Ok(rows)
 }

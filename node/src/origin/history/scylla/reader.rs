@@ -29,20 +29,7 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
     let Some(range) = Range::of(query) else { return Ok(filling.page) };
     let database = shared.database();
     let mut index = Index::new(&database, query, (range.oldest, range.newest));
-    // Most often all is in the first day's own partition: it is asked for together with the index, and not behind it.
-    let mut first = Source::new(first_day(shared, query, range), range);
-    let asked = try_join(index.more(), first.fetch(&database, query, filling.wants()));
-    let (mut unopened, ()) = asked.await?;
-    sort(&mut unopened, query.direction);
-    let mut sources: Vec<Source> = Vec::new();
-    // What the index tells of later rows may have been written since, and something of this partition before that.
-    let is_later =
-        |bucket: &Bucket| bucket.times().end > first.bucket.times().start && *bucket != first.bucket;
-    let may_be_more = query.direction == Direction::Forwards && index.may_precede(None);
-    if unopened.contains(&first.bucket) && !may_be_more && !unopened.iter().any(is_later) {
-        unopened.retain(|bucket| *bucket != first.bucket);
-        sources.extend(Some(first).filter(|first| first.head().is_some()));
-    }
+    let (mut sources, mut unopened) = begin(shared, &database, &mut index, range).await?;
     loop {
         let best = best(&sources, query.direction);
         let next = best.and_then(|place| sources[place].head());
@@ -78,13 +65,46 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
     }
 }
 
-/// The partition of the whole day in which reading begins. It need not be there.
-fn first_day(shared: &Shared, query: &HistoryQuery, range: Range) -> Bucket {
-    let begins_ms = match query.direction {
-        Direction::Backwards => range.newest.timestamp_ms.min(shared.clock.now_ms()),
-        Direction::Forwards => range.oldest.timestamp_ms,
+/// The partitions that are open, and others that are told.
+async fn begin(
+    shared: &Shared,
+    database: &Database,
+    index: &mut Index<'_>,
+    range: Range,
+) -> Result<(Vec<Source>, Vec<Bucket>), StoreError> {
+    let query = index.query;
+    let wanted = query.limit.saturating_add(1);
+    let today = day_of(shared.clock.now_ms());
+    // Most often all is in the partition of the whole day in which reading begins. It need not be there.
+    let day = match query.direction {
+        Direction::Backwards => day_of(range.newest.timestamp_ms).min(today),
+        Direction::Forwards => day_of(range.oldest.timestamp_ms),
     };
-    Bucket::whole(day_of(begins_ms))
+    let mut first = Source::new(Bucket::whole(day), range);
+    let is_told = query.direction == Direction::Backwards && day == today && shared.marks.cover(day);
+    let mut unopened = if is_told && shared.marks.was_alone(query, day) {
+        first.fetch(database, query, wanted).await?;
+        if first.is_alone() {
+            shared.marks.note(query, day, !first.is_over);
+            index.leave_out_from(day);
+            return Ok((vec![first], Vec::new()));
+        }
+        index.more().await?
+    } else {
+        try_join(index.more(), first.fetch(database, query, wanted)).await?.0
+    };
+    shared.marks.note(query, day, is_told && first.is_alone() && !first.is_over);
+    sort(&mut unopened, query.direction);
+    // What the index tells of later rows may have been written since, and something of this partition before that.
+    let is_later =
+        |bucket: &Bucket| bucket.times().end > first.bucket.times().start && *bucket != first.bucket;
+    let may_be_more = query.direction == Direction::Forwards && index.may_precede(None);
+    let mut sources = Vec::new();
+    if unopened.contains(&first.bucket) && !may_be_more && !unopened.iter().any(is_later) {
+        unopened.retain(|bucket| *bucket != first.bucket);
+        sources.extend(Some(first).filter(|first| first.head().is_some()));
+    }
+    Ok((sources, unopened))
 }
 
 /// What is read first comes last.
@@ -135,6 +155,8 @@ struct Source {
     /// The next one last.
     rows: Vec<StoredRow>,
     is_over: bool,
+    /// Whether it is marked, as its last row says.
+    is_continued: Option<bool>,
 }
 
 struct StoredRow {
@@ -145,7 +167,12 @@ struct StoredRow {
 
 impl Source {
     fn new(bucket: Bucket, range: Range) -> Self {
-        Self { bucket, range, rows: Vec::new(), is_over: false }
+        Self { bucket, range, rows: Vec::new(), is_over: false, is_continued: None }
+    }
+
+    /// As the partition of a day that is covered by marks: its rows are those of the day and of later ones.
+    fn is_alone(&self) -> bool {
+        self.is_continued == Some(false)
     }
 
     fn head(&self) -> Option<Position> {
@@ -182,8 +209,10 @@ impl Source {
         let found = database.session.execute_unpaged(statement, values).await.map_err(failed)?;
         let found = found.into_rows_result().map_err(failed)?;
         self.is_over = found.rows_num() < usize::try_from(limit).unwrap_or(usize::MAX);
-        for row in found.rows::<(i64, i64, i64, Option<String>, String)>().map_err(failed)? {
-            let (timestamp_ms, sequence, incarnation, id, record) = row.map_err(failed)?;
+        type Columns = (i64, i64, i64, Option<String>, String, Option<bool>);
+        for row in found.rows::<Columns>().map_err(failed)? {
+            let (timestamp_ms, sequence, incarnation, id, record, is_continued) = row.map_err(failed)?;
+            self.is_continued = Some(is_continued.unwrap_or(false));
             let position = position((timestamp_ms, sequence, incarnation));
             self.rows.push(StoredRow { position, id: id.unwrap_or_default(), record });
         }

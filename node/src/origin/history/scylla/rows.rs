@@ -8,6 +8,7 @@ use futures_util::future::{join_all, try_join, try_join_all};
 use super::buckets::{Bucket, told_until_ms};
 use super::connection::Database;
 use super::ids::GivenId;
+use super::marks;
 use super::members::{self, MemberChange};
 use super::once;
 use super::values::{kind_value, number, ordered, ttl_s, written_at};
@@ -331,7 +332,9 @@ pub(super) async fn tell(
     let (account, channel) = (key.account().as_str(), key.channel());
     // Of two writes the one that lasts longer is the later one. Milliseconds, since ScyllaDB refuses times that lie ahead.
     let told = (account, channel, kind_value(kind), bucket.day, bucket.number, ttl, number(until_ms));
-    database.session.execute_unpaged(&database.statements.insert_day, told).await.map_err(failed)?;
+    let index = database.session.execute_unpaged(&database.statements.insert_day, told);
+    let index = async { index.await.map(drop).map_err(failed) };
+    try_join(index, marks::mark(shared, database, key, (kind, bucket))).await?;
     shared.buckets.told(key, kind, bucket, until_ms);
     Ok(())
 }

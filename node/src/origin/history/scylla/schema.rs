@@ -10,11 +10,15 @@ use scylla::statement::Statement;
 
 use super::connection::Connection;
 
-/// What each version adds to the one before; a keyspace has the version of the last one that was applied to it.
-const MIGRATIONS: &[&[&str]] = &[FIRST, POLICIES];
+/// The tables and columns that each version adds to the one before; a keyspace has the version of the last one that was applied to it.
+const MIGRATIONS: &[(&[&str], &[Column])] = &[(FIRST, &[]), (POLICIES, &[]), (&[], MARKS)];
+/// Of which table, its name, and its type. A table that is made now has it at once, as several may make it at the same time.
+type Column = (&'static str, &'static str, &'static str);
+
 const FIRST: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.history (account text, channel text, kind tinyint, day int, bucket int, \
      timestamp_ms bigint, sequence bigint, incarnation bigint, node_id text, id text, record text, \
+     is_continued boolean static, \
      PRIMARY KEY ((account, channel, kind, day, bucket), timestamp_ms, sequence, incarnation)) \
      WITH CLUSTERING ORDER BY (timestamp_ms DESC, sequence DESC, incarnation DESC) AND compaction = \
      {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', 'compaction_window_size': '1'}",
@@ -38,8 +42,9 @@ const FIRST: &[&str] = &[
 ];
 const POLICIES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.policies (part text, node_id text, incarnation bigint, policies bigint, \
-     is_over boolean, PRIMARY KEY (part, node_id, incarnation, policies)) WITH gc_grace_seconds = 3600",
+     is_over boolean, marks boolean, PRIMARY KEY (part, node_id, incarnation, policies)) WITH gc_grace_seconds = 3600",
 ];
+const MARKS: &[Column] = &[("history", "is_continued", "boolean static"), ("policies", "marks", "boolean")];
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text PRIMARY KEY, version int)";
 /// A table may take seconds where the database is busy.
 const ALTER_WAIT: Duration = Duration::from_secs(20);
@@ -148,10 +153,16 @@ pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<
     if found.is_none() {
         make_keyspace(session, connection).await?;
         alter(session, keyspace, &VERSIONS.replace("{}", keyspace)).await?;
+        // No version that marks nothing has been here.
+        let marked = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('marked', 0)");
+        alter(session, keyspace, &marked).await?;
     }
-    for (made, migration) in (1..).zip(MIGRATIONS).skip(found.unwrap_or(0)) {
-        for statement in *migration {
-            alter(session, keyspace, &statement.replace("{}", keyspace)).await?;
+    for (made, (tables, columns)) in (1..).zip(MIGRATIONS).skip(found.unwrap_or(0)) {
+        for table in *tables {
+            alter(session, keyspace, &table.replace("{}", keyspace)).await?;
+        }
+        for column in *columns {
+            add_column(session, keyspace, *column).await?;
         }
         let noted = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('all', {made})");
         alter(session, keyspace, &noted).await?;
@@ -181,6 +192,30 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
     let rows = found.into_rows_result().ok();
     let version = rows.and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
     Ok(version.and_then(|(version,)| usize::try_from(version).ok()))
+}
+
+/// Databases know no `IF NOT EXISTS` for a column, or not all of them do.
+async fn add_column(
+    session: &Session,
+    keyspace: &str,
+    (table, name, kind): Column,
+) -> Result<(), SchemaError> {
+    if has_column(session, keyspace, table, name).await? {
+        return Ok(());
+    }
+    match alter(session, keyspace, &format!("ALTER TABLE {keyspace}.{table} ADD {name} {kind}")).await {
+        // Another node has added it meanwhile.
+        Err(_) if has_column(session, keyspace, table, name).await? => Ok(()),
+        altered => altered,
+    }
+}
+
+async fn has_column(session: &Session, keyspace: &str, table: &str, name: &str) -> Result<bool, SchemaError> {
+    let columns = "SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ? \
+                   AND column_name = ?";
+    let found = session.query_unpaged(columns, (keyspace, table, name)).await;
+    let found = found.map_err(|error| SchemaError::of(keyspace, error))?;
+    Ok(found.into_rows_result().is_ok_and(|rows| rows.rows_num() > 0))
 }
 
 /// Copies are counted once, for good: a list that still lacks a node would be one copy too few.

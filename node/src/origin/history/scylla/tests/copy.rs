@@ -103,7 +103,7 @@ fn all(
 }
 
 async fn count(database: &Database, keyspace: &str) -> i64 {
-    let asked = format!("SELECT count(*) FROM {keyspace}.history");
+    let asked = format!("SELECT count(record) FROM {keyspace}.history");
     let counted = database.session.query_unpaged(asked, ()).await.expect("counted");
     counted.into_rows_result().expect("rows").first_row::<(i64,)>().expect("a count").0
 }
