@@ -3,10 +3,12 @@
 //! One thread, one epoll loop. A published message is encoded once and written straight into the socket of each
 //! subscriber. It speaks as much of the protocol as the generator hears: connected, attached, message, ack.
 //! With a window, what is published within it goes out together: one write for each subscriber, all of them in one loop.
+//! With io_uring one call of the kernel writes what goes to many.
 //! There are no credentials, no queues and no names checked; a subscriber whose socket is full is closed.
 
 mod channel;
 mod peer;
+mod ring;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _};
@@ -26,6 +28,7 @@ use crate::wire::frames::{self, op};
 use crate::wire::reader::SHARED_BYTES;
 use channel::Channel;
 use peer::Peer;
+use ring::Ring;
 
 const LISTENER: Token = Token(usize::MAX);
 const BACKLOG: i32 = 4096;
@@ -38,6 +41,9 @@ pub struct Options {
     /// Says on each connection that it is there, once in so long, as the node does when nothing is published; 0: never.
     #[arg(long, default_value_t = 0)]
     pub heartbeat_ms: u64,
+    /// Writes messages to many sockets with one call of the kernel.
+    #[arg(long)]
+    pub io_uring: bool,
 }
 
 /// Serves on a free port, which is the one line on stdout, until stdin ends.
@@ -58,7 +64,7 @@ pub fn serve(options: &Options) -> Result<()> {
                 Token(peer) => floor.serve_peer(peer, &mut shared),
             }
         }
-        floor.flush_when_due();
+        floor.flush_when_due()?;
         floor.beat_when_due();
     }
 }
@@ -92,6 +98,7 @@ struct Floor {
     heartbeat: Duration,
     /// When each connection has its next one, soonest first.
     beats: VecDeque<(Instant, usize)>,
+    ring: Option<Ring>,
 }
 
 impl Floor {
@@ -110,6 +117,7 @@ impl Floor {
             dirty: Vec::new(),
             heartbeat,
             beats: VecDeque::new(),
+            ring: options.io_uring.then(Ring::new).transpose()?,
         })
     }
 
@@ -172,11 +180,16 @@ impl Floor {
         let ack = channel.ack(text);
         if self.window.is_zero() {
             let mut full = Vec::new();
-            for &subscriber in &channel.subscribers {
-                if let Some(peer) = &mut self.peers[subscriber]
-                    && peer.write(&encoded).is_err()
-                {
-                    full.push(subscriber);
+            if let Some(ring) = &mut self.ring {
+                let write = |to: &usize| Some(self.peers[*to].as_ref()?.written(*to, &encoded));
+                full = ring.write(&channel.subscribers.iter().filter_map(write).collect::<Vec<_>>())?;
+            } else {
+                for &subscriber in &channel.subscribers {
+                    if let Some(peer) = &mut self.peers[subscriber]
+                        && peer.write(&encoded).is_err()
+                    {
+                        full.push(subscriber);
+                    }
                 }
             }
             full.into_iter().for_each(|subscriber| self.close(subscriber));
@@ -194,15 +207,24 @@ impl Floor {
         self.send(at, &ack)
     }
 
-    fn flush_when_due(&mut self) {
+    fn flush_when_due(&mut self) -> io::Result<()> {
         if self.due.is_some_and(|due| Instant::now() >= due) {
             self.due = None;
-            for at in mem::take(&mut self.dirty) {
+            let dirty = mem::take(&mut self.dirty);
+            if let Some(ring) = &mut self.ring {
+                let write = |to: &usize| Some(self.peers[*to].as_ref()?.flushed(*to));
+                let full = ring.write(&dirty.iter().filter_map(write).collect::<Vec<_>>())?;
+                full.into_iter().for_each(|at| self.close(at));
+                dirty.iter().for_each(|at| self.peers[*at].iter_mut().for_each(Peer::is_flushed));
+            }
+            for at in dirty {
+                // What was too much for one call, or all.
                 if self.peers[at].as_mut().is_some_and(|peer| peer.flush().is_err()) {
                     self.close(at);
                 }
             }
         }
+        Ok(())
     }
 
     fn beat_when_due(&mut self) {

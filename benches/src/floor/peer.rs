@@ -1,9 +1,11 @@
 use std::io::{self, IoSlice, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::rc::Rc;
 
 use mio::net::TcpStream;
 
 use super::channel;
+use super::ring::Write;
 use crate::wire::reader::Reader;
 use crate::wire::{handshake, websocket};
 
@@ -69,6 +71,20 @@ impl Peer {
         }
         self.waiting.clear();
         Ok(())
+    }
+
+    pub(super) fn written<'a>(&self, to: usize, frame: &'a [u8]) -> Write<'a> {
+        Write { to, socket: self.stream.as_raw_fd(), parts: vec![IoSlice::new(frame)] }
+    }
+
+    /// What waits, of which there is less than the system takes in one call.
+    pub(super) fn flushed(&self, to: usize) -> Write<'_> {
+        let parts = self.waiting.iter().take(VECTORED_MAX).map(|frame| IoSlice::new(frame)).collect();
+        Write { to, socket: self.stream.as_raw_fd(), parts }
+    }
+
+    pub(super) fn is_flushed(&mut self) {
+        self.waiting.drain(..self.waiting.len().min(VECTORED_MAX));
     }
 
     fn upgrade(&mut self, shared: &mut [u8]) -> io::Result<()> {

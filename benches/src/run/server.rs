@@ -41,6 +41,12 @@ impl Server {
         Self::announcing(Command::new(bench).args(["floor-server", "--window-ms", &window_ms.to_string()]))
     }
 
+    /// The same, which writes to many sockets with one call.
+    pub(super) fn floor_by_ring(bench: &Path, window_ms: u32) -> Result<Self> {
+        let window_ms = window_ms.to_string();
+        Self::announcing(Command::new(bench).args(["floor-server", "--io-uring", "--window-ms", &window_ms]))
+    }
+
     /// A floor that says as often as the node does by default that it is there.
     pub(super) fn floor_with_heartbeats(bench: &Path) -> Result<Self> {
         Self::announcing(Command::new(bench).args(["floor-server", "--heartbeat-ms", "15000"]))

@@ -16,6 +16,8 @@ use crate::wire::dialect::Dialect;
 pub(super) enum Contender {
     Floor,
     FloorWindow,
+    FloorIoUring,
+    FloorWindowIoUring,
     Fanfare,
     #[value(name = "fanfare-window-0")]
     #[serde(rename = "fanfare-window-0")]
@@ -47,16 +49,22 @@ pub(super) struct Described {
 }
 
 impl Contender {
-    /// Those that were named, or all.
+    /// Those that were named, or all but the floors by io_uring, which say what a kernel could save and are no bar.
     pub(super) fn chosen(named: &[Self]) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
-        all.filter(|contender| named.is_empty() || named.contains(contender)).collect()
+        let is_asked = |contender: &Self| match named {
+            [] => !matches!(contender, Self::FloorIoUring | Self::FloorWindowIoUring),
+            _ => named.contains(contender),
+        };
+        all.filter(is_asked).collect()
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Floor => "floor",
             Self::FloorWindow => "floor, 1 ms window",
+            Self::FloorIoUring => "floor, io_uring",
+            Self::FloorWindowIoUring => "floor, io_uring, 1 ms window",
             Self::Fanfare => "Fanfare",
             Self::FanfareWindow0 => "Fanfare, no window",
             Self::FanfareWindow5 => "Fanfare, 5 ms window",
@@ -101,9 +109,10 @@ impl Contender {
 
     pub(super) fn dialect(self) -> Dialect {
         match self {
-            Self::Floor | Self::FloorWindow | Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 => {
+            Self::Floor | Self::FloorWindow | Self::FloorIoUring | Self::FloorWindowIoUring => {
                 Dialect::Fanfare
             }
+            Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 => Dialect::Fanfare,
             Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
             Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
             Self::Nats => Dialect::Nats,
@@ -115,6 +124,8 @@ impl Contender {
         match self {
             Self::Floor => Server::floor(&places.bench, 0),
             Self::FloorWindow => Server::floor(&places.bench, 1),
+            Self::FloorIoUring => Server::floor_by_ring(&places.bench, 0),
+            Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1),
             Self::Fanfare => Server::node(&places.node, &places.data, "none", None),
             Self::FanfareWindow0 => Server::node(&places.node, &places.data, "none", Some(0)),
             Self::FanfareWindow5 => Server::node(&places.node, &places.data, "none", Some(5)),
@@ -143,6 +154,10 @@ impl Contender {
         let (version, settings) = match self {
             Self::Floor => (bench, "one thread, each frame written at once"),
             Self::FloorWindow => (bench, "one thread, what is published within 1 ms written together"),
+            Self::FloorIoUring => (bench, "as floor, all subscribers written to with one call"),
+            Self::FloorWindowIoUring => {
+                (bench, "as floor, 1 ms window, all subscribers written to with one call")
+            }
             Self::Fanfare => (
                 ask(places.node.clone(), "--version"),
                 "default settings with authentication, store none, limits.publishes_per_second 0, limits.connections 18000",

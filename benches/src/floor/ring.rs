@@ -1,0 +1,61 @@
+//! Writes to many sockets with one call of the kernel, by io_uring.
+
+use std::io::{self, IoSlice};
+use std::os::fd::RawFd;
+
+use io_uring::{IoUring, opcode, types};
+
+/// Writes in one call.
+const ENTRIES: u32 = 1024;
+
+pub(super) struct Ring(IoUring);
+
+/// All of it goes into the socket, or it fails.
+pub(super) struct Write<'a> {
+    /// Whose it is.
+    pub(super) to: usize,
+    pub(super) socket: RawFd,
+    pub(super) parts: Vec<IoSlice<'a>>,
+}
+
+impl Ring {
+    pub(super) fn new() -> io::Result<Self> {
+        IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(ENTRIES).map(Self)
+    }
+
+    /// Whose sockets did not take all of it.
+    pub(super) fn write(&mut self, writes: &[Write<'_>]) -> io::Result<Vec<usize>> {
+        let mut failed = Vec::new();
+        for writes in writes.chunks(ENTRIES as usize) {
+            for (at, write) in writes.iter().enumerate() {
+                let (socket, count) = (types::Fd(write.socket), write.parts.len() as u32);
+                let entry = opcode::Writev::new(socket, write.parts.as_ptr().cast(), count);
+                let entry = entry.build().user_data(at as u64);
+                self.push(&entry);
+            }
+            let mut left = writes.len();
+            while left > 0 {
+                match self.0.submit_and_wait(left) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    submitted => drop(submitted?),
+                }
+                for done in self.0.completion() {
+                    left -= 1;
+                    let Write { to, parts, .. } = &writes[done.user_data() as usize];
+                    let bytes: usize = parts.iter().map(|part| part.len()).sum();
+                    if usize::try_from(done.result()) != Ok(bytes) {
+                        failed.push(*to);
+                    }
+                }
+            }
+        }
+        Ok(failed)
+    }
+
+    #[expect(unsafe_code, reason = "the kernel reads what an entry points to")]
+    fn push(&mut self, entry: &io_uring::squeue::Entry) {
+        // SAFETY: `write` returns after the last completion, so what it was given outlives the kernel's use of it.
+        let pushed = unsafe { self.0.submission().push(entry) };
+        pushed.expect("there is room for as many as are written in one call");
+    }
+}
