@@ -82,6 +82,9 @@ pub fn run(options: &Options) -> Result<()> {
     let target = target_folder(&this)?;
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target)?;
     let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
+    // Some are started in folders of their own.
+    let [node, peers] = [node, peers].map(std::path::absolute);
+    let (node, peers) = (node?, peers?);
     let machine = Machine::look(&node);
     print!("{machine}");
     let places = Places { bench: this, node, peers, data: data.path().to_owned() };
