@@ -272,7 +272,9 @@ impl Routing {
     pub(super) fn answer(&self, to: u64, number: u64, answer: &Answer) {
         let Some(links) = self.links.get() else { return };
         let item = Item::answer(number, answer);
-        if !links.send(to, 0, &item).is_lost() || self.leaving.has_left(to) {
+        // What is remembered now says nothing of what is claimed before it is there: that is asked for again.
+        let is_of_now = matches!(answer, Answer::Nonces(_));
+        if !links.send(to, 0, &item).is_lost() || is_of_now || self.leaving.has_left(to) {
             return;
         }
         let mut early = self.early_answers.lock();
@@ -298,7 +300,7 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::inbound::{Inbound as _, Interest, Taken};
+    use super::super::super::inbound::{Inbound as _, Interest, NoncesKnown, Taken};
     use super::super::fixture::{Node, PEER};
     use super::*;
     use crate::model::GivenIds;
@@ -310,6 +312,7 @@ mod tests {
         let answer = |number| node.routing.answer(PEER, number, &Answer::Done);
         answer(3);
         answer(4);
+        node.routing.answer(PEER, 5, &Answer::Nonces(NoncesKnown::default()));
         node.finds(&[]);
         assert_eq!(node.says(), []);
         node.has_a_link();
@@ -318,8 +321,8 @@ mod tests {
         assert_eq!(node.says(), expected);
         node.finds_the_peer();
         assert_eq!(node.says(), [], "once");
-        answer(5);
-        assert_eq!(node.says(), [Item::answer(5, &Answer::Done)]);
+        answer(6);
+        assert_eq!(node.says(), [Item::answer(6, &Answer::Done)]);
     }
 
     #[tokio::test]
