@@ -215,6 +215,7 @@ impl Routing {
         let mut noted = self.noted.write().await;
         let NoncePage { nonces, next } = local.nonces(after).await?;
         let noted = noted.get_mut();
+        noted.forget(Instant::now());
         let told = nonces.into_iter().map(|kept| ToldNonce { claim: noted.of(&kept.nonce), kept });
         Some((told.collect(), next))
     }

@@ -50,12 +50,17 @@ impl Noted {
         self.claims.get(nonce).copied()
     }
 
-    fn note(&mut self, nonce: &Nonce, claim: ClaimId, now: Instant) {
+    /// Of claims that are over nobody needs to know whose they were.
+    pub(super) fn forget(&mut self, now: Instant) {
         let is_over = |at: Instant| now.saturating_duration_since(at) >= UNDER_WAY;
         while self.order.len() >= CLAIMS_MAX || self.order.front().is_some_and(|(at, _)| is_over(*at)) {
             let Some((_, earliest)) = self.order.pop_front() else { break };
             self.claims.remove(&earliest);
         }
+    }
+
+    fn note(&mut self, nonce: &Nonce, claim: ClaimId, now: Instant) {
+        self.forget(now);
         self.claims.insert(nonce.clone(), claim);
         self.order.push_back((now, nonce.clone()));
     }
