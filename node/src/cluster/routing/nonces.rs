@@ -172,7 +172,9 @@ impl Routing {
     async fn take_nonces_over(&self, begun: Instant, waits: bool) {
         let Some(local) = self.local.get() else { return };
         let reachable = self.reachable();
-        for peer in &reachable {
+        // What it wants comes by its link to this node, as its answer will.
+        let answers = |peer: &u64| self.peers.read().get(peer).is_some_and(|wants| wants.is_known);
+        for peer in reachable.iter().filter(|peer| answers(peer)) {
             if !self.quorum.lock().has_asked(*peer) {
                 self.take_nonces_of(*peer, &**local).await;
             }

@@ -91,3 +91,19 @@ async fn a_peer_is_told_whose_a_nonce_is_before_it_is_asked() {
     let sent = node.says();
     assert!((0..100).any(|number| sent.contains(&asked(number))), "{sent:?}");
 }
+
+#[tokio::test]
+async fn a_node_is_asked_for_what_it_remembers_once_it_can_answer() {
+    let node = Node::new();
+    node.routing.set_local(SharedLocal::new(0, |_| None));
+    node.has_a_link();
+    node.finds_the_peer();
+    node.routing.quorum.lock().begin();
+    node.says();
+    node.routing.take_nonces_over(Instant::now(), true).await;
+    assert_eq!(node.says(), [], "its answer would be lost");
+    node.is_told_all(0);
+    node.says();
+    assert!(node.routing.take_nonces_over(Instant::now(), true).now_or_never().is_none());
+    assert_eq!(node.says().len(), 1);
+}
