@@ -134,8 +134,8 @@ pub enum Request {
     CloseClient { account: AccountId, client_id: ClientId },
     /// The channel is to be kept for the clients of the peer, which leaves.
     TakeOver { key: ChannelKey },
-    /// All recent messages of a channel.
-    HandOver { key: ChannelKey },
+    /// All recent messages of a channel, if what follows this position is among them.
+    HandOver { key: ChannelKey, after: Option<Serial> },
     /// How many connections there are.
     Load,
     /// Whether the nonce is used for the first time; it is remembered.
@@ -290,8 +290,10 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
             Ok(Request::TakeOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? })
         }
         v1::request::Kind::Load(_) => Ok(Request::Load),
-        v1::request::Kind::HandOver(v1::HandOver { channel }) => {
-            Ok(Request::HandOver { key: channel_key(channel.ok_or(Malformed("no channel"))?)? })
+        v1::request::Kind::HandOver(v1::HandOver { channel, after }) => {
+            let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
+            let after = (!after.is_empty()).then(|| after.parse()).transpose();
+            Ok(Request::HandOver { key, after: after.map_err(|_| Malformed("a bad serial"))? })
         }
         v1::request::Kind::Claim(v1::Claim { nonce }) => {
             Ok(Request::Claim(once::nonce(nonce.ok_or(Malformed("no nonce"))?)?))

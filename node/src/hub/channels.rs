@@ -213,7 +213,8 @@ impl Hub {
         }
     }
 
-    fn begin_ring(&self, state: &mut State) {
+    /// The recent messages of a channel begin with the first one since somebody has attached.
+    pub(super) fn begin_ring(&self, state: &mut State) {
         if state.targets != 0 && state.ring.is_none() {
             state.ring = Ring::begin(state.mark.clone(), &self.rings);
         }

@@ -59,7 +59,8 @@ impl Hub {
     }
 
     /// Puts what another node has handed over before what the channel has by itself: from where that begins the channel has
-    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet.
+    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet, or the
+    /// other node had less than this one where that begins.
     pub fn take_over(
         &self,
         channel: &Arc<Channel>,
@@ -85,6 +86,12 @@ impl Hub {
         if handed.begin.covers(&reached) {
             return true;
         }
+        let mut end = handed.end;
+        // Numbers of this run before its first message are without one.
+        end.advance(from.own.incarnation, from.own.sequence);
+        if !end.keeps_up_with(&reached) {
+            return false;
+        }
         let mut earlier = handed.messages;
         earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
         let count: u64 = earlier.iter().map(|(one, _)| one.messages.len() as u64).sum();
@@ -108,6 +115,31 @@ impl Hub {
         drop(state);
         self.give_way();
         true
+    }
+
+    /// The same from a node that stays. False also where it knows more of a run that is gone than this one did.
+    pub fn take_back(
+        &self,
+        channel: &Arc<Channel>,
+        handed: HandedOver<Forwarded>,
+        is_gone: impl Fn(u64) -> bool,
+    ) -> bool {
+        let reached = {
+            let mut state = channel.state.lock();
+            self.begin_ring(&mut state);
+            state.ring.as_ref().map(|ring| ring.begins().serial())
+        };
+        let Some(reached) = reached else { return false };
+        let is_new = |&(run, sequence): &(u64, u64)| is_gone(run) && !reached.covers_one(run, sequence);
+        !handed.end.entries().iter().any(is_new) && self.take_over(channel, handed, |_| false)
+    }
+
+    /// Whether messages from before would stay among the recent ones.
+    pub fn has_room_before(&self, key: &ChannelKey) -> bool {
+        let has_room = |channel: Arc<Channel>| {
+            channel.state.lock().ring.as_ref().is_none_or(|ring| ring.is_half_empty())
+        };
+        self.live(key).is_some_and(has_room)
     }
 }
 

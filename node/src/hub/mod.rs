@@ -33,7 +33,7 @@ pub use mark::Mark;
 pub use members::{Member, Page};
 pub use outbox::{Flush, Outbox};
 pub use presence::{Change, MemberEvent, PresenceDelivery, PresenceRefused};
-pub use resume::{Joined, Pulled, Recent, Refill, Start};
+pub use resume::{Joined, Pulled, Recent, RecentAfter, Refill, Start};
 pub use roster::{Digests, PARTS, channel_number, is_in};
 pub use subscribers::{PresenceMode, Subscriber, Subscribers};
 pub use sync::{Sync, Verdict};

@@ -32,6 +32,14 @@ pub enum Start {
     Unknown,
 }
 
+/// As [`Start::Replay`], with how long ago the first message was published that it gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecentAfter {
+    pub after: u64,
+    pub is_exact: bool,
+    pub missed_ms: u64,
+}
+
 /// How much of a rewind the recent messages give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recent {
@@ -74,11 +82,7 @@ impl Hub {
     /// The same for a client that has all up to `position`.
     pub fn attach_after(&self, key: &ChannelKey, target: usize, position: &Serial) -> Joined {
         self.with_channel(key, |channel, state| {
-            let start = self.start(state, position);
-            let missed_ms = match (start, &state.ring) {
-                (Start::Replay { after, .. }, Some(ring)) => ring.age_ms(after, self.now_ms()),
-                _ => 0,
-            };
+            let (start, missed_ms) = self.start_and_age(state, position);
             let mark = self.register(state, target);
             Joined { channel: Arc::clone(channel), mark, start, missed_ms }
         })
@@ -106,6 +110,27 @@ impl Hub {
     /// Where a client with this position would stand; nothing is registered.
     pub fn look_after(&self, key: &ChannelKey, position: &Serial) -> Start {
         self.with_channel(key, |_, state| self.start(state, position))
+    }
+
+    /// Where a client with this position begins in the recent messages. None where they do not reach back to it.
+    pub fn recent_after(&self, key: &ChannelKey, position: &Serial) -> Option<RecentAfter> {
+        let channel = self.live(key)?;
+        let state = channel.state.lock();
+        let (start, missed_ms) = self.start_and_age(&state, position);
+        match start {
+            Start::Live => Some(RecentAfter { after: state.mark.place, is_exact: true, missed_ms }),
+            Start::Replay { after, is_exact } => Some(RecentAfter { after, is_exact, missed_ms }),
+            Start::Unknown => None,
+        }
+    }
+
+    fn start_and_age(&self, state: &State, position: &Serial) -> (Start, u64) {
+        let start = self.start(state, position);
+        let missed_ms = match (start, &state.ring) {
+            (Start::Replay { after, .. }, Some(ring)) => ring.age_ms(after, self.now_ms()),
+            _ => 0,
+        };
+        (start, missed_ms)
     }
 
     pub(super) fn register(&self, state: &mut State, target: usize) -> Mark {

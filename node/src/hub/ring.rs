@@ -171,6 +171,10 @@ impl Ring {
         self.drop_beyond(now_ms);
     }
 
+    pub(super) fn is_half_empty(&self) -> bool {
+        self.bytes <= self.budget.ring_bytes / 2
+    }
+
     /// Whether everything after the place is here.
     pub(super) fn reaches(&self, place: u64) -> bool {
         self.begin.place <= place

@@ -111,8 +111,9 @@ impl Item {
                 v1::request::Kind::TakeOver(v1::TakeOver { channel: Some(named(key)) })
             }
             Request::Load => v1::request::Kind::Load(v1::Load {}),
-            Request::HandOver { key } => {
-                v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)) })
+            Request::HandOver { key, after } => {
+                let after = after.as_ref().map(Serial::to_string).unwrap_or_default();
+                v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)), after })
             }
             Request::Claim(nonce) => {
                 v1::request::Kind::Claim(v1::Claim { nonce: Some(once::write_nonce(nonce)) })

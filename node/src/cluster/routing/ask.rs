@@ -235,7 +235,9 @@ impl Routing {
             (Some(Request::Load), Some(local)) => {
                 return self.answer(to, number, &Answer::Loaded(local.connections()));
             }
-            (Some(Request::HandOver { key }), _) => return self.asked_to_hand_over(to, number, key),
+            (Some(Request::HandOver { key, after }), _) => {
+                return self.asked_to_hand_over(to, number, key, after);
+            }
             (Some(Request::CloseClient { account, client_id }), Some(local)) => {
                 let closed = local.close_client(account, client_id);
                 Box::pin(async move { closed.await.map(Answer::Closed) })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use fanfare_proto::serial::Serial;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use tokio::sync::{Semaphore, oneshot};
@@ -26,6 +27,10 @@ const HANDED_BYTES_MAX: usize = 4 * 1024 * 1024;
 const HANDED_KIB_MAX: usize = 12 * 1024;
 /// A channel that has not been handed over by then is given up.
 const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
+/// The same of one that is taken back: somebody waits for it. A third of that has each node that is asked.
+const TAKE_BACK_WAIT: Duration = Duration::from_secs(3);
+/// Channels that are taken back at a time: those with the same remainder wait for each other.
+pub(super) const TAKING_BACK: usize = 256;
 
 /// Of what this node gives, and of what it takes.
 pub(super) fn bounds() -> (Semaphore, Arc<Semaphore>) {
@@ -80,7 +85,7 @@ impl Routing {
 
     async fn take_over(&self, from: u64, key: &ChannelKey) -> bool {
         let Some(channel) = self.held(key).await else { return false };
-        let request = Request::HandOver { key: key.clone() };
+        let request = Request::HandOver { key: key.clone(), after: None };
         let answer = self.ask_one(from, hash_of(key), &request, HAND_OVER_WAIT).await;
         let Some(Answer::HandedOver(Some(handed))) = answer else { return false };
         let own = self.hub.incarnation();
@@ -104,25 +109,44 @@ impl Routing {
         self.hub.live(key)
     }
 
-    /// Who takes a channel over asks for what there is.
-    pub(super) fn asked_to_hand_over(&self, to: u64, number: u64, key: ChannelKey) {
+    /// Puts what others have of a channel before the recent messages here, where these do not reach what follows the position
+    /// and those do. Whoever comes back to it meanwhile waits for the same, and takes no memory of its own.
+    pub async fn take_back(&self, key: &ChannelKey, after: &Serial) {
+        tokio::time::timeout(TAKE_BACK_WAIT, self.take_back_of_any(key, after)).await.ok();
+    }
+
+    async fn take_back_of_any(&self, key: &ChannelKey, after: &Serial) {
+        let _turn = self.leaving.taking_back[hash_of(key) as usize % TAKING_BACK].lock().await;
+        let is_lacking = || self.hub.recent_after(key, after).is_none() && self.hub.has_room_before(key);
+        for peer in self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)) {
+            let Some(channel) = self.hub.live(key).filter(|_| is_lacking()) else { return };
+            let request = Request::HandOver { key: key.clone(), after: Some(after.clone()) };
+            let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 3).await;
+            if let Some(Answer::HandedOver(Some(handed))) = answer {
+                let (own, expected) = (self.hub.incarnation(), self.expected.lock().clone());
+                self.hub.take_back(&channel, *handed, |run| run != own && !expected.contains(&run));
+            }
+        }
+    }
+
+    /// Who takes a channel over, or back, asks for what there is.
+    pub(super) fn asked_to_hand_over(&self, to: u64, number: u64, key: ChannelKey, after: Option<Serial>) {
         let Some(routing) = self.this.upgrade() else { return };
         // Nobody asks for more than is handed over at a time.
         let Ok(permit) = Arc::clone(&self.local_waiting).try_acquire_owned() else { return };
         self.tasks.spawn("hand over", OnStop::Cancel, async move {
             // By then nobody waits for it any more.
-            tokio::time::timeout(HAND_OVER_WAIT, routing.give(to, number, &key)).await.ok();
+            tokio::time::timeout(HAND_OVER_WAIT, routing.give(to, number, &key, after)).await.ok();
             drop(permit);
         });
     }
 
-    async fn give(&self, to: u64, number: u64, key: &ChannelKey) {
+    async fn give(&self, to: u64, number: u64, key: &ChannelKey, after: Option<Serial>) {
         let Some(links) = self.links.get() else { return };
         // Then all is here that was numbered before the others began to forward to who asks.
-        let handed = match self.settled(key).await {
-            true => self.hub.hand_over(key, HANDED_BYTES_MAX),
-            false => None,
-        };
+        let is_settled = self.settled(key).await;
+        let is_wanted = after.is_none_or(|after| self.hub.recent_after(key, &after).is_some());
+        let handed = (is_settled && is_wanted).then(|| self.hub.hand_over(key, HANDED_BYTES_MAX)).flatten();
         let messages = handed.iter().flat_map(|handed| &handed.messages);
         let bytes: usize = messages.map(|(delivery, _)| delivery.bytes() / 3).sum();
         let room = u32::try_from(1 + bytes / 1024).unwrap_or(u32::MAX);

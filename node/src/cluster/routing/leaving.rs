@@ -25,6 +25,7 @@ pub(super) struct Leaving {
     pub(super) handed: Mutex<HashMap<u64, u64>>,
     pub(super) handing: Semaphore,
     pub(super) taking: Arc<Semaphore>,
+    pub(super) taking_back: [tokio::sync::Mutex<()>; super::hand_over::TAKING_BACK],
     peers: Mutex<Peers>,
 }
 
@@ -47,6 +48,7 @@ impl Default for Leaving {
             handed: Mutex::default(),
             handing,
             taking,
+            taking_back: std::array::from_fn(|_| tokio::sync::Mutex::default()),
             peers: Mutex::default(),
         }
     }

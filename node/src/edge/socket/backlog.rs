@@ -22,7 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
-use crate::hub::{Channel, Hub};
+use crate::hub::{Channel, Hub, RecentAfter};
 use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, Stamp};
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
@@ -129,6 +129,11 @@ pub enum Found {
         is_cut: bool,
     },
     Page(Page),
+    /// The recent messages of the channel, after this place; unless that is exact, the client has some of it already.
+    Recent {
+        after: u64,
+        is_exact: bool,
+    },
     /// What other nodes have: everything, up to now.
     Elsewhere(Vec<Forwarded>),
     /// The store that nodes share has it.
@@ -153,7 +158,7 @@ impl Found {
                 frames.iter().map(Bytes::len).sum()
             }
             Self::Elsewhere(missed) => missed.iter().map(|one| one.bytes as usize + 512).sum(),
-            Self::Nothing | Self::Begin { .. } | Self::Reading { .. } => 0,
+            Self::Nothing | Self::Recent { .. } | Self::Begin { .. } | Self::Reading { .. } => 0,
         }
     }
 }
@@ -290,6 +295,11 @@ impl Shared {
                 Question::Elsewhere { position, stands, back_ms } => {
                     let routing = self.publisher.routing()?;
                     let recent_ms = back_ms.unwrap_or(u64::MAX);
+                    routing.take_back(channel.key(), &position).await;
+                    if let Some(recent) = self.hub.recent_after(channel.key(), &position) {
+                        let RecentAfter { after, is_exact, missed_ms } = recent;
+                        return (missed_ms <= recent_ms).then_some(Found::Recent { after, is_exact });
+                    }
                     match routing.missed(channel.key(), &position, recent_ms).await {
                         Some(missed) => Some(Found::Elsewhere(missed)),
                         None if !policy.history => None,

@@ -145,6 +145,52 @@ fn a_channel_without_messages_is_handed_over_too() {
     assert_eq!(missed(&hub, at.entries()), Some(vec![(THERE, 8)]));
 }
 
+#[test]
+fn what_a_node_that_stays_has_is_taken_back_before_anything_came() {
+    let stays = leaving();
+    let run = stays.incarnation();
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for")).expect("as said");
+    [stamp(THERE, 0), stamp(run, 3), stamp(THERE, 1)]
+        .iter()
+        .for_each(|stamp| hub.heard(&key("a"), channel.number(), *stamp));
+    let from = position(&[(run, 2)]);
+    assert_eq!(hub.recent_after(&key("a"), &from), None);
+    assert!(hub.has_room_before(&key("a")));
+    assert!(hub.take_back(&channel, handed(&stays), |_| false));
+    assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3)]));
+    let recent = hub.recent_after(&key("a"), &from).expect("it is there by now");
+    assert_eq!((recent.after, recent.is_exact), (channel.mark().place - 2, true));
+}
+
+#[test]
+fn nothing_is_taken_back_of_who_knows_more_of_the_gone_or_has_heard_less() {
+    let stays = leaving();
+    let run = stays.incarnation();
+    stays.forwarded(from(GONE, 9, 1));
+    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    assert!(!hub.take_back(&channel, handed(&stays), |run| run == GONE));
+    assert_eq!(missed(&hub, &[(run, 2)]), None);
+    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 2)]);
+    assert!(
+        !hub.take_back(&channel, handed(&stays), |_| false),
+        "between the two something would be missing"
+    );
+    assert_eq!(missed(&hub, &[(run, 2)]), None);
+}
+
+#[test]
+fn a_channel_that_has_much_has_no_room_before_it() {
+    let (hub, channel) = keeps(&[]);
+    let limits = Limits::default();
+    while hub.has_room_before(&key("a")) {
+        assert!(hub.rings.held() < limits.ring_bytes);
+        publish(&hub, &key("a"), 100);
+    }
+    assert!(hub.rings.held() > limits.ring_bytes / 2 && channel.mark().place > 0);
+}
+
 fn stamp(incarnation: u64, sequence: u64) -> Stamp {
     Stamp { incarnation, sequence }
 }

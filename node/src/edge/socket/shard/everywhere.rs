@@ -96,6 +96,25 @@ impl Shard {
         open.replays.push(replay);
     }
 
+    /// The recent messages of this node reach back to where the replay stands by now.
+    pub(super) fn replay_recent_of_others(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        replay: &Replay,
+        reply: Option<&AttachReply>,
+        (after, is_exact): (u64, bool),
+    ) {
+        let Some(open) = connection.open_mut() else { return };
+        let position = replay.position();
+        let has = (!is_exact).then(|| Arc::new(position.clone()));
+        open.replays.push(Replay::from_ring(&replay.channel, after, has));
+        if let Some(reply) = reply {
+            let standing = Standing { position, resumed: true, warning: None };
+            self.say_attached(connection, slot, reply, &standing);
+        }
+    }
+
     /// What was missed is at hand, up to the place where the replay stands; what follows that is in the ring.
     pub(super) fn replay_elsewhere(
         &mut self,

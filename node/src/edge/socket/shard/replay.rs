@@ -366,6 +366,15 @@ impl Shard {
         let reply = replay.take_reply();
         let (place, is_cut, page) = match found {
             Found::Nothing => return self.give_up(connection, slot, &replay, reply.as_ref()),
+            Found::Recent { after, is_exact } => {
+                return self.replay_recent_of_others(
+                    connection,
+                    slot,
+                    &replay,
+                    reply.as_ref(),
+                    (after, is_exact),
+                );
+            }
             Found::Elsewhere(missed) => {
                 return self.replay_elsewhere(connection, slot, replay, reply.as_ref(), missed);
             }
