@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -118,11 +118,6 @@ impl Drop for Cut {
 impl Host {
     pub fn address(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 0, self.number, 2)
-    }
-
-    /// With a port that the system chooses.
-    pub(crate) fn listen(&self) -> SocketAddr {
-        (self.address(), 0).into()
     }
 
     /// Runs `act` there; what it starts stays there.

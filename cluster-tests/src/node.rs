@@ -241,7 +241,7 @@ impl Node {
         self.options.environment.push((name.into(), value.into()));
     }
 
-    /// Starts again on the same data, after [`Node::kill`] or [`Node::stop`]. The addresses are new ones.
+    /// Starts again on the same data, after [`Node::kill`] or [`Node::stop`]. The addresses are new ones, unless it has a host.
     pub async fn restart(&mut self) {
         self.kill();
         self.process = Process::spawn(&self.options, self.data.path(), &self.log);
@@ -299,8 +299,11 @@ impl Drop for Process {
 
 fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
     let mut command = Command::new(binary::path());
-    let listen =
-        options.host.as_ref().map_or_else(|| "127.0.0.1:0".to_owned(), |host| host.listen().to_string());
+    // On a host of its own it is where it was when it starts again.
+    let [listen, admin] = [8080, 8081].map(|port| match &options.host {
+        Some(host) => format!("{}:{port}", host.address()),
+        None => "127.0.0.1:0".to_owned(),
+    });
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("FANFARE_") {
             command.env_remove(name);
@@ -313,7 +316,7 @@ fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
         command.arg("--admin-token-file").arg(token);
     }
     command
-        .args(["--listen", &listen, "--admin-listen", &listen, "--data-dir"])
+        .args(["--listen", &listen, "--admin-listen", &admin, "--data-dir"])
         .arg(data)
         .envs(options.environment.iter().map(|(name, value)| (name, value)))
         .current_dir(data)

@@ -246,16 +246,21 @@ impl Load {
             load.subscribers.spawn(reading);
         }
         for from in 0..publishers {
-            let (mut publisher, stop) = (Publisher::new(door, from).await, load.stop.subscribe());
-            load.publishers.spawn(async move {
-                while !*stop.borrow() {
-                    publisher.publish(1).await;
-                    sleep(every).await;
-                }
-                publisher.published()
-            });
+            load.publish_at(door, from, every).await;
         }
         load
+    }
+
+    /// One more publisher, at a door of its own.
+    pub async fn publish_at(&mut self, door: &Door, from: u64, every: Duration) {
+        let (mut publisher, stop) = (Publisher::new(door, from).await, self.stop.subscribe());
+        self.publishers.spawn(async move {
+            while !*stop.borrow() {
+                publisher.publish(1).await;
+                sleep(every).await;
+            }
+            publisher.published()
+        });
     }
 
     /// The subscribers, who have heard everything.

@@ -1,10 +1,11 @@
-//! Three nodes behind a balancer are restarted one after the other, and clients under load miss nothing.
+//! Nodes of three are restarted, and clients under load miss nothing.
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::Balancer;
 use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::roaming::{Door, Load};
+use fanfare_cluster_tests::{Balancer, Node, SOON, wait_until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_misses_anything_while_every_node_is_restarted() {
@@ -22,4 +23,28 @@ async fn nobody_misses_anything_while_every_node_is_restarted() {
         assert!(subscriber.moves > 0, "every node was restarted");
         assert_eq!(subscriber.losses, 0);
     }
+}
+
+#[test]
+fn who_comes_back_to_a_node_that_is_not_ready_yet_misses_nothing() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let key = cluster.nodes()[0].key();
+        let at = |nodes: &[Node]| Door::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &key);
+        let (first, others) = (at(&cluster.nodes()[..1]), at(&cluster.nodes()[1..]));
+        let mut load = Load::begin(&first, 1, 6, Duration::from_millis(2)).await;
+        load.publish_at(&others, 1, Duration::from_millis(2)).await;
+        for _ in 0..5 {
+            assert_eq!(cluster.nodes()[0].stop().await.code(), Some(0));
+            cluster.restart(0).await;
+            cluster.until_linked().await;
+            let nodes = cluster.nodes();
+            let are_back = async || nodes[0].metric("fanfare_socket_connections").await == 7.0;
+            wait_until(SOON, "all clients to be back", are_back).await;
+        }
+        for subscriber in load.end().await {
+            assert!(subscriber.moves >= 5, "the node was restarted five times");
+            assert_eq!(subscriber.losses, 0);
+        }
+    });
 }

@@ -43,7 +43,7 @@ use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use crate::{edge, telemetry};
-use cluster::{Gossip, OfNode};
+use cluster::{Gossip, HasMet, OfNode};
 pub use copy::copy_history;
 use operators::Operators;
 pub use store::apply_schema;
@@ -188,14 +188,16 @@ impl App {
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
         rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
-        let operators = Operators::new(&config, &store, routing.as_ref(), &shards);
+        let has_met = cluster::has_met(&config, routing.as_ref());
+        let operators = Operators::new(&store, &has_met, routing.as_ref(), &shards);
         let state = operators.admin_state(admin_token, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
         spawn_sweeps(&tasks, &store, &auth, stamps, Arc::clone(&hub), limits.resume_window_ms, metrics);
 
-        let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, certificates, &tasks)?;
+        let (acceptor, listen) =
+            start_acceptor(&config, clients, &limits, &shards, certificates, has_met, &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
         let membership =
@@ -406,6 +408,7 @@ fn start_acceptor(
     limits: &Limits,
     shards: &Arc<Shards>,
     certificates: Option<Arc<Certificates>>,
+    has_met: HasMet,
     tasks: &Tasks,
 ) -> Result<(Acceptor, SocketAddr), StartError> {
     let at = || format!("cannot listen on {} (--listen)", config.listen);
@@ -414,7 +417,7 @@ fn start_acceptor(
     if let Some(certificates) = &certificates {
         tasks.spawn("certificate", OnStop::Cancel, Arc::clone(certificates).watch());
     }
-    let acceptor = Acceptor::start(bound, Arc::clone(shards), certificates, limits, tasks)
+    let acceptor = Acceptor::start(bound, Arc::clone(shards), certificates, limits, move || has_met(), tasks)
         .map_err(StartError::at(at()))?;
     Ok((acceptor, address))
 }

@@ -273,19 +273,18 @@ impl Seats for TenantConnections {
 
 /// Whether the node has met the others: it knows what each wants, or nobody answered for a while, or it has nobody to ask.
 /// Once it has, it stays so.
-pub(super) fn has_met(
-    config: &Config,
-    routing: Option<&Arc<Routing>>,
-) -> impl Fn() -> bool + Send + Sync + use<> {
+pub(super) type HasMet = Arc<dyn Fn() -> bool + Send + Sync>;
+
+pub(super) fn has_met(config: &Config, routing: Option<&Arc<Routing>>) -> HasMet {
     let (routing, has_seeds) = (routing.map(Arc::clone), !config.seeds.is_empty());
     let (begun, met) = (Instant::now(), AtomicBool::new(false));
-    move || {
+    Arc::new(move || {
         let Some(routing) = &routing else { return true };
         let waited = !has_seeds || begun.elapsed() > SEEDS_WAIT;
         let is_complete = if routing.expected() == 0 { waited } else { routing.is_complete() };
         let is_met = is_complete && routing.has_nonces();
         met.fetch_or(is_met, Ordering::Relaxed) || is_met
-    }
+    })
 }
 
 pub(super) fn addresses(listen: SocketAddr, admin: SocketAddr, gossip: Option<&Gossip>) -> Addresses {

@@ -8,7 +8,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::cluster;
+use super::cluster::{self, HasMet};
 use super::{Addresses, rebalance};
 use crate::cluster::link;
 use crate::cluster::membership::{Facts, Member, Members, Membership, State};
@@ -27,7 +27,7 @@ const READY_LOOK: Duration = Duration::from_millis(100);
 /// What they are told, and what they have asked for.
 pub(super) struct Operators {
     store: Arc<dyn HistoryStore>,
-    has_met: Box<dyn Fn() -> bool + Send + Sync>,
+    has_met: HasMet,
     routing: Option<Arc<Routing>>,
     shards: Arc<Shards>,
     draining: AtomicBool,
@@ -44,14 +44,14 @@ struct Known {
 
 impl Operators {
     pub(super) fn new(
-        config: &Config,
         store: &Arc<dyn HistoryStore>,
+        has_met: &HasMet,
         routing: Option<&Arc<Routing>>,
         shards: &Arc<Shards>,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: Arc::clone(store),
-            has_met: Box::new(cluster::has_met(config, routing)),
+            has_met: Arc::clone(has_met),
             routing: routing.map(Arc::clone),
             shards: Arc::clone(shards),
             draining: AtomicBool::new(false),

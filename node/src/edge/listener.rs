@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -48,6 +48,10 @@ const HEADERS_FEW: usize = 100;
 const LAST_REQUEST: Duration = Duration::from_secs(3);
 /// How long accepting pauses when no more connections may be held.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
+/// How often it is looked whether the node may open.
+const OPEN_LOOK: Duration = Duration::from_millis(10);
+/// A node that could not meet all others by then serves all the same.
+const OPEN_MAX: Duration = Duration::from_secs(10);
 
 /// An address that is ours, and refuses connections until it listens.
 pub struct Bound(socket2::Socket);
@@ -76,12 +80,14 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Gives every connection to a shard, under TLS when there is a certificate. At the bound it leaves new ones in the kernel's backlog.
+    /// Gives every connection to a shard, under TLS when there is a certificate. At the bound it leaves new ones in the kernel's
+    /// backlog, and before `may_open` for at most 10 s.
     pub fn start(
         listener: TcpListener,
         shards: Arc<Shards>,
         tls: Option<Arc<Certificates>>,
         limits: &Limits,
+        may_open: impl Fn() -> bool + Send + 'static,
         tasks: &Tasks,
     ) -> io::Result<Self> {
         let accepting = listener.try_clone()?;
@@ -94,7 +100,10 @@ impl Acceptor {
             open_max: limits.connections,
             stopping: Arc::clone(&stopping),
         };
-        tasks.spawn_thread("accept", move || accept.run(&accepting))?;
+        tasks.spawn_thread("accept", move || {
+            accept.wait(may_open, OPEN_MAX);
+            accept.run(&accepting);
+        })?;
         Ok(Self { listener, stopping })
     }
 
@@ -148,6 +157,20 @@ struct Accept {
 }
 
 impl Accept {
+    /// Who comes meanwhile waits in the kernel's backlog.
+    fn wait(&self, may_open: impl Fn() -> bool, at_most: Duration) {
+        let begun = Instant::now();
+        while !may_open() && !self.stopping.load(Ordering::SeqCst) {
+            if begun.elapsed() >= at_most {
+                tracing::warn!(
+                    "clients are served though not all other nodes were met: who resumes here may be told that it missed something"
+                );
+                return;
+            }
+            std::thread::sleep(OPEN_LOOK);
+        }
+    }
+
     fn run(self, listener: &TcpListener) {
         while !self.stopping.load(Ordering::SeqCst) {
             if self.open.load(Ordering::Relaxed) >= self.open_max {

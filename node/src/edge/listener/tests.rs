@@ -16,16 +16,9 @@ fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
     let listener = Bound::to("127.0.0.1:0".parse().unwrap()).unwrap().listen().unwrap();
     let address = listener.local_addr().unwrap();
     let (shards, _polls) = Shards::prepare(1).unwrap();
-    let (open, stopped) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    let (open_too, stopped_too) = (Arc::clone(&open), Arc::clone(&stopped));
-    let accept = Accept {
-        shards: Arc::new(shards),
-        tls: None,
-        handshake_bytes: 0,
-        open: open_too,
-        open_max: 2,
-        stopping: stopped_too,
-    };
+    let stopped = Arc::new(AtomicBool::new(false));
+    let accept = accept(shards, &stopped);
+    let open = Arc::clone(&accept.open);
     let thread = std::thread::spawn(move || accept.run(&listener));
     let accepted = || open.load(Ordering::Relaxed);
     let _clients: Vec<Client> = (0..5).map(|_| Client::connect(address).unwrap()).collect();
@@ -39,6 +32,33 @@ fn at_the_bound_connections_stay_in_the_backlog_until_one_goes() {
     wait_until("the third connection", || accepted() == 2);
     stopped.store(true, Ordering::SeqCst);
     wait_until("the end of the thread", || thread.is_finished());
+}
+
+fn accept(shards: Shards, stopping: &Arc<AtomicBool>) -> Accept {
+    let (open, stopping) = (Arc::new(AtomicUsize::new(0)), Arc::clone(stopping));
+    Accept { shards: Arc::new(shards), tls: None, handshake_bytes: 0, open, open_max: 2, stopping }
+}
+
+#[test]
+fn accepting_waits_until_the_node_may_open_or_stops_or_time_is_over() {
+    const LONG: Duration = Duration::from_secs(600);
+    let (shards, _polls) = Shards::prepare(1).unwrap();
+    let stopping = Arc::new(AtomicBool::new(false));
+    let accept = accept(shards, &stopping);
+    let looks = std::cell::Cell::new(0);
+    let on_third_look = || looks.replace(looks.get() + 1) >= 2;
+    accept.wait(on_third_look, LONG);
+    assert_eq!(looks.get(), 3);
+    let begun = Instant::now();
+    accept.wait(|| false, 5 * OPEN_LOOK);
+    assert!(begun.elapsed() >= 5 * OPEN_LOOK);
+    accept.wait(
+        || {
+            stopping.store(true, Ordering::SeqCst);
+            false
+        },
+        LONG,
+    );
 }
 
 #[test]
