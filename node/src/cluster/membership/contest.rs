@@ -3,18 +3,17 @@
 //! A node that was started again is another run of it. But where the one before still answers these are two nodes with one id,
 //! and that which was there first keeps its place: it has clients, and others would forward to the newcomer alone.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::iter;
 use std::time::{Duration, Instant};
 
 use super::facts::{Member, Members};
 use super::liveness::{Liveness, State};
 
-/// What a run that is alive gets to show it once another one is there.
-const SHOWS_WITHIN: Duration = Duration::from_millis(500);
-/// The same of one whose address the other one has: it is most likely gone.
-const SHOWS_AT_ADDRESS_WITHIN: Duration = Duration::from_millis(200);
-/// Pulses that are further apart were late here, so that nothing could show.
-const LATE: Duration = Duration::from_millis(300);
+/// What a run gets to show that it lives once another one has its address: it is most likely gone. Where that has another one
+/// nothing but its death is waited for.
+const SHOWS_WITHIN: Duration = Duration::from_millis(200);
 
 struct Contest {
     since: Instant,
@@ -27,13 +26,12 @@ pub(super) struct Contests {
     open: HashMap<u64, Contest>,
     /// Runs whose place another one has taken, and when: they count again when they are heard after that.
     given_up: HashMap<u64, Instant>,
-    decided: Option<Instant>,
 }
 
-/// The run of a node that others are told of, and another one that may take its place.
+/// The run of a node that others are told of, and those that may take its place, the best one first.
 pub(super) struct Candidate {
     pub(super) told: Member,
-    pub(super) rival: Option<Member>,
+    pub(super) rivals: Vec<Member>,
 }
 
 /// Of the entries of each run that which was made last. `all` are in the order of node ids and generations.
@@ -64,49 +62,52 @@ impl Candidate {
                 let (is_heard, facts) = (is_heard(member.incarnation), &member.facts);
                 (is_heard, is_heard && facts.met, is_heard && facts.ready, member.generation)
             };
-            let rival = others.max_by_key(rank).cloned();
-            match told.cloned() {
-                Some(told) => Some(Self { told, rival }),
-                None => rival.map(|told| Self { told, rival: None }),
-            }
+            let mut rivals: Vec<Member> = others.cloned().collect();
+            rivals.sort_by_key(|member| Reverse(rank(&member)));
+            // Of those that are silent one is enough: a node that was started often left many.
+            let heard = rivals.iter().take_while(|member| is_heard(member.incarnation)).count();
+            rivals.truncate(heard.max(1));
+            let told = told.cloned().or_else(|| (!rivals.is_empty()).then(|| rivals.remove(0)))?;
+            Some(Self { told, rivals })
         };
         all.chunk_by(|one, other| one.node_id == other.node_id).filter_map(of_node).collect()
     }
 
     pub(super) fn runs(&self) -> impl Iterator<Item = &Member> {
-        [Some(&self.told), self.rival.as_ref()].into_iter().flatten()
+        iter::once(&self.told).chain(&self.rivals)
     }
 }
 
 impl Contests {
-    /// One run of each node, and the incarnations that are to show now whether they live.
+    /// One run of each node, and the incarnations that are to show now whether they live. `late`: for so long nothing could show.
     pub(super) fn decide(
         &mut self,
         candidates: Vec<Candidate>,
         liveness: &Liveness,
+        late: Duration,
         now: Instant,
     ) -> (Vec<Member>, Vec<u64>) {
-        let rivals: HashSet<_> =
-            candidates.iter().filter_map(|candidate| Some(candidate.rival.as_ref()?.incarnation)).collect();
+        let rivals: HashSet<_> = candidates
+            .iter()
+            .flat_map(|candidate| &candidate.rivals)
+            .map(|rival| rival.incarnation)
+            .collect();
         self.given_up.retain(|run, _| rivals.contains(run));
-        let late = self.decided.map(|decided| now.saturating_duration_since(decided));
-        self.decided = Some(now);
-        if let Some(late) = late.filter(|late| *late >= LATE) {
-            self.open.values_mut().for_each(|contest| contest.since = (contest.since + late).min(now));
-        }
+        self.open.values_mut().for_each(|contest| contest.since = (contest.since + late).min(now));
         let mut open = std::mem::take(&mut self.open);
         let (mut members, mut ask) = (Vec::with_capacity(candidates.len()), Vec::new());
-        for Candidate { told, rival } in candidates {
+        for Candidate { told, rivals } in candidates {
             let state = liveness.state(told.incarnation);
-            let Some(rival) = rival.filter(|rival| self.may_count(rival, &told, state, liveness)) else {
+            let mut rivals = rivals.into_iter();
+            let Some(rival) = rivals.find(|rival| self.may_count(rival, &told, state, liveness)) else {
                 members.push(told);
                 continue;
             };
             let mut contest = open.remove(&rival.incarnation).unwrap_or(Contest { since: now, told: false });
             let shows = liveness.heard_at(told.incarnation).is_some_and(|heard| heard > contest.since);
-            let within = if told.gossip == rival.gossip { SHOWS_AT_ADDRESS_WITHIN } else { SHOWS_WITHIN };
-            let may_show = now.saturating_duration_since(contest.since) < within;
-            let is_alive = if shows { state != State::Dead } else { state == State::Alive && may_show };
+            let may_show =
+                told.gossip != rival.gossip || now.saturating_duration_since(contest.since) < SHOWS_WITHIN;
+            let is_alive = state != State::Dead && (shows || may_show);
             // Who drains has said that it goes.
             if !is_alive || told.facts.draining {
                 self.given_up.insert(told.incarnation, now);
@@ -207,8 +208,8 @@ mod tests {
                 candidates.iter().flat_map(Candidate::runs).map(|member| member.incarnation).collect();
             self.liveness.watch(watched.iter().copied(), now);
             heard.iter().for_each(|run| self.liveness.heard(*run, now));
-            self.liveness.tick(now);
-            let (members, ask) = self.contests.decide(candidates, &self.liveness, now);
+            let late = self.liveness.tick(now).late;
+            let (members, ask) = self.contests.decide(candidates, &self.liveness, late, now);
             let [member] = &members[..] else { panic!("not one run counts: {members:?}") };
             let counts = member.incarnation;
             self.told = Members(members);
@@ -223,13 +224,26 @@ mod tests {
             let (mut seen, later) = (Seen::new(), run(LATER, generation));
             let mut both = [run(FORMER, 1), later];
             both.sort_by_key(|run| run.generation);
-            for ms in (100..600).step_by(100) {
+            for ms in (100..2_300).step_by(100) {
                 assert_eq!(seen.sees(&both, ms), (FORMER, vec![FORMER]), "{ms}");
             }
-            assert_eq!(seen.sees(&both, 600), (LATER, vec![]));
+            assert_eq!(seen.sees(&both, 2_300), (LATER, vec![]));
             seen.others.push(FORMER);
-            assert_eq!(seen.sees(&both, 700).0, LATER, "it was given up");
+            assert_eq!(seen.sees(&both, 2_400).0, LATER, "it was given up");
         }
+    }
+
+    #[test]
+    fn a_run_that_stalls_for_less_than_a_death_keeps_its_place_however_many_come_to_it() {
+        let mut seen = Seen::new();
+        for ms in (100..2_200).step_by(100) {
+            let later = ms / 300;
+            seen.others = vec![LATER + later];
+            let all = [run(FORMER, 1), run(LATER + later.saturating_sub(1), 2), run(LATER + later, 3)];
+            assert_eq!(seen.sees(&all, ms).0, FORMER, "{ms}");
+        }
+        seen.others.push(FORMER);
+        assert_eq!(seen.sees(&[run(FORMER, 1), run(LATER, 2)], 2_250), (FORMER, vec![]));
     }
 
     #[test]
@@ -291,7 +305,8 @@ mod tests {
 
     #[test]
     fn what_was_late_here_is_no_silence() {
-        let (mut seen, both) = (Seen::new(), [run(FORMER, 1), run(LATER, 2)]);
+        let both = [run(FORMER, 1), Member { gossip: run(FORMER, 1).gossip, ..run(LATER, 2) }];
+        let mut seen = Seen::new();
         assert_eq!(seen.sees(&both, 100), (FORMER, vec![FORMER]));
         assert_eq!(seen.sees(&both, 1_300), (FORMER, vec![FORMER]));
         seen.hear(FORMER, 1_350);

@@ -42,6 +42,8 @@ struct Watched {
 pub(in crate::cluster) struct Due {
     /// Incarnations to probe.
     pub(in crate::cluster) ask: Vec<u64>,
+    /// For how long nobody could be heard because this node itself did not run.
+    pub(super) late: Duration,
     /// For how long this node itself did not run, if others may have noticed.
     pub(super) paused: Option<Duration>,
 }
@@ -97,9 +99,11 @@ impl Liveness {
         let gap = now.saturating_duration_since(self.ticked);
         let late = gap.saturating_sub(self.every);
         self.ticked = now;
-        let mut due = Due { ask: Vec::new(), paused: (late >= PAUSED).then_some(gap) };
+        let paused = (late >= PAUSED).then_some(gap);
+        let late = if late >= LATE { late } else { Duration::ZERO };
+        let mut due = Due { ask: Vec::new(), late, paused };
         for (incarnation, watched) in &mut self.watched {
-            if late >= LATE && watched.state != State::Dead {
+            if watched.state != State::Dead {
                 watched.since = (watched.since + late).min(now);
                 watched.doubted = watched.doubted.map(|doubted| (doubted + late).min(now));
             }
@@ -255,6 +259,7 @@ mod tests {
             run.now_ms += 100 + late_ms;
             let due = run.liveness.tick(run.now());
             let gap = Duration::from_millis(100 + late_ms);
+            assert_eq!(due.late, Duration::from_millis(late_ms));
             assert_eq!(due.paused, (late_ms >= 2_000).then_some(gap));
             assert_eq!(run.state(), State::Alive, "{late_ms}");
             let resumed = run.now_ms;

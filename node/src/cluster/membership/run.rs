@@ -169,7 +169,7 @@ impl Run {
             );
             metrics::counter!("fanfare_pauses_total").increment(1);
         }
-        let (others, contested) = self.contests.decide(candidates, liveness, now);
+        let (others, contested) = self.contests.decide(candidates, liveness, due.late, now);
         for incarnation in due.ask.into_iter().chain(contested) {
             let known = self.wire.sealed.lock().address_of(incarnation);
             let address = known.or_else(|| gossip.get(&incarnation).copied());
