@@ -277,7 +277,7 @@ impl App {
         if let Some(routing) = self.publisher.routing() {
             routing.say_goodbye(time.for_step()).await;
         }
-        self.last_tasks.stop(Duration::ZERO).await;
+        self.last_tasks.stop(time.for_step()).await;
         std::fs::remove_file(&self.node_file).ok();
         tracing::info!("stopped");
     }

@@ -51,6 +51,11 @@ impl Link {
         self.end.cancel();
     }
 
+    /// Nobody is to be warned that its lanes end, or are not opened.
+    fn is_given_up(&self, common: &Common) -> bool {
+        self.is_left.load(Ordering::Relaxed) || common.tasks.stopping().is_cancelled()
+    }
+
     fn opened(&self, common: &Common) {
         let _reporting = self.reporting.lock();
         if self.open.fetch_add(1, Ordering::Relaxed) + 1 == self.lanes.len() {
@@ -64,7 +69,7 @@ impl Link {
         if self.open.fetch_sub(1, Ordering::Relaxed) == self.lanes.len() {
             let peer = &*self.peer.node_id;
             // The connection may end before the task that reads it.
-            match reason.code() == Code::Cancelled || self.is_left.load(Ordering::Relaxed) {
+            match reason.code() == Code::Cancelled || self.is_given_up(common) {
                 true => tracing::info!(peer, "link to a peer is left"),
                 false => tracing::warn!(peer, reason = reason.message(), "link to a peer is down"),
             }
@@ -103,7 +108,7 @@ pub(super) async fn keep(link: Arc<Link>, lane: usize, common: Arc<Common>) {
                 open.reason = listen(frames, &link.lanes[lane]).await;
             }
             // A peer that is away for long is one line, not one for each attempt.
-            Err(error) if error.message() == told => {}
+            Err(error) if error.message() == told || link.is_given_up(&common) => {}
             Err(error) => {
                 error.message().clone_into(&mut told);
                 tracing::warn!(peer = &*link.peer.node_id, lane, reason = told, "no link to a peer");
