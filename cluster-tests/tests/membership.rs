@@ -9,6 +9,7 @@ use serde_json::json;
 
 const ALIVE: &str = "a node is alive";
 const DEAD: &str = "a node is dead";
+const LEFT: &str = "a node has left";
 const NOTICED_MAX: Duration = Duration::from_secs(3);
 /// Who gets no time himself waits longer before he holds others for dead, as on a busy machine.
 const TRIES: usize = 5;
@@ -102,7 +103,7 @@ async fn a_node_with_the_id_of_another_one_stops_and_the_other_serves_on() {
     }
 }
 
-/// A stop in good order is nothing to be warned of, at whichever node.
+/// A stop in good order is nothing to be warned of, at whichever node, and told of before the links are left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_stopped_has_left_and_nobody_is_warned() {
     let mut cluster = Cluster::linked(3).await;
@@ -116,13 +117,38 @@ async fn a_node_that_is_stopped_has_left_and_nobody_is_warned() {
     }
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     assert_eq!(n2.stop().await.code(), Some(0));
-    until_told(&[n0, n1], "n2", "a node has left", 1).await;
     until_told(&[n2], "", "stopped", 4).await;
-    for node in [n0, n1, n2] {
+    let warnings = |node: &Node| {
         let log = node.log();
         let is_warning = |line: &&str| line.contains("WARN") || line.contains("ERROR");
-        assert_eq!(log.lines().find(is_warning), None);
+        log.lines().filter(is_warning).map(str::to_owned).collect::<Vec<_>>()
+    };
+    for node in [&*n0, n1, n2] {
+        assert_eq!(warnings(node), [""; 0]);
     }
+    n1.kill();
+    // By then the silence of the other one was noticed as well.
+    until_told(&[n0], "n1", DEAD, 1).await;
+    assert_eq!(warnings(n0).iter().find(|line| line.contains("\"n2\"")), None);
+    assert_eq!(times(n0, "n2", LEFT), 4);
+    let last = |text| n0.log().rfind(text).expect("it was told");
+    assert!(last(LEFT) < last("link to a peer is left"), "{}", n0.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_dies_while_it_is_leaving_is_told_of() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    // They are asked to go one after the other.
+    let _clients = futures_util::future::join_all((0..300).map(|_| Socket::open(n1, ""))).await;
+    n1.terminate();
+    wait_until(SOON, "the other one to leave", async || {
+        n0.operate("GET", "/debug/members").await.json()["members"][0]["draining"] == true
+    })
+    .await;
+    n1.kill();
+    until_told(&[n0], "n1", "a node has died while it was leaving", 1).await;
+    assert_eq!(times(n0, "n1", LEFT) + times(n0, "n1", DEAD), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

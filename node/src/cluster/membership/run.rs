@@ -250,7 +250,10 @@ fn log_changes(before: &Members, now: &[Member]) {
             match state {
                 State::Alive => tracing::info!(%node, %gossip, "a node is alive"),
                 State::Suspect => tracing::debug!(%node, %gossip, "a node is not heard"),
-                State::Dead if member.facts.draining => tracing::info!(%node, %gossip, "a node has left"),
+                // Told by its goodbye, or by those who have waited for that.
+                State::Dead if member.facts.draining => {
+                    tracing::debug!(%node, %gossip, "a node that was leaving is dead")
+                }
                 State::Dead => tracing::warn!(%node, %gossip, "a node is dead"),
             }
         }

@@ -167,6 +167,14 @@ impl Deaths {
         run.is_dead && run.lanes.is_empty() && run.is_doubtful()
     }
 
+    /// Those that have ended since the last look, while they were leaving and before they had said goodbye.
+    fn unfinished(&self, members: &[Standing]) -> Vec<u64> {
+        let is_unfinished = |run: &Run| run.is_met && !run.is_dead && !run.has_left;
+        let ended = members.iter().filter(|member| member.is_dead && member.is_draining);
+        let ended = ended.map(|member| member.incarnation);
+        ended.filter(|run| self.runs.get(run).is_some_and(is_unfinished)).collect()
+    }
+
     /// The members as they are now.
     fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
@@ -211,11 +219,15 @@ impl Routing {
         let ends =
             |(incarnation, run): (&u64, &Run)| (*incarnation, (run.troubled_for(), run.silent_since()));
         let ends: HashMap<u64, (Duration, Option<Instant>)> = deaths.runs.iter().map(ends).collect();
+        let unfinished = deaths.unfinished(members);
         let fates = deaths.look(members, Instant::now());
         if fates.iter().any(|(_, fate)| *fate != Fate::Back && !fate.is_over()) {
             deaths.last = Some(Instant::now());
         }
         drop(deaths);
+        for node in unfinished.into_iter().filter_map(|run| self.leaving.name_of(run)) {
+            tracing::warn!(%node, "a node has died while it was leaving");
+        }
         for (incarnation, fate) in fates {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
             match fate {
@@ -287,6 +299,10 @@ mod tests {
 
     fn standing(is_dead: bool) -> [Standing; 1] {
         [Standing { incarnation: RUN, is_dead, is_draining: false }]
+    }
+
+    fn draining(is_dead: bool) -> [Standing; 1] {
+        [Standing { is_draining: true, ..standing(is_dead)[0] }]
     }
 
     /// A member with two lanes.
@@ -362,13 +378,26 @@ mod tests {
     #[test]
     fn who_has_drained_and_left_nothing_behind_is_not_told_of() {
         let (mut deaths, now) = met();
-        let draining = |is_dead| [Standing { is_draining: true, ..standing(is_dead)[0] }];
         assert_eq!(deaths.look(&draining(false), Instant::now()), []);
         deaths.ended(RUN, 0, true, now);
         deaths.ended(RUN, 1, true, now);
         assert_eq!(deaths.look(&draining(true), Instant::now()), []);
         let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: true };
         assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
+    }
+
+    #[test]
+    fn who_ends_without_a_goodbye_while_it_is_leaving_is_told_of_once() {
+        let (mut deaths, _) = met();
+        assert_eq!(deaths.unfinished(&draining(false)), [0; 0]);
+        assert_eq!(deaths.unfinished(&standing(true)), [0; 0]);
+        assert_eq!(deaths.unfinished(&draining(true)), [RUN]);
+        deaths.look(&draining(true), Instant::now());
+        assert_eq!(deaths.unfinished(&draining(true)), [0; 0]);
+        let (mut deaths, _) = met();
+        deaths.left(RUN);
+        assert_eq!(deaths.unfinished(&draining(true)), [0; 0]);
+        assert_eq!(Deaths::default().unfinished(&draining(true)), [0; 0], "it was never met");
     }
 
     #[test]

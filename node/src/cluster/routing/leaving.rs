@@ -83,20 +83,13 @@ impl Leaving {
         (members.collect(), expected.collect())
     }
 
-    /// True with the last of its lanes.
-    fn lane_left(&self, peer: u64, lanes: u32) -> bool {
+    /// The node id of the peer, once, with the last of its lanes.
+    fn lane_left(&self, peer: u64, lanes: u32) -> Option<Arc<str>> {
+        let node = self.name_of(peer)?;
         let mut peers = self.peers.lock();
-        let is_member = peers.members.iter().any(|member| member.peer.incarnation == peer);
-        if !is_member || peers.left.contains(&peer) {
-            return false;
-        }
         let said = peers.lanes.entry(peer).or_default();
         *said += 1;
-        let is_last = *said >= lanes;
-        if is_last {
-            peers.left.insert(peer);
-        }
-        is_last
+        (*said >= lanes && peers.left.insert(peer)).then_some(node)
     }
 }
 
@@ -143,9 +136,8 @@ impl Routing {
 
     /// A peer has said goodbye on one of its lanes.
     pub(super) fn lane_left(&self, peer: u64, lanes: u32) {
-        if !self.leaving.lane_left(peer, lanes) {
-            return;
-        }
+        let Some(node) = self.leaving.lane_left(peer, lanes) else { return };
+        tracing::info!(%node, "a node has left");
         self.has_left(peer);
         // All that it forwarded is here.
         for own in self.own.lock().values_mut() {
