@@ -255,9 +255,9 @@ impl App {
             membership.update(|facts| (facts.ready, facts.draining) = (false, true));
         }
         self.acceptor.stop();
-        let time = drain::Time::begin(self.drain_timeout);
+        let mut time = drain::Time::begin(self.drain_timeout);
         if let Some(routing) = self.publisher.routing() {
-            drain::move_clients(routing, &self.shards, self.drain_timeout).await;
+            drain::move_clients(routing, &self.shards, &time).await;
         }
         let left = time.for_clients();
         // They close who stays when their time is over, and have ended by the end of it all.

@@ -10,61 +10,134 @@ const LAST: Duration = Duration::from_millis(1_500);
 /// How often it is looked for who has gone.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Of the time for a stop, what is kept for the steps behind its clients: a tenth, within these bounds and no more than half.
-const STEPS_MIN: Duration = Duration::from_millis(500);
-const STEPS_MAX: Duration = Duration::from_secs(3);
-/// What a step gets when the ones before have used up the time.
+/// Behind the clients: nonces, leaves, counts, the store, the goodbye, and the last tasks.
+const STEPS: u32 = 6;
+/// What each of them has, also where others have hung.
 const STEP_MIN: Duration = Duration::from_millis(200);
+/// Of the time for a stop, what is kept for the steps: a tenth, no less than they need and no more than this or half of it.
+const STEPS_MAX: Duration = Duration::from_secs(3);
 
 /// The time that a stop may take.
 pub(super) struct Time {
-    until: Instant,
-    of_steps: Duration,
+    begun: Instant,
+    timeout: Duration,
+    /// Those to come.
+    steps: u32,
 }
 
 impl Time {
     pub(super) fn begin(timeout: Duration) -> Self {
-        let of_steps = (timeout / 10).clamp(STEPS_MIN, STEPS_MAX).min(timeout / 2);
-        Self { until: Instant::now() + timeout, of_steps }
+        Self { begun: Instant::now(), timeout, steps: STEPS }
     }
 
     fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+        self.timeout.saturating_sub(self.begun.elapsed())
+    }
+
+    /// What is left until so many fifths of it are over.
+    fn until_fifths(&self, fifths: u32) -> Duration {
+        (self.timeout / 5 * fifths).saturating_sub(self.begun.elapsed())
     }
 
     /// What clients have from now on.
     pub(super) fn for_clients(&self) -> Duration {
-        self.left().saturating_sub(self.of_steps)
+        let of_steps = (self.timeout / 10).clamp(STEP_MIN * STEPS, STEPS_MAX).min(self.timeout / 2);
+        self.left().saturating_sub(of_steps)
     }
 
     /// What the next step has: half of what is left, so that one that hangs does not take it from all others.
-    pub(super) fn for_step(&self) -> Duration {
-        (self.left() / 2).max(STEP_MIN)
+    pub(super) fn for_step(&mut self) -> Duration {
+        self.steps = self.steps.saturating_sub(1);
+        let left = self.left();
+        (left / 2).min(left.saturating_sub(STEP_MIN * self.steps)).max(STEP_MIN)
     }
 }
 
 /// Asks all clients to come back elsewhere, over three fifths of the time for a drain, while another node takes over what they
 /// may have missed. Does nothing where there is no other node.
-pub(super) async fn move_clients(routing: &Routing, shards: &Shards, drain_timeout: Duration) {
+pub(super) async fn move_clients(routing: &Routing, shards: &Shards, time: &Time) {
     if !routing.begin_to_leave() {
         return;
     }
-    let until = Instant::now() + drain_timeout * 3 / 5;
-    let left = || until.saturating_duration_since(Instant::now());
-    shards.ask_to_leave(usize::MAX, left().saturating_sub(LAST));
+    let left = time.until_fifths(3);
+    shards.ask_to_leave(usize::MAX, left.saturating_sub(LAST));
     let gone = async {
         while shards.connection_count() > 0 {
             tokio::time::sleep(LOOK).await;
         }
     };
-    if tokio::time::timeout(left(), async { tokio::join!(routing.hand_over(), gone) }).await.is_err() {
+    if tokio::time::timeout(left, async { tokio::join!(routing.hand_over(), gone) }).await.is_err() {
         tracing::warn!(
             connections = shards.connection_count(),
             "not all clients have gone elsewhere in time"
         );
     }
     // What somebody attached to, or a node had that has ended since.
-    if tokio::time::timeout(drain_timeout / 5, routing.hand_over()).await.is_err() {
+    if tokio::time::timeout(time.until_fifths(4), routing.hand_over()).await.is_err() {
         tracing::warn!("not all channels were taken over in time");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests that are held up for so long do not fail.
+    const SLACK: Duration = Duration::from_millis(900);
+
+    fn begin(timeout_ms: u64) -> Time {
+        Time::begin(Duration::from_millis(timeout_ms))
+    }
+
+    /// As if so much time had passed.
+    fn pass(time: &mut Time, passed: Duration) -> Duration {
+        time.begun -= passed;
+        passed
+    }
+
+    #[track_caller]
+    fn assert_is(what: Duration, ms: u64) {
+        let expected = Duration::from_millis(ms);
+        assert!(what <= expected && what + SLACK >= expected, "{what:?} and not {expected:?}");
+    }
+
+    #[test]
+    fn clients_have_what_is_not_kept_for_the_steps_behind_them() {
+        for (timeout_ms, clients_ms) in
+            [(100_000, 97_000), (25_000, 22_500), (5_000, 3_800), (2_400, 1_200), (1_000, 500), (0, 0)]
+        {
+            assert_is(begin(timeout_ms).for_clients(), clients_ms);
+        }
+        let mut time = begin(25_000);
+        assert_is(time.until_fifths(3), 15_000);
+        pass(&mut time, Duration::from_secs(16));
+        assert_is(time.until_fifths(3), 0);
+        assert_is(time.until_fifths(4), 4_000);
+        assert_is(time.for_clients(), 6_500);
+    }
+
+    #[test]
+    fn a_step_has_half_of_what_is_left_and_those_behind_it_what_they_need() {
+        assert_is(begin(25_000).for_step(), 12_500);
+        let mut time = begin(25_000);
+        for (passed, step_ms) in [(22_500, 1_250), (1_250, 450), (450, 200), (200, 200)] {
+            pass(&mut time, Duration::from_millis(passed));
+            assert_is(time.for_step(), step_ms);
+        }
+    }
+
+    #[test]
+    fn a_stop_at_which_everything_hangs_keeps_to_its_time() {
+        for timeout_ms in [2_400, 5_000, 25_000, 100_000] {
+            let (mut time, mut passed) = (begin(timeout_ms), Duration::ZERO);
+            let clients = time.for_clients();
+            passed += pass(&mut time, clients);
+            for _ in 0..STEPS {
+                let step = time.for_step();
+                assert!(step >= STEP_MIN);
+                passed += pass(&mut time, step);
+            }
+            assert!(passed <= time.timeout, "{passed:?} of {timeout_ms} ms");
+        }
     }
 }
