@@ -92,6 +92,7 @@ async fn a_node_with_the_id_of_another_one_stops_and_the_other_serves_on() {
     };
     assert_eq!(ended.code(), Some(1), "{log}");
     assert!(log.contains("another node has the same id and goes on, so this one stops"), "{log}");
+    assert!(!log.contains("thread"), "{log}");
     let told = "another node has the same id: give each one its own with --node-id";
     until_told(&[n1], "n1", told, 1).await;
     let ready = http::request(n1.admin(), "GET", "/ready", &[], "").await;

@@ -234,7 +234,7 @@ impl App {
         self.development_key.clone()
     }
 
-    /// Resolves when a thread of the node ended by itself: the node should be stopped and started anew.
+    /// Resolves when the node cannot go on, as its log says: a thread ended by itself, or another node has the same id.
     pub async fn failed(&self) {
         tokio::select! {
             () = self.tasks.failed().cancelled_owned() => {}

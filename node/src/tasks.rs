@@ -49,7 +49,7 @@ impl Tasks {
         self.stopping.clone()
     }
 
-    /// Resolves when a thread has ended that nobody told to: the node is not whole any more and should stop.
+    /// Resolves when a thread has ended that nobody told to, or has told it by this: the node is not whole any more and should stop.
     pub fn failed(&self) -> CancellationToken {
         self.failed.clone()
     }

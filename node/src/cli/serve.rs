@@ -48,7 +48,7 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
     tokio::select! {
         () = app.stop() => match failed {
             false => Ok(Outcome::Done),
-            true => Err(Failure::failed("a thread of the node ended, its log says why")),
+            true => Err(Failure::failed("the node could not go on, its log says why")),
         },
         () = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
     }
