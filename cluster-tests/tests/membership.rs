@@ -44,6 +44,16 @@ async fn a_node_whose_seed_is_silent_serves_alone_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_seed_that_has_a_name_is_found_beside_one_that_nobody_knows() {
+    let mut cluster = Cluster::start(1).await;
+    let port = cluster.nodes()[0].gossip().expect("a node of a cluster").port();
+    let seeds = format!("nowhere.invalid:{port},localhost:{port}");
+    let named = Node::start(cluster.one_more("named").environment("FANFARE_SEED", &seeds)).await;
+    until_told(&[&named], "n0", ALIVE, 1).await;
+    until_told(&[&cluster.nodes()[0]], "named", ALIVE, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_killed_node_is_dead_within_three_seconds_and_back_when_it_runs_again() {
     let mut cluster = three().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
