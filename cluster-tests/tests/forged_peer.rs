@@ -42,28 +42,100 @@ async fn a_stranger_at_the_peer_port_gets_nothing() {
     assert_eq!(subscriber.message("room").await["messages"][0]["data"], 1);
 }
 
+/// How many datagrams of gossip a node has dropped, for each reason.
+async fn dropped(node: &Node) -> Vec<(&'static str, f64)> {
+    let mut dropped = Vec::new();
+    for reason in ["oversize", "malformed", "version", "misaddressed", "forged", "stale", "unproven"] {
+        let metric = format!("fanfare_gossip_dropped_total{{reason=\"{reason}\"}}");
+        dropped.push((reason, node.metric(&metric).await));
+    }
+    dropped
+}
+
+/// So many more than before are dropped for these reasons, and for no others.
+async fn until_dropped(node: &Node, before: &[(&'static str, f64)], more: &[(&str, f64)]) {
+    let mut expected = before.to_vec();
+    for (reason, count) in &mut expected {
+        *count += more.iter().filter(|(of, _)| of == reason).map(|(_, more)| more).sum::<f64>();
+    }
+    let what = format!("{expected:?} to be dropped");
+    wait_until(SOON, &what, async || dropped(node).await == expected).await;
+}
+
+async fn assert_no_reply(socket: &UdpSocket) {
+    let mut reply = [0; 2048];
+    assert!(timeout(QUIET, socket.recv_from(&mut reply)).await.is_err(), "nobody answers");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_datagram_is_dropped_and_gets_no_reply() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, _] = cluster.nodes() else { panic!("two nodes were started") };
     let gossip = n0.gossip().expect("a node of a cluster");
     let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
-    let dropped = async || {
-        let reasons = ["forged", "malformed", "version", "oversize", "misaddressed"];
-        let mut count = 0.0;
-        for reason in reasons {
-            count += n0.metric(&format!("fanfare_gossip_dropped_total{{reason=\"{reason}\"}}")).await;
-        }
-        count
-    };
-    let before = dropped().await;
-    for datagram in [vec![0; 200], vec![255; 1200], b"hello".to_vec(), vec![1; 64]] {
+    let before = dropped(n0).await;
+    // A challenge to anybody, but for the seal.
+    let mut challenge = vec![0; 50];
+    (challenge[0], challenge[1], challenge[2]) = (1, 1, 9);
+    for datagram in [vec![0; 200], vec![255; 1200], b"hello".to_vec(), vec![1; 64], challenge] {
         socket.send_to(&datagram, gossip).await.expect("it is sent");
     }
-    wait_until(SOON, "the datagrams to be dropped", async || dropped().await >= before + 4.0).await;
-    let mut reply = [0; 2048];
-    assert!(timeout(QUIET, socket.recv_from(&mut reply)).await.is_err(), "nobody answers");
+    until_dropped(n0, &before, &[("version", 2.0), ("malformed", 2.0), ("forged", 1.0)]).await;
+    assert_no_reply(&socket).await;
     assert_eq!(n0.metric("fanfare_peers_known").await, 1.0);
+}
+
+/// Relays between a node, whoever comes to the first socket, and `node`, until it has passed on gossip to that, which it gives.
+async fn record(sockets: [&UdpSocket; 2], node: SocketAddr) -> Vec<u8> {
+    let (mut to_node, mut back) = ([0; 65_536], [0; 65_536]);
+    let mut other = None;
+    loop {
+        tokio::select! {
+            came = sockets[0].recv_from(&mut to_node) => {
+                let (length, from) = came.expect("a datagram");
+                other = Some(from);
+                sockets[1].send_to(&to_node[..length], node).await.expect("it is sent");
+                // Of the first version.
+                if to_node[..2] == [1, 3] {
+                    return to_node[..length].to_vec();
+                }
+            }
+            came = sockets[1].recv_from(&mut back) => {
+                let (length, _) = came.expect("a datagram");
+                let other = other.expect("it is answered");
+                sockets[0].send_to(&back[..length], other).await.expect("it is sent");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gossip_that_was_recorded_is_taken_once() {
+    let mut cluster = Cluster::linked(1).await;
+    let gossip = cluster.nodes()[0].gossip().expect("a node of a cluster");
+    let bind = async || UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+    let (seed, way, stranger) = (bind().await, bind().await, bind().await);
+    let address = seed.local_addr().expect("it is bound").to_string();
+    let options = cluster.one_more("n1").environment("FANFARE_SEED", &address);
+    let (n1, recorded) = tokio::join!(Node::start(options), record([&seed, &way], gossip));
+    let n0 = &cluster.nodes()[0];
+    let view = async || n0.operate("GET", "/debug/members").await.json();
+    wait_until(SOON, "the other one to be ready", async || {
+        let of = &view().await["members"][0];
+        of["ready"] == true && of["linkUp"] == true && of["interestKnown"] == true
+    })
+    .await;
+    let (before, seen) = (dropped(n0).await, view().await);
+    for socket in [&way, &stranger, &way, &stranger] {
+        socket.send_to(&recorded, gossip).await.expect("it is sent");
+    }
+    until_dropped(n0, &before, &[("stale", 4.0)]).await;
+    assert_no_reply(&stranger).await;
+    assert_eq!(view().await, seen);
+    let mut subscriber = Socket::open(&n1, "").await;
+    subscriber.attach("room").await;
+    Socket::open(n0, "").await.publish("room", json!({"data": 1})).await;
+    assert_eq!(subscriber.message("room").await["messages"][0]["data"], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
