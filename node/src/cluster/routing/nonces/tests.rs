@@ -107,3 +107,13 @@ async fn a_node_is_asked_for_what_it_remembers_once_it_can_answer() {
     assert!(node.routing.take_nonces_over(Instant::now(), true).now_or_never().is_none());
     assert_eq!(node.says().len(), 1);
 }
+
+#[tokio::test]
+async fn who_joins_when_a_claim_is_over_hears_of_a_used_nonce() {
+    let here = node();
+    let (node, local) = &here;
+    assert_eq!(local.claim_nonce(nonce()).await, Some(true));
+    let long_ago = Instant::now() - Duration::from_secs(60);
+    node.routing.noted.write().await.get_mut().heard(&nonce(), ClaimId::new(1), true, long_ago);
+    assert_eq!(says(&here).await, [told(0)]);
+}
