@@ -87,7 +87,7 @@ impl Membership {
             members: members_told,
             contests: contest::Contests::default(),
             told: None,
-            ends: false,
+            ends: None,
             failed: tasks.failed(),
         };
         let stopping = tasks.stopping();

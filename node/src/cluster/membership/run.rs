@@ -28,6 +28,8 @@ const DEAD_LAST: Duration = Duration::from_secs(15 * 60);
 /// Who knows nobody for so long is alone.
 const ANEW: Duration = Duration::from_secs(2);
 const TELL_EVERY: Duration = Duration::from_secs(60);
+/// A node that stops because another one has its id is heard by that until then.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
 const CLUSTER: &str = "fanfare";
 
 /// What the thread has of its node.
@@ -43,8 +45,8 @@ pub(super) struct Run {
     pub(super) members: watch::Sender<Arc<Members>>,
     pub(super) contests: Contests,
     pub(super) told: Option<Instant>,
-    /// Another node has the id of this one, which is to stop.
-    pub(super) ends: bool,
+    /// Since when it is known that another node has the id of this one, which is to stop.
+    pub(super) ends: Option<Instant>,
     pub(super) failed: CancellationToken,
 }
 
@@ -185,8 +187,7 @@ impl Run {
         if !others.is_empty() || now.saturating_duration_since(begun) >= ANEW {
             self.tell(others, liveness);
         }
-        self.among_namesakes(&namesakes, liveness, now);
-        Ok(())
+        self.among_namesakes(handle, &namesakes, liveness, now)
     }
 
     fn tell(&self, mut others: Vec<Member>, liveness: &Liveness) {
@@ -204,13 +205,24 @@ impl Run {
     }
 
     /// Another node may have the id of this one. Both know of each other which of them goes on.
-    fn among_namesakes(&mut self, namesakes: &[Member], liveness: &Liveness, now: Instant) {
+    fn among_namesakes(
+        &mut self,
+        handle: &ChitchatHandle,
+        namesakes: &[Member],
+        liveness: &Liveness,
+        now: Instant,
+    ) -> anyhow::Result<()> {
         let lives =
             |member: &&Member| liveness.state(member.incarnation) == State::Alive && !member.facts.draining;
         let own = self.facts.borrow().clone();
-        let Some(other) = namesakes.iter().find(lives).filter(|_| !own.draining && !self.ends) else {
-            return;
-        };
+        let other = namesakes.iter().find(lives);
+        if let Some(since) = self.ends {
+            if now.saturating_duration_since(since) >= HEARD_WITHIN {
+                self.failed.cancel();
+            }
+            return other.map_or(Ok(()), |other| handle.gossip(other.gossip));
+        }
+        let Some(other) = other.filter(|_| !own.draining) else { return Ok(()) };
         let begun = (self.generation, self.incarnation).cmp(&(other.generation, other.incarnation));
         let goes_on = match (own.met, own.ready).cmp(&(other.facts.met, other.facts.ready)) {
             // They did not hear each other, so the later one has taken the place of the other.
@@ -221,12 +233,12 @@ impl Run {
         let (node, other) = (&self.node_id, other.gossip);
         if !goes_on {
             tracing::error!(%node, %other, "another node has the same id and goes on, so this one stops: give each one its own with --node-id");
-            self.ends = true;
-            self.failed.cancel();
+            self.ends = Some(now);
         } else if self.told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_EVERY) {
             self.told = Some(now);
             tracing::error!(%node, %other, "another node has the same id: give each one its own with --node-id");
         }
+        Ok(())
     }
 }
 
