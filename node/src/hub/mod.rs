@@ -31,7 +31,7 @@ pub use inbox::Inbox;
 pub use interest::{Interest, Waiter};
 pub use mark::Mark;
 pub use members::{Member, Page};
-pub use outbox::{Flush, Outbox};
+pub use outbox::{Begun, Flush, Outbox};
 pub use presence::{Change, MemberEvent, PresenceDelivery, PresenceRefused};
 pub use resume::{Joined, Pulled, Recent, RecentAfter, Refill, Start};
 pub use roster::{Digests, PARTS, channel_number, is_in};

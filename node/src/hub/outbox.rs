@@ -36,6 +36,16 @@ pub enum Flush {
     },
 }
 
+/// What became of a write of [`Outbox::slices`] that somebody else made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// There was none, or it failed and nothing was taken.
+    Nothing,
+    Took(usize),
+    /// The socket is full, and nothing was taken.
+    Full,
+}
+
 impl Outbox {
     pub fn push(&mut self, frame: Bytes) {
         self.bytes += frame.len();
@@ -81,9 +91,38 @@ impl Outbox {
         (self.answers, self.answers_end, self.replayed) = (0, self.taken, 0);
     }
 
+    /// What one write takes.
+    pub fn slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
+        let mut skip = self.written;
+        let frames = self.frames.iter().take(SLICES_MAX);
+        frames.map(move |frame| IoSlice::new(&frame[std::mem::take(&mut skip)..]))
+    }
+
+    pub fn slice_count(&self) -> usize {
+        self.frames.len().min(SLICES_MAX)
+    }
+
+    /// Never gives back what a write that nobody knows the end of may still read.
+    pub fn leak(&mut self) {
+        std::mem::forget(std::mem::take(self));
+    }
+
     /// Writes until the queue is empty and what the socket keeps of it is flushed, or the socket is full.
     pub fn flush(&mut self, socket: &mut impl io::Write) -> io::Result<Flush> {
+        self.flush_begun(Begun::Nothing, socket)
+    }
+
+    /// The same where the first write was made already.
+    pub fn flush_begun(&mut self, begun: Begun, socket: &mut impl io::Write) -> io::Result<Flush> {
         let mut progress = false;
+        match begun {
+            Begun::Nothing => {}
+            Begun::Took(taken) => {
+                progress = true;
+                self.advance(taken);
+            }
+            Begun::Full => return Ok(Flush::Blocked { progress }),
+        }
         while let Some(first) = self.frames.front() {
             let result = if self.frames.len() == 1 {
                 socket.write(&first[self.written..])
@@ -117,13 +156,8 @@ impl Outbox {
     }
 
     fn fill<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
-        let mut count = 0;
-        for (slice, frame) in slices.iter_mut().zip(&self.frames) {
-            let skip = if count == 0 { self.written } else { 0 };
-            *slice = IoSlice::new(&frame[skip..]);
-            count += 1;
-        }
-        count
+        slices.iter_mut().zip(self.slices()).for_each(|(to, slice)| *to = slice);
+        self.slice_count()
     }
 
     fn advance(&mut self, mut taken: usize) {
@@ -195,6 +229,26 @@ mod tests {
             assert_eq!(outbox.flush(&mut socket).expect("this socket never fails"), Flush::Drained);
             assert_eq!(socket.taken, all);
         }
+    }
+
+    #[test]
+    fn what_was_begun_elsewhere_is_gone_on_with() {
+        for taken in 1..=80 {
+            let (mut outbox, all) = outbox(10);
+            let slices: Vec<u8> = outbox.slices().flat_map(|slice| slice.to_vec()).collect();
+            assert_eq!(slices, all);
+            let mut socket = Socket { taken: slices[..taken].to_vec(), room: 20 };
+            let flushed =
+                outbox.flush_begun(Begun::Took(taken), &mut socket).expect("this socket never fails");
+            let drained = all.len() <= taken + 20;
+            assert_eq!(flushed, if drained { Flush::Drained } else { Flush::Blocked { progress: true } });
+            let rest: Vec<u8> = outbox.slices().flat_map(|slice| slice.to_vec()).collect();
+            assert_eq!([socket.taken, rest].concat(), all);
+        }
+        let (mut outbox, all) = outbox(10);
+        let mut socket = Socket { taken: Vec::new(), room: 20 };
+        let flushed = outbox.flush_begun(Begun::Full, &mut socket).expect("this socket never fails");
+        assert_eq!((flushed, outbox.bytes()), (Flush::Blocked { progress: false }, all.len()));
     }
 
     #[test]
