@@ -158,7 +158,7 @@ impl App {
             node_id: Arc::clone(&node_id),
             http: http_sender,
         };
-        start_shards(&shards, polls, services, &tasks)?;
+        start_shards(&config, &shards, polls, services, &tasks)?;
         runs::note_what_is_kept(&tasks, &store, &publisher, &accounts, noted, limits.resume_window_ms);
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
 
@@ -329,15 +329,17 @@ fn prepare_shards(config: &Config) -> Result<(Arc<Shards>, Vec<mio::Poll>), Star
 }
 
 fn start_shards(
+    config: &Config,
     shards: &Shards,
     polls: Vec<mio::Poll>,
     services: socket::Services,
     tasks: &Tasks,
 ) -> Result<(), StartError> {
+    let io_uring = config.io_uring;
     for (index, poll) in polls.into_iter().enumerate() {
         let shard = Shard::new(index, shards.handle(index), poll, services.clone());
         tasks
-            .spawn_thread("shard", move || shard.run())
+            .spawn_thread("shard", move || shard.run(io_uring))
             .map_err(StartError::at("cannot start a socket thread"))?;
     }
     Ok(())

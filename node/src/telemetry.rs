@@ -36,8 +36,9 @@ const COUNTERS: [(&str, &str); 8] = [
     ("fanfare_peer_queue_overflows_total", "Times that all that waited for a lane of a peer was dropped"),
     ("fanfare_peer_continuity_lost_total", "Times that something a peer had for this node was lost"),
 ];
-const GAUGES: [(&str, &str); 2] = [
+const GAUGES: [(&str, &str); 3] = [
     ("fanfare_socket_connections", "Open realtime sockets"),
+    ("fanfare_io_uring_shards", "Threads that write to many sockets with one call of the kernel"),
     ("fanfare_directory_generation", "Rises when a changed directory file is taken"),
 ];
 

@@ -67,6 +67,8 @@ pub struct Config {
     pub insecure: bool,
     /// Shards and runtime workers, each; 0: one per core.
     pub threads: usize,
+    /// Where the system has it.
+    pub io_uring: bool,
     /// A filter of `tracing_subscriber::EnvFilter`.
     pub log: String,
     pub log_format: LogFormat,
@@ -120,6 +122,7 @@ impl Default for Config {
             auth: true,
             insecure: false,
             threads: 0,
+            io_uring: true,
             log: "info".to_owned(),
             log_format: LogFormat::Auto,
             limits: Limits::default(),

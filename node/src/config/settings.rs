@@ -140,6 +140,11 @@ static SETTINGS: &[Setting] = &[
         "Allows auth = off when listen is beyond loopback"),
     setting!("threads", threads: usize, "COUNT",
         "Threads that serve sockets, and as many that serve HTTP, at most 64; 0: one per core", read_threads, Field::show),
+    Setting {
+        form: Form::Text,
+        ..setting!("io_uring", io_uring: bool, "on|off",
+            "Whether many sockets are written to by one call of the kernel, with io_uring, where the system has it", read_switch, show_switch)
+    },
     setting!("log", log: String, "FILTER",
         "What is logged: a level, or a filter such as info,fanfare=debug; at info the driver of the database from warnings on, unless scylla is in it", read_log_filter, Field::show),
     setting!("log_format", log_format: crate::telemetry::LogFormat, "auto|text|json",

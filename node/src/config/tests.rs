@@ -67,7 +67,7 @@ fn a_flag_beats_the_environment_which_beats_the_file() {
 #[test]
 fn every_kind_of_value_is_read_from_every_source() {
     let file = "store = 'none'\ndrain_timeout = '500ms'\nauth = 'off'\ninsecure = true\nthreads = 3\n\
-                log = 'debug'\nlog_format = 'json'\n\
+                io_uring = 'off'\nlog = 'debug'\nlog_format = 'json'\n\
                 [limits]\nmessage_bytes = '128KiB'\nresume_window_ms = '60s'\npublishes_per_second = 0\nnesting = 0x10";
     let from_file = load(file, &[], &[]).unwrap();
     assert_eq!(from_file.limits.message_bytes, 128 * 1024);
@@ -81,6 +81,7 @@ fn every_kind_of_value_is_read_from_every_source() {
         ("FANFARE_AUTH", "off"),
         ("FANFARE_INSECURE", "true"),
         ("FANFARE_THREADS", "3"),
+        ("FANFARE_IO_URING", "off"),
         ("FANFARE_LOG", "debug"),
         ("FANFARE_LOG_FORMAT", "json"),
     ];
@@ -90,6 +91,7 @@ fn every_kind_of_value_is_read_from_every_source() {
         "--auth=off",
         "--insecure",
         "--threads=3",
+        "--io-uring=off",
         "--log=debug",
         "--log-format=json",
     ];
@@ -97,6 +99,7 @@ fn every_kind_of_value_is_read_from_every_source() {
         assert_eq!(config.store, StoreKind::None);
         assert_eq!(config.drain_timeout, Duration::from_millis(500));
         assert_eq!((config.auth, config.insecure, config.threads), (false, true, 3));
+        assert!(!config.io_uring);
         assert_eq!((config.log.as_str(), config.log_format), ("debug", LogFormat::Json));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, Read as _, Write};
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 
 use mio::net::TcpStream;
 
@@ -39,6 +39,11 @@ impl Link<TcpStream> {
                 Ok(Taken { bytes, more: bytes == buffer.len() })
             }
         }
+    }
+
+    /// What is written to it goes to the client as it is.
+    pub(super) fn plain_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.tls.is_none().then(|| self.socket.as_fd())
     }
 
     /// TLS holds bytes that the socket has not taken.

@@ -5,6 +5,7 @@ mod connection;
 mod handshake;
 mod identities;
 mod reader;
+mod ring;
 mod shard;
 mod survey;
 #[cfg(test)]

@@ -25,6 +25,7 @@ use pace::Pace;
 use rounds::Round;
 
 use super::connection::{Connection, Stage};
+use super::ring::Ring;
 use super::timers::Timers;
 use super::{Input, Services, ShardHandle};
 use crate::hub::Subscribers;
@@ -77,6 +78,8 @@ pub struct Shard {
     heartbeat_json: Bytes,
     heartbeat_msgpack: Bytes,
     pace: Pace,
+    /// None: each socket is written to by a call of its own.
+    ring: Option<Ring>,
     metrics: Metrics,
 }
 
@@ -89,6 +92,7 @@ struct Unanswered {
 
 struct Metrics {
     connections: metrics::Gauge,
+    rings: metrics::Gauge,
     deliveries: metrics::Counter,
     slow: metrics::Counter,
 }
@@ -129,8 +133,10 @@ impl Shard {
             heartbeat_json: heartbeat(Format::Json),
             heartbeat_msgpack: heartbeat(Format::MsgPack),
             pace: Pace::new(Duration::from_millis(services.limits.delivery_window_ms)),
+            ring: None,
             metrics: Metrics {
                 connections: metrics::gauge!("fanfare_socket_connections"),
+                rings: metrics::gauge!("fanfare_io_uring_shards"),
                 deliveries: metrics::counter!("fanfare_deliveries_total"),
                 slow: metrics::counter!("fanfare_slow_consumers_total"),
             },
@@ -138,8 +144,17 @@ impl Shard {
         }
     }
 
-    /// Serves until it is told to stop and its clients are gone, or have had their time.
-    pub fn run(mut self) {
+    /// Serves until it is told to stop and its clients are gone, or have had their time. With `io_uring` many sockets are
+    /// written to by one call, where the system has that.
+    pub fn run(mut self, io_uring: bool) {
+        if io_uring {
+            self.open_ring();
+        }
+        self.serve();
+        self.close_ring();
+    }
+
+    fn serve(&mut self) {
         let mut events = Events::with_capacity(1024);
         while !self.is_done() {
             let timeout = self.timeout();

@@ -40,7 +40,7 @@ fn identities_of(shards: &Shards, clock: &Clock, limits: &Limits) -> Identities 
     Identities::new(keys, 1, vec![(2, 0)], shards.handles(), clock.clone(), limits)
 }
 
-struct Node {
+pub(super) struct Node {
     listener: TcpListener,
     shards: Arc<Shards>,
     store: Arc<Store>,
@@ -54,6 +54,15 @@ struct Node {
 
 impl Node {
     fn start() -> Self {
+        let (node, shards) = Self::at_rest();
+        for shard in shards {
+            std::thread::spawn(move || shard.run(true));
+        }
+        node
+    }
+
+    /// With shards that do not run.
+    pub(super) fn at_rest() -> (Self, Vec<Shard>) {
         let limits = Limits { publishes_per_second: 0, ..Limits::default() };
         let (shards, polls) = Shards::prepare(1).unwrap();
         let clock = Clock::system();
@@ -79,16 +88,18 @@ impl Node {
             node_id: "node-1".into(),
             http: mpsc::channel(1).0,
         };
-        for (index, poll) in polls.into_iter().enumerate() {
-            let shard = Shard::new(index, shards.handle(index), poll, services.clone());
-            std::thread::spawn(move || shard.run());
-        }
+        let make = |(index, poll)| Shard::new(index, shards.handle(index), poll, services.clone());
+        let ready = polls.into_iter().enumerate().map(make).collect();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (shards, open) = (Arc::new(shards), Arc::default());
-        Self { listener, shards, store, open, auth, limits, hub, _reader: reader }
+        (Self { listener, shards, store, open, auth, limits, hub, _reader: reader }, ready)
     }
 
-    fn pair(&self) -> (TcpStream, TcpStream) {
+    pub(super) fn permit(&self) -> Permit {
+        Permit::take(&self.open)
+    }
+
+    pub(super) fn pair(&self) -> (TcpStream, TcpStream) {
         let client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         let (server, _) = self.listener.accept().unwrap();
         server.set_nonblocking(true).unwrap();
@@ -108,7 +119,7 @@ impl Node {
         client
     }
 
-    fn open_count(&self) -> usize {
+    pub(super) fn open_count(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 }

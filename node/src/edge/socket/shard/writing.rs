@@ -1,5 +1,9 @@
 //! Writing: deliveries into outboxes, outboxes into sockets.
 
+#[cfg(test)]
+mod tests;
+
+use std::net::Shutdown;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -7,6 +11,7 @@ use fanfare_proto::frame::{Format, close, code};
 use fastwebsockets::OpCode;
 
 use super::super::connection::{Connection, Stage};
+use super::super::ring::{Ring, Write, Written};
 use super::reading::UNREAD_BYTES_MAX;
 use super::{SLICE, Shard};
 use crate::hub::{Delivery, Flush, wire};
@@ -14,6 +19,8 @@ use crate::model::UsageKind;
 
 /// Connections flushed between two looks at the clock.
 const FLUSH_BATCH: usize = 64;
+/// Fewer connections are written to each by a call of its own.
+const TOGETHER_LEAST: usize = 2;
 
 impl Shard {
     /// Puts the frame into the outbox of every subscriber here.
@@ -92,12 +99,35 @@ impl Shard {
         self.send(connection, slot, frame);
     }
 
+    /// Lets the kernel write to many sockets with one call, where it does and the operator has not said no. To be called
+    /// on the thread of the shard.
+    pub(super) fn open_ring(&mut self) {
+        match Ring::new() {
+            Ok(ring) => {
+                self.ring = Some(ring);
+                self.metrics.rings.increment(1.0);
+            }
+            // Nearly always all of them hear the same.
+            Err(error) if self.index == 0 => {
+                tracing::info!(%error, "without io_uring: each socket is written to by a call of its own");
+            }
+            Err(error) => tracing::debug!(shard = self.index, %error, "without io_uring"),
+        }
+    }
+
+    pub(super) fn close_ring(&mut self) {
+        if self.ring.take().is_some() {
+            self.metrics.rings.decrement(1.0);
+        }
+    }
+
     pub(super) fn flush_turn(&mut self) {
         let until = Instant::now() + SLICE;
         while !self.dirty.is_empty() {
-            for _ in 0..FLUSH_BATCH {
-                let Some(slot) = self.dirty.pop_front() else { return };
-                self.flush(slot);
+            let slots: Vec<u32> = self.dirty.drain(..self.dirty.len().min(FLUSH_BATCH)).collect();
+            let written = self.write_together(&slots);
+            for (slot, written) in slots.into_iter().zip(written) {
+                self.flush_begun(slot, written);
             }
             if Instant::now() >= until {
                 return;
@@ -105,11 +135,54 @@ impl Shard {
         }
     }
 
+    /// Begins to write to those of them that can be written to with one call. What was written must be told to
+    /// [`Self::flush_begun`] before anything else is done with its connection.
+    fn write_together(&mut self, slots: &[u32]) -> Vec<Written> {
+        let mut written = vec![Written::NOTHING; slots.len()];
+        let Some(ring) = &mut self.ring else { return written };
+        let mut dirty = Vec::with_capacity(slots.len());
+        for (at, slot) in slots.iter().enumerate() {
+            // A slot stands there twice when its connection has gone since and the next one in it is dirty too.
+            let connection = self.slots[*slot as usize].as_deref_mut();
+            if connection.is_some_and(|connection| std::mem::take(&mut connection.in_dirty)) {
+                dirty.push((at, slot));
+            }
+        }
+        let mut writes = Vec::with_capacity(dirty.len());
+        for (at, slot) in dirty {
+            if let Some(Connection { link, outbox, blocked_ms: None, .. }) =
+                self.slots[*slot as usize].as_deref()
+                && let Some(socket) = link.plain_socket()
+                && !outbox.is_empty()
+            {
+                writes.push(Write { at, socket, outbox });
+            }
+        }
+        if writes.len() < TOGETHER_LEAST {
+            return written;
+        }
+        if let Err(error) = ring.write(&writes, &mut written) {
+            tracing::warn!(shard = self.index, %error, "io_uring failed, and is not used any more");
+            self.close_ring();
+        }
+        written
+    }
+
     pub(super) fn flush(&mut self, slot: u32) {
+        self.flush_begun(slot, Written::NOTHING);
+    }
+
+    fn flush_begun(&mut self, slot: u32, written: Written) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
         connection.in_dirty = false;
         let Connection { outbox, link, .. } = &mut *connection;
-        let flushed = outbox.flush(link);
+        let Written::Known(begun) = written else {
+            // Its client has what it has, and comes back for the rest.
+            outbox.leak();
+            link.socket.shutdown(Shutdown::Both).ok();
+            return self.forget(connection, slot);
+        };
+        let flushed = outbox.flush_begun(begun, link);
         let part = link.take_progress();
         match flushed {
             Ok(Flush::Drained) => {
