@@ -18,6 +18,7 @@ pub mod node;
 pub mod presence;
 pub mod proxy;
 pub mod raw;
+pub mod ring;
 pub mod roaming;
 pub mod socket;
 mod system;
