@@ -98,6 +98,28 @@ impl Node {
         (status, log.text())
     }
 
+    /// Starts two nodes at once, of which one is to end by itself: the other one, how that ended, and what it wrote.
+    pub async fn start_one_of(options: [NodeOptions; 2]) -> (Self, ExitStatus, String) {
+        let mut nodes = options.map(|options| {
+            let (data, log, process) = Self::spawn(&options);
+            (options, data, log, process)
+        });
+        let (ended, status) = wait_for(STOP_MAX, "one of the nodes to stop", async || {
+            let mut each = nodes.iter_mut().enumerate();
+            each.find_map(|(at, (.., process))| {
+                Some((at, process.child.try_wait().expect("a child process")?))
+            })
+        })
+        .await;
+        let [first, second] = nodes;
+        let (stays, ends) = if ended == 0 { (second, first) } else { (first, second) };
+        let log = ends.2;
+        wait_for(crate::SOON, "all that the node wrote", async || log.is_whole().then_some(())).await;
+        let (options, data, own, mut process) = stays;
+        let addresses = process.ready(START_MAX, data.path()).await;
+        (Self { options, process, data, addresses, log: own }, status, log.text())
+    }
+
     fn spawn(options: &NodeOptions) -> (TempDir, Log, Process) {
         system::raise_open_files(OPEN_FILES);
         let data = tempfile::tempdir().expect("a temporary folder");

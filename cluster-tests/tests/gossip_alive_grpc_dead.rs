@@ -5,7 +5,8 @@ use std::time::Duration;
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::network::{Cut, Lost, Network, isolated};
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
-use fanfare_cluster_tests::{Node, SOON, wait_until};
+use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
+use serde_json::json;
 use tokio::time::sleep;
 
 const CUT_FOR: Duration = Duration::from_secs(4);
@@ -74,5 +75,28 @@ fn the_links_of_one() {
         cluster.until_linked().await;
         sleep(CUT_FOR / 4).await;
         end_well(&mut cluster, publishers, subscribers).await;
+    });
+}
+
+/// What a third node has is no stand-in for hearing the one that published it.
+#[test]
+fn who_comes_to_a_node_that_does_not_hear_another_one_is_told() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+        let _cuts = [cut_lanes(&network, n0, n2), cut_lanes(&network, n2, n0)];
+        until_known(n0, 1.0).await;
+        until_known(n2, 1.0).await;
+        let mut stays = Socket::open(n1, "").await;
+        stays.attach("room").await;
+        stays.publish("room", json!({ "data": 1 })).await;
+        let serial = stays.message("room").await["serial"].clone();
+        let mut elsewhere = Socket::open(n2, "").await;
+        for (socket, data) in [(None, 2), (Some(&mut elsewhere), 3), (None, 4)] {
+            socket.unwrap_or(&mut stays).publish("room", json!({ "data": data })).await;
+        }
+        let mut comes = Socket::open(n0, "").await;
+        let attached = comes.ask(json!({ "op": 8, "channel": "room", "serial": serial })).await;
+        assert_eq!((&attached["op"], &attached["resumed"]), (&json!(9), &json!(false)), "{attached}");
     });
 }

@@ -114,6 +114,24 @@ async fn a_node_with_the_id_of_another_one_stops_and_the_other_serves_on() {
     }
 }
 
+/// Also where one of the two has been linked to before they hear of each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_nodes_with_one_id_that_start_at_once_one_stays() {
+    let mut cluster = Cluster::linked(1).await;
+    for _ in 0..3 {
+        let options = [cluster.one_more("twin"), cluster.one_more("twin")];
+        let (stays, ended, log) = Node::start_one_of(options).await;
+        assert_eq!(ended.code(), Some(1), "{log}");
+        assert!(log.contains("another node has the same id and goes on, so this one stops"), "{log}");
+        // As long as the one that ended was heard by it.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let ready = http::request(stays.admin(), "GET", "/ready", &[], "").await;
+        assert_eq!(ready.status, 200, "{}", stays.log());
+        let n0 = &cluster.nodes()[0];
+        wait_until(SOON, "the link to it", async || n0.metric("fanfare_peers_known").await == 1.0).await;
+    }
+}
+
 /// A stop in good order is nothing to be warned of, at whichever node, and told of before the links are left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_stopped_has_left_and_nobody_is_warned() {

@@ -274,9 +274,11 @@ impl Hub {
         self.attaches.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Since the hub began; unlike the clock it is not touched by who sets the time.
+    /// Since long enough before the hub began that all has a time that is not too old to be kept; unlike the clock it is not
+    /// touched by who sets the time.
     pub(super) fn now_ms(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+        let since_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        since_ms.saturating_add(self.rings.keep_ms).saturating_add(1)
     }
 
     pub(super) fn with_channel<R>(

@@ -59,21 +59,18 @@ impl Hub {
     }
 
     /// Puts what another node has handed over before what the channel has by itself: from where that begins the channel has
-    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet, or the
-    /// other node had less than this one where that begins.
+    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet.
     pub fn take_over(
         &self,
         channel: &Arc<Channel>,
         handed: HandedOver<Forwarded>,
         has_left: impl Fn(u64) -> bool,
     ) -> bool {
-        let now_ms = self.now_ms();
         let mut state = channel.state.lock();
-        if !state.unsure.is_empty() {
+        if !state.unsure.is_empty() || state.ring.is_none() {
             return false;
         }
-        let State { mark, ring, attached, .. } = &mut *state;
-        let Some(ring) = ring else { return false };
+        let mark = &mut state.mark;
         // Who comes from there has it in its position.
         for (incarnation, sequence) in handed.end.entries() {
             let stamp = Stamp { incarnation: *incarnation, sequence: *sequence };
@@ -81,16 +78,34 @@ impl Hub {
                 mark.hear(stamp, 0);
             }
         }
+        let is_taken = self.put_before(channel, &mut state, handed);
+        drop(state);
+        self.give_way();
+        is_taken
+    }
+
+    /// The same from a node that stays; to be called when all that it had when it gave this has come here. False also where it
+    /// had not all that was here before its messages, or one of the two has what the other one has not.
+    pub fn take_back(&self, channel: &Arc<Channel>, handed: HandedOver<Forwarded>) -> bool {
+        let mut state = channel.state.lock();
+        self.begin_ring(&mut state);
+        let begins = state.ring.as_ref().map(|ring| ring.begins().serial());
+        let is_whole = state.unsure.is_empty() && state.mark.serial().covers(&handed.end);
+        let meets = begins.is_some_and(|begins| handed.end.covers(&begins));
+        let is_taken = is_whole && meets && self.put_before(channel, &mut state, handed);
+        drop(state);
+        self.give_way();
+        is_taken
+    }
+
+    fn put_before(&self, channel: &Arc<Channel>, state: &mut State, handed: HandedOver<Forwarded>) -> bool {
+        let now_ms = self.now_ms();
+        let State { ring, attached, .. } = state;
+        let Some(ring) = ring else { return false };
         let from = ring.begins().clone();
         let reached = from.serial();
         if handed.begin.covers(&reached) {
             return true;
-        }
-        let mut end = handed.end;
-        // Numbers of this run before its first message are without one.
-        end.advance(from.own.incarnation, from.own.sequence);
-        if !end.keeps_up_with(&reached) {
-            return false;
         }
         let mut earlier = handed.messages;
         earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
@@ -112,26 +127,7 @@ impl Hub {
         if ring.is_listed(0) {
             ring.list(channel, *attached);
         }
-        drop(state);
-        self.give_way();
         true
-    }
-
-    /// The same from a node that stays. False also where it knows more of a run that is gone than this one did.
-    pub fn take_back(
-        &self,
-        channel: &Arc<Channel>,
-        handed: HandedOver<Forwarded>,
-        is_gone: impl Fn(u64) -> bool,
-    ) -> bool {
-        let reached = {
-            let mut state = channel.state.lock();
-            self.begin_ring(&mut state);
-            state.ring.as_ref().map(|ring| ring.begins().serial())
-        };
-        let Some(reached) = reached else { return false };
-        let is_new = |&(run, sequence): &(u64, u64)| is_gone(run) && !reached.covers_one(run, sequence);
-        !handed.end.entries().iter().any(is_new) && self.take_over(channel, handed, |_| false)
     }
 
     /// Whether messages from before would stay among the recent ones.

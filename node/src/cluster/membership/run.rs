@@ -99,7 +99,12 @@ impl Run {
 
     /// Tells all that are alive at once what is new of this node: who leaves may be gone before its turn comes.
     async fn say(&mut self, handle: &ChitchatHandle) -> anyhow::Result<()> {
-        let entries = self.facts.borrow_and_update().entries(self.incarnation);
+        let mut facts = self.facts.borrow_and_update().clone();
+        if self.ends.is_some() {
+            // Nothing may speak for it any more, or the other one ends too.
+            (facts.ready, facts.met) = (false, false);
+        }
+        let entries = facts.entries(self.incarnation);
         {
             let chitchat = handle.chitchat();
             let mut chitchat = chitchat.lock().await;
@@ -187,7 +192,10 @@ impl Run {
         if !others.is_empty() || now.saturating_duration_since(begun) >= ANEW {
             self.tell(others, liveness);
         }
-        self.among_namesakes(handle, &namesakes, liveness, now)
+        if self.among_namesakes(handle, &namesakes, liveness, now)? {
+            self.say(handle).await?;
+        }
+        Ok(())
     }
 
     fn tell(&self, mut others: Vec<Member>, liveness: &Liveness) {
@@ -204,14 +212,14 @@ impl Run {
         });
     }
 
-    /// Another node may have the id of this one. Both know of each other which of them goes on.
+    /// Another node may have the id of this one. Both know of each other which of them goes on. True when this one is found to end.
     fn among_namesakes(
         &mut self,
         handle: &ChitchatHandle,
         namesakes: &[Member],
         liveness: &Liveness,
         now: Instant,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<bool> {
         let lives =
             |member: &&Member| liveness.state(member.incarnation) == State::Alive && !member.facts.draining;
         let own = self.facts.borrow().clone();
@@ -220,9 +228,10 @@ impl Run {
             if now.saturating_duration_since(since) >= HEARD_WITHIN {
                 self.failed.cancel();
             }
-            return other.map_or(Ok(()), |other| handle.gossip(other.gossip));
+            other.map_or(Ok(()), |other| handle.gossip(other.gossip))?;
+            return Ok(false);
         }
-        let Some(other) = other.filter(|_| !own.draining) else { return Ok(()) };
+        let Some(other) = other.filter(|_| !own.draining) else { return Ok(false) };
         let begun = (self.generation, self.incarnation).cmp(&(other.generation, other.incarnation));
         let goes_on = match (own.met, own.ready).cmp(&(other.facts.met, other.facts.ready)) {
             // They did not hear each other, so the later one has taken the place of the other.
@@ -238,7 +247,7 @@ impl Run {
             self.told = Some(now);
             tracing::error!(%node, %other, "another node has the same id: give each one its own with --node-id");
         }
-        Ok(())
+        Ok(!goes_on)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fanfare_proto::serial::Serial;
 use futures_util::StreamExt as _;
@@ -30,7 +30,18 @@ const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 /// The same of one that is taken back: somebody waits for it. A third of that has each node that is asked.
 const TAKE_BACK_WAIT: Duration = Duration::from_secs(3);
 /// Channels that are taken back at a time: those with the same remainder wait for each other.
-pub(super) const TAKING_BACK: usize = 256;
+const TAKING_BACK: usize = 256;
+/// A channel that was given and could not be taken is not asked for again within this.
+const NOT_AGAIN: Duration = Duration::from_secs(1);
+
+/// For each channel that may be taken back at a time, which one could not be, and when.
+pub(super) struct TakingBack([tokio::sync::Mutex<Option<(u64, Instant)>>; TAKING_BACK]);
+
+impl Default for TakingBack {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| tokio::sync::Mutex::default()))
+    }
+}
 
 /// Of what this node gives, and of what it takes.
 pub(super) fn bounds() -> (Semaphore, Arc<Semaphore>) {
@@ -116,15 +127,20 @@ impl Routing {
     }
 
     async fn take_back_of_any(&self, key: &ChannelKey, after: &Serial) {
-        let _turn = self.leaving.taking_back[hash_of(key) as usize % TAKING_BACK].lock().await;
+        let mut turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock().await;
         let is_lacking = || self.hub.recent_after(key, after).is_none() && self.hub.has_room_before(key);
         for peer in self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)) {
             let Some(channel) = self.hub.live(key).filter(|_| is_lacking()) else { return };
+            if turn.is_some_and(|(of, at)| of == channel.number() && at.elapsed() < NOT_AGAIN) {
+                return;
+            }
             let request = Request::HandOver { key: key.clone(), after: Some(after.clone()) };
             let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 3).await;
             if let Some(Answer::HandedOver(Some(handed))) = answer {
-                let (own, expected) = (self.hub.incarnation(), self.expected.lock().clone());
-                self.hub.take_back(&channel, *handed, |run| run != own && !expected.contains(&run));
+                // Then all has come that it had, of every node that lives.
+                if !self.settled(key).await || !self.hub.take_back(&channel, *handed) {
+                    *turn = Some((channel.number(), Instant::now()));
+                }
             }
         }
     }
@@ -132,8 +148,10 @@ impl Routing {
     /// Who takes a channel over, or back, asks for what there is.
     pub(super) fn asked_to_hand_over(&self, to: u64, number: u64, key: ChannelKey, after: Option<Serial>) {
         let Some(routing) = self.this.upgrade() else { return };
-        // Nobody asks for more than is handed over at a time.
-        let Ok(permit) = Arc::clone(&self.local_waiting).try_acquire_owned() else { return };
+        let Ok(permit) = Arc::clone(&self.local_waiting).try_acquire_owned() else {
+            let Some(links) = self.links.get() else { return };
+            return drop(links.send(to, 0, &Item::handed_over(number, None)));
+        };
         self.tasks.spawn("hand over", OnStop::Cancel, async move {
             // By then nobody waits for it any more.
             tokio::time::timeout(HAND_OVER_WAIT, routing.give(to, number, &key, after)).await.ok();

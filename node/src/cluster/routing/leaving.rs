@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::{Item, PeerAddr, Receipt};
+use super::hand_over::TakingBack;
 use super::{Routing, have_come};
 
 /// A node that does not say within this how many connections it has is left out.
@@ -25,7 +26,7 @@ pub(super) struct Leaving {
     pub(super) handed: Mutex<HashMap<u64, u64>>,
     pub(super) handing: Semaphore,
     pub(super) taking: Arc<Semaphore>,
-    pub(super) taking_back: [tokio::sync::Mutex<()>; super::hand_over::TAKING_BACK],
+    pub(super) taking_back: TakingBack,
     peers: Mutex<Peers>,
 }
 
@@ -48,7 +49,7 @@ impl Default for Leaving {
             handed: Mutex::default(),
             handing,
             taking,
-            taking_back: std::array::from_fn(|_| tokio::sync::Mutex::default()),
+            taking_back: TakingBack::default(),
             peers: Mutex::default(),
         }
     }

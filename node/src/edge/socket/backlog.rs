@@ -40,7 +40,7 @@ const ELSEWHERE_MAX: usize = 256;
 /// A question that the store has not answered by then is answered without it.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// The same where other nodes are asked first.
-const ELSEWHERE_WAIT: Duration = Duration::from_secs(12);
+const ELSEWHERE_WAIT: Duration = Duration::from_secs(15);
 /// A question that needs all nodes waits for so long that those that are dead are known to be.
 const WHOLE_WAIT: Duration = Duration::from_secs(5);
 const WHOLE_LOOK: Duration = Duration::from_millis(50);

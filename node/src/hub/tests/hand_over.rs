@@ -1,5 +1,6 @@
 //! A channel that a node which leaves hands over to another one.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use fanfare_proto::serial::Serial;
@@ -145,39 +146,73 @@ fn a_channel_without_messages_is_handed_over_too() {
     assert_eq!(missed(&hub, at.entries()), Some(vec![(THERE, 8)]));
 }
 
+/// Somebody has attached, and was told what had been numbered before; nothing has come since.
+fn attached(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for")).expect("as said");
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
+    numbered.iter().for_each(|stamp| hub.heard(&key("a"), channel.number(), *stamp));
+    (hub, channel)
+}
+
 #[test]
 fn what_a_node_that_stays_has_is_taken_back_before_anything_came() {
     let stays = leaving();
     let run = stays.incarnation();
-    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
-    hub.set_interest(Arc::new(Others::default()));
-    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for")).expect("as said");
-    [stamp(THERE, 0), stamp(run, 3), stamp(THERE, 1)]
-        .iter()
-        .for_each(|stamp| hub.heard(&key("a"), channel.number(), *stamp));
+    let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
     let from = position(&[(run, 2)]);
     assert_eq!(hub.recent_after(&key("a"), &from), None);
     assert!(hub.has_room_before(&key("a")));
-    assert!(hub.take_back(&channel, handed(&stays), |_| false));
+    let mut handed = handed(&stays);
+    handed.messages.iter_mut().for_each(|(_, age_ms)| *age_ms += 230_000);
+    assert!(hub.take_back(&channel, handed));
     assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3)]));
     let recent = hub.recent_after(&key("a"), &from).expect("it is there by now");
     assert_eq!((recent.after, recent.is_exact), (channel.mark().place - 2, true));
+    assert!(recent.missed_ms >= 230_000, "{recent:?}");
 }
 
 #[test]
-fn nothing_is_taken_back_of_who_knows_more_of_the_gone_or_has_heard_less() {
+fn what_both_have_of_a_run_that_is_gone_is_no_reason_to_refuse() {
     let stays = leaving();
     let run = stays.incarnation();
-    stays.forwarded(from(GONE, 9, 1));
-    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
-    assert!(!hub.take_back(&channel, handed(&stays), |run| run == GONE));
-    assert_eq!(missed(&hub, &[(run, 2)]), None);
-    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 2)]);
-    assert!(
-        !hub.take_back(&channel, handed(&stays), |_| false),
-        "between the two something would be missing"
-    );
-    assert_eq!(missed(&hub, &[(run, 2)]), None);
+    let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1), stamp(GONE, 0)]);
+    [&stays, &hub].iter().for_each(|hub| hub.forwarded(from(GONE, 9, 1)));
+    assert!(hub.take_back(&channel, handed(&stays)));
+    assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3), (GONE, 9)]));
+}
+
+#[test]
+fn nothing_is_taken_back_where_one_of_the_two_lacks_something() {
+    let stays = leaving();
+    let run = stays.incarnation();
+    let refuses = |(hub, channel): (Hub, Arc<Channel>), handed| {
+        assert!(!hub.take_back(&channel, handed));
+        assert_eq!(missed(&hub, &[(run, 2)]), None);
+    };
+    refuses(attached(&[stamp(run, 3), stamp(THERE, 2)]), handed(&stays));
+    refuses(attached(&[stamp(run, 2), stamp(THERE, 1)]), handed(&stays));
+    refuses(attached(&[stamp(run, 3)]), handed(&stays));
+    let unsure = attached(&[stamp(run, 3), stamp(THERE, 1)]);
+    unsure.0.lost(THERE);
+    refuses(unsure, handed(&stays));
+}
+
+#[test]
+fn nothing_is_taken_back_where_the_recent_messages_have_begun_anew_since_it_was_asked_for() {
+    let stays = leaving();
+    let run = stays.incarnation();
+    for is_gone in [false, true] {
+        let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
+        publish(&hub, &key("a"), 2);
+        match is_gone {
+            false => hub.heard(&key("a"), channel.number(), stamp(88, 5)),
+            true => hub.gone(THERE, &HashSet::new()),
+        }
+        assert!(!hub.take_back(&channel, handed(&stays)));
+        assert_eq!(missed(&hub, &[(run, 2)]), None);
+    }
 }
 
 #[test]
