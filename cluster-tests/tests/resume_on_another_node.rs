@@ -282,6 +282,23 @@ async fn a_connection_outlives_its_node() {
     assert_taken_up(again).await;
 }
 
+/// As when all are restarted one after the other. The last one has it from a node that has begun after the end, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_is_taken_up_by_nodes_that_began_after_its_own_had_ended() {
+    let mut cluster = Cluster::linked(3).await;
+    let before = Socket::open(&cluster.nodes()[0], "").await;
+    let key = resume(&before);
+    for index in 0..3 {
+        assert_eq!(cluster.nodes()[index].stop().await.code(), Some(0));
+        cluster.restart(index).await;
+        cluster.until_linked().await;
+    }
+    for node in [1, 2, 0] {
+        let back = Socket::open(&cluster.nodes()[node], &key).await;
+        assert_same(&back, &before);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_that_take_a_connection_up_at_once_one_has_it() {
     let mut cluster = Cluster::linked(3).await;

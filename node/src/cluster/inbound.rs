@@ -2,6 +2,8 @@
 
 pub(super) mod once;
 mod presence;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -102,6 +104,10 @@ pub enum Interest {
     /// One of so many lanes has told all that there was for this node, and the peer ends.
     Left {
         lanes: u32,
+    },
+    /// Of these runs of nodes the peer knows that they have ended, and for how many milliseconds.
+    Ended {
+        runs: Vec<(u64, u64)>,
     },
 }
 
@@ -212,6 +218,9 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             Interest::Joined { key: key(channel)?, number, sequence, round, gone }
         }
         Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes })) => Interest::Left { lanes },
+        Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs })) => {
+            Interest::Ended { runs: runs.iter().map(|run| (run.incarnation, run.ago_ms)).collect() }
+        }
         Some(v1::item::Kind::TakenUp(taken)) => {
             inbound.connection_said(from, ConnectionSaid::TakenUp(taken_up(taken, from)?));
             return Ok(());
@@ -448,55 +457,4 @@ fn is_id(id: &str) -> bool {
 fn client_id(id: &str) -> Result<ClientId, Malformed> {
     check_name(id, NAME_BYTES_MAX).map_err(|_| Malformed("a bad clientId"))?;
     Ok(ClientId::stored(id))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each fault alone, in what is taken without it.
-    #[test]
-    fn what_no_node_sends_is_named() {
-        let good = || v1::Forward {
-            channel: Some(v1::Channel { account: "acme".to_owned(), name: "room".to_owned() }),
-            first: 1,
-            last: 2,
-            connection_id: vec![3; 16].into(),
-            client_id: Some("ada".to_owned()),
-            messages: vec![Bytes::from_static(b"{}"), Bytes::from_static(b"{}")],
-            ..v1::Forward::default()
-        };
-        assert!(forwarded(good()).is_ok());
-        let channel = |account: &str, name: &str| {
-            Some(v1::Channel { account: account.to_owned(), name: name.to_owned() })
-        };
-        let messages = |texts: [&'static [u8]; 2]| texts.map(Bytes::from_static).to_vec();
-        for (forward, fault) in [
-            (v1::Forward { channel: None, ..good() }, "no channel"),
-            (v1::Forward { channel: channel("", "room"), ..good() }, "a bad account"),
-            (v1::Forward { channel: channel("Acme", "room"), ..good() }, "a bad account"),
-            (v1::Forward { channel: channel(&"a".repeat(65), "room"), ..good() }, "a bad account"),
-            (v1::Forward { channel: channel("acme", ""), ..good() }, "a bad channel"),
-            (v1::Forward { channel: channel("acme", "[room"), ..good() }, "a bad channel"),
-            (
-                v1::Forward { connection_id: vec![3; 15].into(), ..good() },
-                "a connection id of another length",
-            ),
-            (v1::Forward { client_id: Some("\n".to_owned()), ..good() }, "a bad clientId"),
-            (v1::Forward { first: 0, ..good() }, "no sequences"),
-            (v1::Forward { first: 3, ..good() }, "no sequences"),
-            (v1::Forward { last: 3, ..good() }, "not a message for each sequence"),
-            (v1::Forward { messages: messages([b"{}", b"{"]), ..good() }, "a message that is no JSON object"),
-            (
-                v1::Forward { messages: messages([b"{}", b"[]"]), ..good() },
-                "a message that is no JSON object",
-            ),
-            (
-                v1::Forward { messages: messages([b"{}", b"{\"\xff\":1}"]), ..good() },
-                "a message that is no JSON object",
-            ),
-        ] {
-            assert_eq!(forwarded(forward.clone()), Err(Malformed(fault)), "{forward:?}");
-        }
-    }
 }

@@ -349,6 +349,7 @@ impl Inbound for Routing {
                 self.joined(from.incarnation, &key, number, (sequence, round), gone);
             }
             Interest::Left { lanes } => self.lane_left(from.incarnation, lanes),
+            Interest::Ended { runs } => self.take_ended(&runs),
         }
     }
 
@@ -398,6 +399,7 @@ impl Inbound for Routing {
         if up {
             self.tenants_linked(to.incarnation);
             self.say_revocations(to.incarnation);
+            self.say_ended(to.incarnation);
             // It may have said what it wants before it was known here as a member.
             if self.peers.read().get(&to.incarnation).is_some_and(|wants| !wants.is_known) {
                 self.send(to.incarnation, 0, &Interest::Asked);

@@ -260,6 +260,10 @@ impl Item {
                 v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
             }
             Interest::Left { lanes } => v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes }),
+            Interest::Ended { runs } => {
+                let run = |&(incarnation, ago_ms): &(u64, u64)| v1::EndedRun { incarnation, ago_ms };
+                v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
+            }
         })
     }
 

@@ -7,13 +7,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Routing;
-use crate::cluster::inbound::ConnectionSaid;
+use crate::cluster::inbound::{ConnectionSaid, Interest};
 use crate::cluster::link::Item;
 use crate::model::{ConnectionId, NotOpen, Over, Run, TakenUp};
 use crate::tasks::OnStop;
 
 /// Runs that ended; beyond it the earliest is forgotten, and with it the way back of its connections.
 const ENDED_MAX: usize = 1024;
+/// Nobody comes back to what ended longer ago.
+const TOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Until then the counts of other nodes may be those from before a seat was given to another.
 const SEATS_SETTLE: Duration = Duration::from_millis(500);
@@ -38,6 +40,8 @@ pub trait Connections: Send + Sync + 'static {
 pub(super) struct Runs {
     alive: Vec<u64>,
     seen: HashMap<u64, Seen>,
+    /// Those that had ended before this one began, as others say, and when.
+    told: HashMap<u64, Instant>,
 }
 
 #[derive(Debug)]
@@ -58,6 +62,7 @@ impl Runs {
             }
         }
         for run in alive {
+            self.told.remove(run);
             self.seen.entry(*run).or_insert(Seen { begun: now, ended: None }).ended = None;
         }
         let since = |(run, seen): (&u64, &Seen)| Some((seen.ended?, *run));
@@ -77,6 +82,30 @@ impl Runs {
         self.seen.get(&run)?.ended
     }
 
+    /// All that have ended, also those that were only told of, and for how many milliseconds.
+    fn all_ended(&self, now: Instant) -> Vec<(u64, u64)> {
+        let seen = self.seen.iter().filter_map(|(run, seen)| Some((*run, seen.ended?)));
+        let told = self.told.iter().map(|(run, since)| (*run, *since));
+        let ago = |since| now.saturating_duration_since(since).as_millis();
+        seen.chain(told).map(|(run, since)| (run, u64::try_from(ago(since)).unwrap_or(u64::MAX))).collect()
+    }
+
+    fn tell(&mut self, ended: &[(u64, u64)], now: Instant) {
+        for (run, ago_ms) in ended {
+            let ago = Duration::from_millis(*ago_ms);
+            if let Some(since) = now.checked_sub(ago).filter(|_| ago <= TOLD_MAX)
+                && !self.seen.contains_key(run)
+            {
+                self.told.entry(*run).or_insert(since);
+            }
+        }
+        while self.told.len() > ENDED_MAX
+            && let Some(first) = self.told.iter().map(|(run, since)| (*since, *run)).min()
+        {
+            self.told.remove(&first.1);
+        }
+    }
+
     /// Those that are alive and were before this one ended, as far as that is known.
     pub(super) fn survivors_of(&self, run: u64) -> impl Iterator<Item = u64> {
         let ended = self.ended(run);
@@ -88,10 +117,26 @@ impl Runs {
 impl Routing {
     /// None for a run that this node does not know, or of which it has known for longer than `window` that it ended.
     pub fn run(&self, incarnation: u64, window: Duration) -> Option<Run> {
-        if let Some(since) = self.runs.lock().ended(incarnation) {
+        let ended = {
+            let runs = self.runs.lock();
+            runs.ended(incarnation).or_else(|| runs.told.get(&incarnation).copied())
+        };
+        if let Some(since) = ended {
             return (since.elapsed() <= window).then_some(Run::Ended);
         }
         self.peers.read().contains_key(&incarnation).then_some(Run::Alive)
+    }
+
+    /// The link to the peer is up, which may have begun after those had ended whose connections come to it.
+    pub(super) fn say_ended(&self, to: u64) {
+        let runs = self.runs.lock().all_ended(Instant::now());
+        if !runs.is_empty() {
+            self.send(to, 0, &Interest::Ended { runs });
+        }
+    }
+
+    pub(super) fn take_ended(&self, runs: &[(u64, u64)]) {
+        self.runs.lock().tell(runs, Instant::now());
     }
 
     /// To be called once, before there are peers.
@@ -187,6 +232,26 @@ mod tests {
         }
         assert_eq!((ended(&runs), runs.ended(10)), ([None; 2], Some(at(5))), "the earliest goes");
         assert_eq!(runs.seen.len(), ENDED_MAX + 1);
+    }
+
+    #[test]
+    fn of_a_run_that_ended_before_one_is_told_and_tells_others() {
+        let (mut runs, begun) = (Runs::default(), Instant::now());
+        let now = begun + Duration::from_secs(5);
+        runs.are_alive(&[1, 2], begun);
+        runs.are_alive(&[1], begun + Duration::from_secs(1));
+        runs.tell(&[(1, 3_000), (2, 3_000), (3, 3_000), (4, u64::MAX)], now);
+        let mut all = runs.all_ended(now);
+        all.sort_unstable();
+        assert_eq!(all, [(2, 4_000), (3, 3_000)], "what was seen counts, and not what nobody can have seen");
+        assert_eq!(runs.survivors_of(3).collect::<Vec<_>>(), [1]);
+        runs.tell(&[(3, 1_000)], now);
+        assert_eq!(runs.told[&3], now - Duration::from_secs(3), "it is told once");
+        runs.are_alive(&[1, 3], now);
+        assert!(runs.told.is_empty());
+        let many: Vec<_> = (10..).map(|run| (run, run)).take(2 * ENDED_MAX).collect();
+        runs.tell(&many, begun + Duration::from_secs(60));
+        assert!(runs.told.len() == ENDED_MAX && runs.told.contains_key(&10), "the earliest goes");
     }
 
     #[test]
