@@ -60,7 +60,7 @@ pub(super) async fn move_clients(routing: &Routing, shards: &Shards, time: &Time
         return;
     }
     let left = time.until_fifths(3);
-    shards.ask_to_leave(usize::MAX, left.saturating_sub(LAST));
+    shards.ask_all_to_leave(left.saturating_sub(LAST));
     let gone = async {
         while shards.connection_count() > 0 {
             tokio::time::sleep(LOOK).await;

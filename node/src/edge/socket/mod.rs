@@ -94,9 +94,9 @@ pub enum Input {
     },
     /// Answered once every connection of the shard was seen, a few in each turn.
     Survey(Box<Survey>),
-    /// Ask so many connections to come back elsewhere, evenly over a time.
+    /// Ask so many connections to come back elsewhere, evenly over a time; none: all, and at once whoever comes from now on.
     AskToLeave {
-        count: usize,
+        count: Option<usize>,
         within: Duration,
     },
     /// Say goodbye to all and end the thread.
@@ -264,7 +264,14 @@ impl Shards {
         self.handles.iter().map(|handle| handle.connections.load(Ordering::Relaxed)).sum()
     }
 
-    /// Asks so many connections, or all, to come back elsewhere, over at most `within`. A further call takes the place of this one.
+    /// Asks all connections to come back elsewhere, over at most `within`, and at once whoever comes from now on.
+    pub fn ask_all_to_leave(&self, within: Duration) {
+        for handle in &self.handles {
+            handle.push(Input::AskToLeave { count: None, within });
+        }
+    }
+
+    /// Asks so many connections to come back elsewhere, over at most `within`. A further call takes the place of this one.
     pub fn ask_to_leave(&self, count: usize, within: Duration) {
         let mut left = count;
         let mut open = self.connection_count();
@@ -272,7 +279,7 @@ impl Shards {
             let own = handle.connections.load(Ordering::Relaxed);
             // Of each shard the same part; what is left over is of the last ones.
             let count = if left >= open { left } else { (left * own).div_ceil(open.max(1)).min(left) };
-            handle.push(Input::AskToLeave { count, within });
+            handle.push(Input::AskToLeave { count: Some(count), within });
             left = left.saturating_sub(count.min(own));
             open = open.saturating_sub(own);
         }

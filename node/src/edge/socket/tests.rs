@@ -12,10 +12,13 @@ use parking_lot::Mutex;
 use super::connection::{Connection, Open, Stage};
 use super::*;
 use crate::accounts::{Account, Accounts};
-use crate::auth::{ConnectionKeys, Credentials};
+use crate::auth::{ConnectionKeys, Credentials, Principal};
 use crate::model::{ConnectionId, Place, PresenceEvent, Published, Tenure};
 use crate::origin::history::{Done, FoundIds, IdScope};
 use crate::testing::{DirectoryText, FakeStore, NoTokens};
+
+const UPGRADE: &str = "GET /realtime?key=secret-of-all.all HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
+     upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 
 /// Keeps what it owes.
 #[derive(Default)]
@@ -109,14 +112,40 @@ impl Node {
 
     /// A client whose socket is open: the answer to its upgrade and op 3 are read.
     fn client(&self) -> TcpStream {
-        let (mut client, server) = self.pair();
-        self.shards.push_next(Input::Accept(Link::plain(server), Permit::take(&self.open)));
-        let head = "GET /realtime?key=secret-of-all.all HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
-             upgrade: websocket\r\nsec-websocket-version: 13\r\n\
-             sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-        client.write_all(head.as_bytes()).unwrap();
+        let mut client = self.silent_client();
+        client.write_all(UPGRADE.as_bytes()).unwrap();
         read_until(&mut client, "serverTime");
         client
+    }
+
+    /// A client of which nothing has come yet.
+    fn silent_client(&self) -> TcpStream {
+        let (client, server) = self.pair();
+        self.shards.push_next(Input::Accept(Link::plain(server), Permit::take(&self.open)));
+        client
+    }
+
+    /// A client whose upgrade came through the HTTP side.
+    fn adopted(&self, principal: &Arc<Principal>) -> TcpStream {
+        let (client, server) = self.pair();
+        let opening = Box::new(Opening {
+            principal: Arc::clone(principal),
+            client_id: None,
+            format: Format::Json,
+            echo: true,
+            heartbeat_pings: false,
+            seat: TenantConnections::default().admit(&Account::plain("acme")).unwrap(),
+            transport: Transport::WebSocket,
+            former: None,
+        });
+        let permit = Permit::take(&self.open);
+        self.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });
+        client
+    }
+
+    fn principal(&self) -> Arc<Principal> {
+        let credentials = Credentials { authorization: vec![], query: "key=secret-of-all.all", socket: true };
+        Arc::new(self.auth.authenticate(&credentials).unwrap())
     }
 
     pub(super) fn open_count(&self) -> usize {
@@ -218,9 +247,8 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
     let (_client, server) = node.pair();
     let link = Link::plain(mio::net::TcpStream::from_std(server));
     let mut connection = Connection::new(link, Permit::take(&node.open), 1, 0);
-    let credentials = Credentials { authorization: vec![], query: "key=secret-of-all.all", socket: true };
     let opening = Opening {
-        principal: Arc::new(node.auth.authenticate(&credentials).unwrap()),
+        principal: node.principal(),
         client_id: None,
         format: Format::Json,
         echo: true,
@@ -264,32 +292,42 @@ fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
     let header = Header { kid: Some("all".into()), ..Header::new(Algorithm::HS256) };
     let token = encode(&header, &claims, &EncodingKey::from_secret(b"secret-of-all")).unwrap();
     let principal = Arc::new(node.auth.authenticate_token(&token).unwrap());
-    let adopt = || {
-        let (client, server) = node.pair();
-        let opening = Box::new(Opening {
-            principal: Arc::clone(&principal),
-            client_id: None,
-            format: Format::Json,
-            echo: true,
-            heartbeat_pings: false,
-            seat: TenantConnections::default().admit(&Account::plain("acme")).unwrap(),
-            transport: Transport::WebSocket,
-            former: None,
-        });
-        let permit = Permit::take(&node.open);
-        node.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });
-        client
-    };
-    let mut early = adopt();
+    let mut early = node.adopted(&principal);
     read_until(&mut early, "serverTime");
-    let by_key = node.auth.authenticate(&Credentials {
-        authorization: vec![],
-        query: "key=secret-of-all.all",
-        socket: true,
-    });
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(node.auth.revoke_tokens(&by_key.unwrap(), "all", b"{}")).unwrap();
+    runtime.block_on(node.auth.revoke_tokens(&node.principal(), "all", b"{}")).unwrap();
     // When this one is told, the shard has looked and will not look again.
     read_until(&mut early, "40100");
-    read_until(&mut adopt(), "40100");
+    read_until(&mut node.adopted(&principal), "40100");
+}
+
+#[test]
+fn who_comes_while_all_are_asked_to_leave_is_asked_too() {
+    let node = Node::start();
+    let mut there = node.client();
+    let mut begun = node.silent_client();
+    begun.write_all(&UPGRADE.as_bytes()[..20]).unwrap();
+    node.shards.ask_all_to_leave(Duration::from_secs(60));
+    read_until(&mut there, "50003");
+    // What an operator asks meanwhile lets nobody stay.
+    node.shards.ask_to_leave(0, Duration::from_secs(60));
+    begun.write_all(&UPGRADE.as_bytes()[20..]).unwrap();
+    read_until(&mut begun, "50003");
+    let mut late = node.silent_client();
+    late.write_all(UPGRADE.as_bytes()).unwrap();
+    read_until(&mut late, "50003");
+    read_until(&mut node.adopted(&node.principal()), "50003");
+    wait_until("the end of every session", || node.shards.connection_count() == 0);
+}
+
+#[test]
+fn who_comes_while_some_are_asked_to_leave_stays() {
+    let node = Node::start();
+    let mut there = node.client();
+    node.shards.ask_to_leave(1, Duration::from_secs(60));
+    read_until(&mut there, "50003");
+    let mut late = node.client();
+    late.write_all(&frame(r#"{"op":0,"id":"1"}"#)).unwrap();
+    read_until(&mut late, r#""id":"1""#);
+    assert_eq!(node.shards.connection_count(), 1);
 }

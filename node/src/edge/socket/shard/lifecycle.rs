@@ -106,6 +106,7 @@ impl Shard {
         open.session.opened(context(&self.services, self.epoch_ms), resumed, &mut outputs);
         connection.stage = Stage::Open(open);
         self.run_outputs(connection, slot, outputs);
+        self.move_newcomer(slot, connection.generation);
     }
 
     pub(super) fn refuse_in_socket(

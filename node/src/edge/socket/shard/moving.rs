@@ -29,6 +29,8 @@ pub(super) struct Moving {
     within_ms: u64,
     /// Whose turn has come while they were owed answers, and how long that is waited for.
     owed: VecDeque<(u32, u32, u64)>,
+    /// All are to go, and whoever comes too.
+    is_for_all: bool,
 }
 
 impl Moving {
@@ -52,8 +54,14 @@ impl Moving {
 }
 
 impl Shard {
-    /// Asks so many connections to come back elsewhere, all of them if there are not more, over at most `within`.
-    pub(super) fn begin_moving(&mut self, count: usize, within: Duration) {
+    /// Asks so many connections to come back elsewhere, all of them if there are not more, over at most `within`. Without a
+    /// number it is all of them and whoever comes, whatever is asked later.
+    pub(super) fn begin_moving(&mut self, count: Option<usize>, within: Duration) {
+        if self.moving.is_for_all {
+            return;
+        }
+        let is_for_all = count.is_none();
+        let count = count.unwrap_or(usize::MAX);
         let open = |(slot, connection): (usize, &Option<Box<_>>)| {
             let connection: &super::super::connection::Connection = connection.as_deref()?;
             let slot = u32::try_from(slot).ok()?;
@@ -68,7 +76,14 @@ impl Shard {
         }
         let (count, began_ms) = (waiting.len() as u64, self.now_ms);
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX).min(count * EACH_MS);
-        self.moving = Moving { waiting, count, began_ms, within_ms, owed: VecDeque::new() };
+        self.moving = Moving { waiting, count, began_ms, within_ms, owed: VecDeque::new(), is_for_all };
+    }
+
+    /// Where all are to go, a connection that has opened is asked in the same turn, or when it has its first answers.
+    pub(super) fn move_newcomer(&mut self, slot: u32, generation: u32) {
+        if self.moving.is_for_all {
+            self.moving.owed.push_back((slot, generation, self.now_ms + OWED_MS));
+        }
     }
 
     pub(super) fn moving_turn(&mut self) {
