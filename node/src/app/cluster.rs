@@ -242,7 +242,12 @@ fn of_store<T: Send + 'static>(
     failing: &'static str,
     answer: BoxFuture<'static, Result<T, StoreError>>,
 ) -> Later<Option<T>> {
-    Box::pin(async move { answer.await.inspect_err(|error| tracing::warn!(%error, "{failing}")).ok() })
+    let tell = move |error: &StoreError| match error {
+        // Others may not have heard yet that this node stops.
+        StoreError::ShutDown => tracing::debug!(%error, "{failing}"),
+        error => tracing::warn!(%error, "{failing}"),
+    };
+    Box::pin(async move { answer.await.inspect_err(tell).ok() })
 }
 
 /// Gives the others what only this node may know, as far as the time reaches.

@@ -241,7 +241,9 @@ impl From<StoreError> for Refusal {
         match error {
             StoreError::Busy => Self::busy(),
             StoreError::Off => Self::new(Kind::Unavailable, "this node keeps no history"),
-            StoreError::Failed(_) => Self::new(Kind::Unavailable, "the store does not answer"),
+            StoreError::ShutDown | StoreError::Failed(_) => {
+                Self::new(Kind::Unavailable, "the store does not answer")
+            }
         }
     }
 }

@@ -136,7 +136,7 @@ impl Lanes {
             return Err(Status::failed_precondition("this is the node itself"));
         }
         if hello.to != own.incarnation {
-            return Err(Status::failed_precondition("this is another run of the node"));
+            return Err(Status::failed_precondition(super::ANOTHER_RUN));
         }
         let lane = self.find(hello.incarnation, hello.lane)?;
         let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };

@@ -111,7 +111,12 @@ pub(super) async fn keep(link: Arc<Link>, lane: usize, common: Arc<Common>) {
             Err(error) if error.message() == told || link.is_given_up(&common) => {}
             Err(error) => {
                 error.message().clone_into(&mut told);
-                tracing::warn!(peer = &*link.peer.node_id, lane, reason = told, "no link to a peer");
+                let peer = &*link.peer.node_id;
+                // It was started anew, and gossip is about to say so.
+                match told == super::ANOTHER_RUN {
+                    true => tracing::info!(peer, lane, reason = told, "no link to a peer"),
+                    false => tracing::warn!(peer, lane, reason = told, "no link to a peer"),
+                }
             }
         }
         sleep(RETRY).await;
@@ -159,7 +164,7 @@ async fn open(
         return Err(super::accept::other_major(hello.major));
     }
     if hello.incarnation != link.peer.incarnation {
-        return Err(Status::failed_precondition("another run of a node answers at its address"));
+        return Err(Status::failed_precondition(super::ANOTHER_RUN));
     }
     // The stream waits for it, unless it is gone again.
     let _ = start.send(queue.open(hello.taken));

@@ -47,6 +47,8 @@ use dial::Link;
 
 pub const LANES_DEFAULT: usize = 1;
 
+/// Why a lane is refused where a node was started anew.
+const ANOTHER_RUN: &str = "this is another run of the node";
 /// The variable that tells a build for tests to speak the next minor.
 const NEXT_MINOR: &str = "PEER_PROTOCOL_NEXT_MINOR";
 /// What the text of a message takes beside its data, mostly.

@@ -283,6 +283,8 @@ pub enum StoreError {
     Busy,
     /// This node keeps no history.
     Off,
+    /// The node stops, and the store has.
+    ShutDown,
     Failed(String),
 }
 
@@ -291,6 +293,7 @@ impl fmt::Display for StoreError {
         match self {
             Self::Busy => f.write_str("store is busy"),
             Self::Off => f.write_str("history is off on this node"),
+            Self::ShutDown => f.write_str("the store has been shut down"),
             Self::Failed(text) => write!(f, "store failed: {text}"),
         }
     }

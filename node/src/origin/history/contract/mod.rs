@@ -466,10 +466,10 @@ pub(super) fn after_shutdown_nothing_is_taken(place: &dyn Place) {
     bench.store.shutdown();
     assert_eq!(receive.try_iter().collect::<Vec<_>>(), vec![Ok(()); 100], "what was queued is written");
     let late = bench.append(messages(&key, bench.base_ms, 101..=101), Some(72));
-    assert!(matches!(late, Err(StoreError::Failed(_))));
+    assert_eq!(late, Err(StoreError::ShutDown));
     let late = bench.claim(&nonce("k1", bench.base_ms, "0123456789abcdef"));
-    assert!(matches!(late, Err(StoreError::Failed(_))));
-    assert!(matches!(wait(bench.store.read(query(&key))), Err(StoreError::Failed(_))));
-    assert!(matches!(wait(bench.store.settled()), Err(StoreError::Failed(_))));
+    assert_eq!(late, Err(StoreError::ShutDown));
+    assert_eq!(wait(bench.store.read(query(&key))), Err(StoreError::ShutDown));
+    assert_eq!(wait(bench.store.settled()), Err(StoreError::ShutDown));
     bench.store.shutdown();
 }

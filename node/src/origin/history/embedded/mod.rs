@@ -177,7 +177,7 @@ impl HistoryStore for Embedded {
         if !self.history {
             return Ok(Vec::new());
         }
-        let members = self.members.lock().clone().ok_or_else(stopped)?;
+        let members = self.members.lock().clone().ok_or(StoreError::ShutDown)?;
         members.all().map_err(failed)
     }
 
@@ -214,7 +214,7 @@ impl HistoryStore for Embedded {
         if let Err((refused, _)) = self.writes.push(weight, Job::Claim { key, answer }) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
     fn nonces(&self, after: Option<Box<[u8]>>) -> BoxFuture<'static, Result<NoncePage, StoreError>> {
@@ -244,11 +244,11 @@ impl HistoryStore for Embedded {
         if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes: 0 }, begin) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
-        let partitions = self.partitions.lock().clone().ok_or_else(stopped)?;
+        let partitions = self.partitions.lock().clone().ok_or(StoreError::ShutDown)?;
         Revocations::all(&partitions).map_err(failed)
     }
 
@@ -272,7 +272,7 @@ impl HistoryStore for Embedded {
         if let Err((refused, _)) = self.writes.push(weight, Job::Metrics { rows, answer }) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
     fn read_metrics(
@@ -288,7 +288,7 @@ impl HistoryStore for Embedded {
     }
 
     fn sweep(&self, now_ms: u64) -> Result<(), StoreError> {
-        let partitions = self.partitions.lock().clone().ok_or_else(stopped)?;
+        let partitions = self.partitions.lock().clone().ok_or(StoreError::ShutDown)?;
         let dropped = partitions.drop_expired(now_ms).map_err(failed)?;
         if dropped > 0 {
             tracing::info!(partitions = dropped, "store dropped what has expired");
@@ -324,7 +324,7 @@ impl Embedded {
         if let Err((refused, _)) = self.writes.push(weight, job(answer)) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
     /// What a reader finds.
@@ -336,7 +336,7 @@ impl Embedded {
         if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, read(answer)) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
     fn refuse(&self, pushed: Result<(), (Refused, Job)>) {
@@ -433,15 +433,11 @@ fn failed(error: impl fmt::Display) -> StoreError {
     StoreError::Failed(error.to_string())
 }
 
-fn stopped() -> StoreError {
-    failed("the store has been shut down")
-}
-
 impl From<Refused> for StoreError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Full => Self::Busy,
-            Refused::Closed => stopped(),
+            Refused::Closed => StoreError::ShutDown,
         }
     }
 }

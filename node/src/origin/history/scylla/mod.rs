@@ -346,7 +346,7 @@ impl Shared {
     }
 
     fn usable(&self) -> Result<(), StoreError> {
-        if self.closed.load(Ordering::SeqCst) { Err(stopped()) } else { Ok(()) }
+        if self.closed.load(Ordering::SeqCst) { Err(StoreError::ShutDown) } else { Ok(()) }
     }
 
     fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
@@ -377,7 +377,7 @@ impl Shared {
             // A caller that has gone needs no answer.
             let _ = answer.send(result);
         });
-        Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+        Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
     fn highest_ms(&self) -> u64 {
@@ -398,8 +398,4 @@ impl Shared {
 
 fn failed(error: impl fmt::Display) -> StoreError {
     StoreError::Failed(error.to_string())
-}
-
-fn stopped() -> StoreError {
-    failed("the store is shut down")
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::marks;
 use super::values::{ordered, ttl_s, unordered};
-use super::{Shared, failed, stopped};
+use super::{Shared, failed};
 use crate::origin::history::{BoxFuture, KeptBy, StoreError};
 use crate::tasks::Merged;
 
@@ -104,7 +104,7 @@ pub(super) fn ask(shared: &Arc<Shared>) -> BoxFuture<'static, Result<KeptBy, Sto
             reading.policies.reads.run(|| async { rows(&reading).await.map(kept) }).await;
         });
     }
-    Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
 }
 
 struct Row {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::{Shared, failed, reader, stopped};
+use super::{Shared, failed, reader};
 use crate::origin::history::{BoxFuture, HistoryPage, HistoryQuery, StoreError};
 
 /// Reads that the database has at a time.
@@ -59,7 +59,7 @@ pub(super) fn ask(
         drop(asked);
         shared.spawn("store read", run(Arc::clone(shared), query, vec![answer]));
     }
-    Box::pin(async { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
 }
 
 /// Until nobody asks the same any more.

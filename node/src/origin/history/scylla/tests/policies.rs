@@ -67,7 +67,7 @@ fn what_each_run_keeps_is_told_to_all_as_long_as_it_counts() {
     let seen = told(&place, &one_again);
     assert_eq!(runs(&seen), [(1, 7), (1, u64::MAX - 1), (2, 8), (u64::MAX, 7)]);
     assert_eq!(over(&seen), [true, true, false, true]);
-    assert_eq!(wait(other.lately_kept()), Err(stopped()));
+    assert_eq!(wait(other.lately_kept()), Err(StoreError::ShutDown));
 }
 
 #[test]
