@@ -125,18 +125,21 @@ fn a_directory_is_checked_with_all_its_mistakes() {
 }
 
 #[test]
-fn an_interrupted_command_is_130() {
+fn a_command_that_is_interrupted_or_terminated_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
-    for arguments in [&["sub", "demo"][..], &["pub", "demo", "-"]] {
+    let (sub, publish) = (&["sub", "demo"][..], &["pub", "demo", "-"][..]);
+    for (arguments, signal, code) in
+        [(sub, "-INT", 130), (publish, "-INT", 130), (sub, "-TERM", 143), (publish, "-TERM", 143)]
+    {
         let mut command = fanfare(folder.path(), arguments);
         command.args(["--url", &url, "--key", "a.b"]).stdin(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let connection = silent.accept().unwrap();
         let id = child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-        assert_eq!(child.wait().unwrap().code(), Some(130), "{arguments:?}");
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{arguments:?} {signal}");
         drop(connection);
     }
 }

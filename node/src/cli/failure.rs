@@ -5,19 +5,23 @@ use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 
+use super::runtime::StopSignal;
+
 /// A command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Done,
-    /// By SIGINT or SIGTERM, before its work was over.
-    Interrupted,
+    /// By a signal, before its work was over.
+    Interrupted(StopSignal),
 }
 
 impl Outcome {
     pub(super) fn exit_code(self) -> ExitCode {
         match self {
             Self::Done => ExitCode::SUCCESS,
-            Self::Interrupted => ExitCode::from(130),
+            // As shells tell of a signal.
+            Self::Interrupted(StopSignal::Interrupt) => ExitCode::from(130),
+            Self::Interrupted(StopSignal::Terminate) => ExitCode::from(143),
         }
     }
 }

@@ -24,7 +24,7 @@ use failure::{Failure, Outcome};
 
 /// Runs the command that the arguments of the process name; without one, `serve`.
 ///
-/// 0: done, 1: failed, 2: wrong use or configuration, 130: interrupted.
+/// 0: done, 1: failed, 2: wrong use or configuration, 130: ended by SIGINT, 143: by SIGTERM.
 pub fn run() -> ExitCode {
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,

@@ -25,12 +25,18 @@ pub(super) fn interruptible(
         let mut stop = StopSignals::listen()?;
         tokio::select! {
             outcome = work => outcome,
-            () = stop.next() => Ok(Outcome::Interrupted),
+            signal = stop.next() => Ok(Outcome::Interrupted(signal)),
         }
     });
     // A read of stdin cannot be cancelled; the process ends without waiting for its line.
     runtime.shutdown_background();
     outcome
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StopSignal {
+    Interrupt,
+    Terminate,
 }
 
 /// SIGINT and SIGTERM, which no longer end the process once this exists.
@@ -47,10 +53,10 @@ impl StopSignals {
     }
 
     /// The next of either. Cancelling it loses nothing.
-    pub(super) async fn next(&mut self) {
+    pub(super) async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => StopSignal::Interrupt,
+            _ = self.terminate.recv() => StopSignal::Terminate,
         }
     }
 }

@@ -29,7 +29,7 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
         started = App::start(config.clone()) => {
             started.map_err(|error| Failure::because("cannot start", &error))?
         }
-        () = signals.next() => return Ok(Outcome::Done),
+        _ = signals.next() => return Ok(Outcome::Done),
     };
     let banner = Banner {
         config,
@@ -39,17 +39,17 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
     };
     // A closed stdout is no reason to stop a node.
     output::write(&banner.text()).ok();
-    let failed = tokio::select! {
-        () = signals.next() => false,
-        () = app.drain_asked() => false,
-        () = app.failed() => true,
+    let (failed, told) = tokio::select! {
+        _ = signals.next() => (false, "stopping, a further signal stops at once"),
+        () = app.drain_asked() => (false, "stopping as an operator asks, a signal stops at once"),
+        () = app.failed() => (true, "stopping as the node cannot go on, a signal stops at once"),
     };
-    tracing::info!("stopping, a further signal stops at once");
+    tracing::info!("{told}");
     tokio::select! {
         () = app.stop() => match failed {
             false => Ok(Outcome::Done),
             true => Err(Failure::failed("the node could not go on, its log says why")),
         },
-        () = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
+        _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
     }
 }
