@@ -13,6 +13,7 @@ const LEFT: &str = "a node has left";
 const NOTICED_MAX: Duration = Duration::from_secs(3);
 /// Who gets no time himself waits longer before he holds others for dead, as on a busy machine.
 const TRIES: usize = 5;
+const ALONE: &str = "no seed has answered, so this node serves alone until one does; those that are up may have another --cluster-key-file";
 
 fn times(node: &Node, other: &str, message: &str) -> usize {
     told(node).iter().filter(|(of, said)| of == other && said == message).count()
@@ -39,7 +40,7 @@ async fn a_node_whose_seed_is_silent_serves_alone_and_says_so() {
     let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let seed = silent.local_addr().expect("it is bound").to_string();
     let alone = Node::start(cluster.one_more("alone").environment("FANFARE_SEED", &seed)).await;
-    until_told(&[&alone], "", "no seed has answered, so this node serves alone until one does", 1).await;
+    until_told(&[&alone], "", ALONE, 1).await;
     alone.assert_well().await;
 }
 
@@ -51,6 +52,7 @@ async fn a_seed_that_has_a_name_is_found_beside_one_that_nobody_knows() {
     let named = Node::start(cluster.one_more("named").environment("FANFARE_SEED", &seeds)).await;
     until_told(&[&named], "n0", ALIVE, 1).await;
     until_told(&[&cluster.nodes()[0]], "named", ALIVE, 1).await;
+    until_told(&[&named], "", "a seed cannot be looked up", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -86,11 +86,14 @@ impl Operators {
     ) {
         if let Some(membership) = membership {
             let (operators, facts, members) = (Arc::clone(self), membership.facts(), membership.members());
-            let has_seeds = !config.seeds.is_empty();
+            let seeds = config.seeds.join(",");
             tasks.spawn("readiness", OnStop::Cancel, async move {
                 tell_ready(|| (operators.has_met)(), &facts).await;
-                if has_seeds && members.borrow().0.is_empty() {
-                    tracing::warn!("no seed has answered, so this node serves alone until one does");
+                if !seeds.is_empty() && members.borrow().0.is_empty() {
+                    tracing::warn!(
+                        seeds,
+                        "no seed has answered, so this node serves alone until one does; those that are up may have another --cluster-key-file"
+                    );
                 }
                 let routing = operators.routing.as_ref();
                 while !routing.is_some_and(|routing| routing.expected() > 0 && routing.is_complete()) {

@@ -286,6 +286,8 @@ fn log_changes(before: &Members, now: &[Member]) {
 async fn seek(wire: Wire, seeds: Vec<String>, own: SocketAddr, mut names: Names) {
     let mut every = tokio::time::interval(SEEDS_EVERY);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // When each name that is not known was told of last.
+    let mut told: HashMap<String, Instant> = HashMap::new();
     loop {
         let mut addresses = HashSet::new();
         tokio::select! {
@@ -295,7 +297,13 @@ async fn seek(wire: Wire, seeds: Vec<String>, own: SocketAddr, mut names: Names)
             },
             (seed, found) = names.answered() => match found {
                 Ok(()) => addresses.extend(names.known(&seed)),
-                Err(error) => tracing::debug!(seed, %error, "a seed is not known"),
+                Err(error) => {
+                    let is_told = told.get(&seed).is_some_and(|at| at.elapsed() < TELL_EVERY);
+                    if !is_told {
+                        tracing::warn!(seed, %error, "a seed cannot be looked up");
+                        told.insert(seed, Instant::now());
+                    }
+                }
             },
         }
         for address in addresses.into_iter().filter(|address| *address != own) {
