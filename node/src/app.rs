@@ -124,7 +124,7 @@ impl App {
         // What is stored gets timestamps that never go back; credentials are held against the plain clock.
         let (clock, stamps) = (Clock::system(), Clock::system());
         let limits = Arc::new(listener::within_open_files(config.limits.clone()));
-        let Outside { clients, admin, admin_token, certificates, gossip } = Outside::open(&config)?;
+        let Outside { clients, admin, admin_token, gossip } = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
@@ -188,16 +188,14 @@ impl App {
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
         rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
-        let has_met = cluster::has_met(&config, routing.as_ref());
-        let operators = Operators::new(&store, &has_met, routing.as_ref(), &shards);
+        let operators = Operators::new(&config, &store, routing.as_ref(), &shards);
         let state = operators.admin_state(admin_token, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
         spawn_sweeps(&tasks, &store, &auth, stamps, Arc::clone(&hub), limits.resume_window_ms, metrics);
 
-        let (acceptor, listen) =
-            start_acceptor(&config, clients, &limits, &shards, certificates, has_met, &tasks)?;
+        let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, operators.met(), &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
         let membership =
@@ -359,10 +357,10 @@ fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<Path
 /// What a start may fail at for a reason outside the node. It comes first, and the data folder last of it, so that such a
 /// start leaves none behind.
 struct Outside {
-    clients: Bound,
+    /// Under TLS where there is a certificate.
+    clients: (Bound, Option<Arc<Certificates>>),
     admin: Bound,
     admin_token: AdminToken,
-    certificates: Option<Arc<Certificates>>,
     gossip: Option<Gossip>,
 }
 
@@ -379,7 +377,7 @@ impl Outside {
             .map_err(StartError::at("cannot use the admin token"))?;
         development::make_private_folder(&config.data_dir)
             .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
-        Ok(Self { clients, admin, admin_token, certificates, gossip })
+        Ok(Self { clients: (clients, certificates), admin, admin_token, gossip })
     }
 }
 
@@ -406,10 +404,9 @@ fn serve_admin(
 
 fn start_acceptor(
     config: &Config,
-    bound: Bound,
+    (bound, certificates): (Bound, Option<Arc<Certificates>>),
     limits: &Limits,
     shards: &Arc<Shards>,
-    certificates: Option<Arc<Certificates>>,
     has_met: HasMet,
     tasks: &Tasks,
 ) -> Result<(Acceptor, SocketAddr), StartError> {

@@ -44,20 +44,24 @@ struct Known {
 
 impl Operators {
     pub(super) fn new(
+        config: &Config,
         store: &Arc<dyn HistoryStore>,
-        has_met: &HasMet,
         routing: Option<&Arc<Routing>>,
         shards: &Arc<Shards>,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: Arc::clone(store),
-            has_met: Arc::clone(has_met),
+            has_met: cluster::has_met(config, routing),
             routing: routing.map(Arc::clone),
             shards: Arc::clone(shards),
             draining: AtomicBool::new(false),
             drain_asked: CancellationToken::new(),
             known: OnceLock::new(),
         })
+    }
+
+    pub(super) fn met(&self) -> HasMet {
+        Arc::clone(&self.has_met)
     }
 
     pub(super) fn admin_state(self: &Arc<Self>, token: AdminToken, metrics: PrometheusHandle) -> AdminState {
