@@ -129,9 +129,10 @@ impl Routing {
     async fn take_back_of_any(&self, key: &ChannelKey, after: &Serial) {
         let mut turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock().await;
         let is_lacking = || self.hub.recent_after(key, after).is_none() && self.hub.has_room_before(key);
+        let was_refused = turn.filter(|(_, at)| at.elapsed() < NOT_AGAIN).map(|(channel, _)| channel);
         for peer in self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)) {
             let Some(channel) = self.hub.live(key).filter(|_| is_lacking()) else { return };
-            if turn.is_some_and(|(of, at)| of == channel.number() && at.elapsed() < NOT_AGAIN) {
+            if was_refused == Some(channel.number()) {
                 return;
             }
             let request = Request::HandOver { key: key.clone(), after: Some(after.clone()) };
@@ -173,5 +174,54 @@ impl Routing {
         };
         // Until it is there, it takes room in the lane.
         links.send(to, hash_of(key), &Item::handed_over(number, handed.as_ref())).await.ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::inbound::Inbound as _;
+    use super::super::fixture::Node;
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    /// What a node that is attached to the channel gives a peer.
+    async fn given(after: Option<Serial>) -> Item {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_attached_to();
+        node.routing.hub.hold(&node.key, || Box::new(|| {}));
+        node.says_joined(0, 0, Vec::new());
+        node.routing.asked(&node.peer, 1, Some(Request::HandOver { key: node.key.clone(), after }));
+        let asking = async {
+            loop {
+                let round = node.routing.own.lock()[&node.number()].rounds.first().map(|round| round.number);
+                let Some(round) = round else {
+                    tokio::task::yield_now().await;
+                    continue;
+                };
+                node.says();
+                return node.says_joined(0, round, Vec::new());
+            }
+        };
+        tokio::time::timeout(DEADLINE, asking).await.expect("it asks whether all has come");
+        let giving = async {
+            loop {
+                if let Some(item) = node.says().pop() {
+                    return item;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, giving).await.expect("it answers")
+    }
+
+    #[tokio::test]
+    async fn messages_are_given_where_the_position_of_who_asks_is_reached() {
+        let nothing = Item::handed_over(1, None);
+        assert_ne!(given(None).await, nothing);
+        assert_ne!(given(Some(Serial::single(1, 0))).await, nothing);
+        assert_eq!(given(Some(Serial::single(99, 1))).await, nothing);
     }
 }

@@ -89,7 +89,7 @@ impl Leaving {
         let node = self.name_of(peer)?;
         let mut peers = self.peers.lock();
         let said = peers.lanes.entry(peer).or_default();
-        *said += 1;
+        *said = said.saturating_add(1);
         (*said >= lanes && peers.left.insert(peer)).then_some(node)
     }
 }

@@ -173,8 +173,7 @@ impl Routing {
         let Some(local) = self.local.get() else { return };
         let reachable = self.reachable();
         // What it wants comes by its link to this node, as its answer will.
-        let answers = |peer: &u64| self.peers.read().get(peer).is_some_and(|wants| wants.is_known);
-        for peer in reachable.iter().filter(|peer| answers(peer)) {
+        for peer in reachable.iter().filter(|peer| self.known_of(**peer).is_interest_known) {
             if !self.quorum.lock().has_asked(*peer) {
                 self.take_nonces_of(*peer, &**local).await;
             }
