@@ -6,7 +6,7 @@ use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::network::{Cut, Lost, Network, isolated};
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 const CUT_FOR: Duration = Duration::from_secs(4);
@@ -76,6 +76,50 @@ fn the_links_of_one() {
         sleep(CUT_FOR / 4).await;
         end_well(&mut cluster, publishers, subscribers).await;
     });
+}
+
+async fn is_resumed(node: &Node, serial: &Value) -> bool {
+    let mut socket = Socket::open(node, "").await;
+    let attached = socket.ask(json!({ "op": 8, "channel": "room", "serial": serial })).await;
+    attached["resumed"].as_bool().unwrap_or_else(|| panic!("{attached}"))
+}
+
+/// A node could not tell another one that it wants a channel, and has what it publishes there itself.
+fn nobody_is_resumed_over_who_is_not_heard(
+    cut: impl Fn(&Network, &Node, &Node) -> Vec<Cut> + Send + 'static,
+) {
+    isolated(async move |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let [n0, _, n2] = cluster.nodes() else { panic!("three nodes were started") };
+        let cuts = cut(&network, n0, n2);
+        until_known(n0, 1.0).await;
+        until_known(n2, 1.0).await;
+        let mut stays = Socket::open(n0, "").await;
+        stays.attach("room").await;
+        stays.publish("room", json!({ "data": 1 })).await;
+        let serial = stays.message("room").await["serial"].clone();
+        Socket::open(n2, "").await.publish("room", json!({ "data": 2 })).await;
+        wait_until(SOON, "nobody to be resumed", async || !is_resumed(n0, &serial).await).await;
+        drop(cuts);
+        wait_until(SOON, "the link to be back", async || n0.metric("fanfare_peers_known").await == 2.0).await;
+        let back = async || {
+            let serial = Socket::open(n0, "").await.attach("room").await["serial"].clone();
+            is_resumed(n0, &serial).await
+        };
+        wait_until(SOON, "those who come then to be resumed", back).await;
+    });
+}
+
+#[test]
+fn nobody_is_resumed_over_who_cannot_be_linked_to() {
+    nobody_is_resumed_over_who_is_not_heard(|network, n0, n2| {
+        cut_lanes(network, n0, n2).into_iter().chain(cut_lanes(network, n2, n0)).collect()
+    });
+}
+
+#[test]
+fn nobody_is_resumed_over_who_is_heard_by_others_alone() {
+    nobody_is_resumed_over_who_is_not_heard(|network, n0, n2| network.split(&[n0.host()], &[n2.host()]));
 }
 
 /// What a third node has is no stand-in for hearing the one that published it.

@@ -77,10 +77,11 @@ fn tell(routing: &Routing, members: &Members, names: &Names) {
     routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
     let not_dead = all().filter(|member| member.state != State::Dead);
     routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());
-    let standing = all().map(|Member { incarnation, facts, state, .. }| Standing {
+    let standing = all().map(|Member { incarnation, facts, state, is_elsewhere, .. }| Standing {
         incarnation: *incarnation,
         is_dead: *state == State::Dead,
         is_draining: facts.draining,
+        is_elsewhere: *is_elsewhere,
     });
     routing.look_for_deaths(&standing.collect::<Vec<_>>());
 }
@@ -141,6 +142,7 @@ mod tests {
                 met: false,
             },
             state,
+            is_elsewhere: false,
         }
     }
 

@@ -20,6 +20,7 @@ mod runs;
 mod stored;
 mod telling;
 mod tenants;
+mod unreached;
 mod wants;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -53,11 +54,12 @@ use runs::{Runs, SEATS_MAX};
 use telling::Telling;
 use tenants::Counting;
 use tokio::sync::Semaphore;
+use unreached::Unreached;
 use wants::Wants;
 
 use super::inbound::{Answer, ConnectionSaid, Inbound, Interest, Peer, PresenceSaid, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
-use crate::hub::{self, Hub};
+use crate::hub::{self, Hub, Joins};
 use crate::model::{ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, StampedIds, ToldMembers};
 use crate::tasks::{Merged, OnStop, Tasks};
 
@@ -82,6 +84,7 @@ pub struct Routing {
     expected: Mutex<Vec<u64>>,
     runs: Mutex<Runs>,
     deaths: Mutex<Deaths>,
+    unreached: Mutex<Unreached>,
     absent: Mutex<Absent>,
     connections: OnceLock<Arc<dyn Connections>>,
     seats_waiting: Arc<Semaphore>,
@@ -146,6 +149,7 @@ impl Routing {
             expected: Mutex::default(),
             runs: Mutex::default(),
             deaths: Mutex::default(),
+            unreached: Mutex::default(),
             absent: Mutex::default(),
             connections: OnceLock::new(),
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
@@ -181,6 +185,7 @@ impl Routing {
             loop {
                 tokio::time::sleep(JOIN_LOOK).await;
                 looking.give_up_waiting();
+                looking.doubt_the_unreached(tokio::time::Instant::now());
             }
         });
         routing
@@ -284,7 +289,7 @@ impl Routing {
 }
 
 impl hub::Interest for Routing {
-    fn join(&self, key: &ChannelKey, number: u64) -> bool {
+    fn join(&self, key: &ChannelKey, number: u64) -> Joins {
         let mut own = self.own.lock();
         let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
         let waits = peers.clone();
@@ -296,7 +301,8 @@ impl hub::Interest for Routing {
         for peer in peers {
             self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
         }
-        is_done
+        let unreached = self.unreached.lock().runs().filter(|run| !self.is_up(*run)).collect();
+        Joins { is_done, unreached }
     }
 
     fn leave(&self, key: &ChannelKey, number: u64) {

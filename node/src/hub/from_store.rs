@@ -12,6 +12,13 @@ impl State {
     pub(super) fn stands(&self, incarnation: u64) -> bool {
         self.mark.others.as_ref().is_some_and(|others| others.sequence_of(incarnation).is_some())
     }
+
+    /// Something of it may be missing.
+    pub(super) fn doubt(&mut self, incarnation: u64) {
+        if !self.unsure.contains(&incarnation) {
+            self.unsure.push(incarnation);
+        }
+    }
 }
 
 impl Hub {
@@ -49,6 +56,21 @@ impl Hub {
     /// As [`Hub::gone`], in these channels alone.
     pub fn gone_in(&self, incarnation: u64, numbers: &HashSet<u64>) {
         self.each_of(numbers, |channel, state| self.end_positions(channel, state, incarnation));
+    }
+
+    /// As [`Hub::doubt`], in these channels alone.
+    pub fn doubt_in(&self, incarnation: u64, numbers: &HashSet<u64>) {
+        self.each_of(numbers, |_, state| state.doubt(incarnation));
+    }
+
+    /// As [`Hub::gone`], in all channels in which something of it may be missing.
+    pub fn give_up(&self, incarnation: u64) {
+        for channel in &self.all() {
+            let mut state = channel.state.lock();
+            if state.unsure.contains(&incarnation) {
+                self.end_positions(channel, &mut state, incarnation);
+            }
+        }
     }
 
     fn each_of(&self, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {

@@ -14,14 +14,22 @@ use crate::model::{ChannelKey, Stamp};
 
 /// Tells other nodes what is wanted here. Called under the lock of the channel, so what is told stands in order.
 pub trait Interest: Send + Sync {
-    /// True when there is nobody to wait for; else [`Hub::joined`] follows.
-    fn join(&self, key: &ChannelKey, number: u64) -> bool;
+    fn join(&self, key: &ChannelKey, number: u64) -> Joins;
     fn leave(&self, key: &ChannelKey, number: u64);
 
     /// A node has died so lately that somebody may come back who was on it, and has missed what it published last.
     fn has_lost(&self) -> bool {
         false
     }
+}
+
+/// Whom the other nodes are that do not forward a channel yet.
+#[derive(Debug)]
+pub struct Joins {
+    /// There is nobody to wait for; else [`Hub::joined`] follows.
+    pub is_done: bool,
+    /// Runs that live and could not be told: nobody is resumed until they say how far they are, or [`Hub::give_up`].
+    pub unreached: Vec<u64>,
 }
 
 /// Runs once the channel can be attached to, on any thread.
@@ -83,10 +91,13 @@ impl Hub {
                 waiters.push(waiter());
                 return None;
             }
-            (Joining::Not, Some(interest)) if interest.join(channel.key(), channel.number) => {}
-            (Joining::Not, Some(_)) => {
-                state.joining = Joining::Begun(vec![waiter()]);
-                return None;
+            (Joining::Not, Some(interest)) => {
+                let Joins { is_done, unreached } = interest.join(channel.key(), channel.number);
+                unreached.into_iter().for_each(|run| state.doubt(run));
+                if !is_done {
+                    state.joining = Joining::Begun(vec![waiter()]);
+                    return None;
+                }
             }
         }
         state.joining = Joining::Done;
@@ -141,9 +152,7 @@ impl Hub {
                 continue;
             }
             state.whole.retain(|whole| *whole != incarnation);
-            if !state.unsure.contains(&incarnation) {
-                state.unsure.push(incarnation);
-            }
+            state.doubt(incarnation);
             self.break_off(channel, &mut state);
         }
     }
@@ -155,11 +164,7 @@ impl Hub {
 
     /// It may have acknowledged what has not come here. Nobody is resumed there, until it is back ([`Hub::caught_up`]) or gone.
     pub fn doubt(&self, incarnation: u64, unheard: &HashSet<u64>) {
-        self.each_with(incarnation, unheard, |_, state| {
-            if !state.unsure.contains(&incarnation) {
-                state.unsure.push(incarnation);
-            }
-        });
+        self.each_with(incarnation, unheard, |_, state| state.doubt(incarnation));
     }
 
     /// It does not come back, and nobody has what it may have acknowledged. No position of before is one to resume from.

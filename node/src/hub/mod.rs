@@ -28,7 +28,7 @@ pub use channels::{Channel, DeliveryTarget, Hub, Numbering};
 pub use delivery::{Content, Delivery};
 pub use hand_over::HandedOver;
 pub use inbox::Inbox;
-pub use interest::{Interest, Waiter};
+pub use interest::{Interest, Joins, Waiter};
 pub use mark::Mark;
 pub use members::{Member, Page};
 pub use outbox::{Begun, Flush, Outbox};

@@ -168,6 +168,7 @@ mod tests {
                 met: true,
             },
             state: State::Alive,
+            is_elsewhere: false,
         }
     }
 

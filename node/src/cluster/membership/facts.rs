@@ -69,6 +69,15 @@ pub struct Member {
     pub gossip: SocketAddr,
     pub facts: Facts,
     pub state: State,
+    /// It is dead for this node, and others hear it.
+    pub is_elsewhere: bool,
+}
+
+impl Member {
+    /// Incarnation and generation.
+    pub(super) fn run(&self) -> (u64, u64) {
+        (self.incarnation, self.generation)
+    }
 }
 
 /// Every other node that is known, by node id. The dead are gone after 15 minutes.

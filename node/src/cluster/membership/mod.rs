@@ -5,6 +5,7 @@
 mod contest;
 mod facts;
 mod liveness;
+mod relayed;
 mod run;
 mod sealed;
 #[cfg(test)]
@@ -86,6 +87,7 @@ impl Membership {
             facts: facts_seen,
             members: members_told,
             contests: contest::Contests::default(),
+            relayed: relayed::Relayed::default(),
             told: None,
             ends: None,
             failed: tasks.failed(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chitchat::{
-    ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig, NodeState, spawn_chitchat,
+    ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig, Heartbeat, NodeState, spawn_chitchat,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::contest::{self, Candidate, Contests};
 use super::facts::{Facts, Member, Members};
 use super::liveness::{Liveness, SUSPECT_AFTER, State};
+use super::relayed::Relayed;
 use super::transport::Wire;
 use crate::cluster::names::Names;
 
@@ -44,6 +45,7 @@ pub(super) struct Run {
     pub(super) facts: watch::Receiver<Facts>,
     pub(super) members: watch::Sender<Arc<Members>>,
     pub(super) contests: Contests,
+    pub(super) relayed: Relayed,
     pub(super) told: Option<Instant>,
     /// Since when it is known that another node has the id of this one, which is to stop.
     pub(super) ends: Option<Instant>,
@@ -148,15 +150,19 @@ impl Run {
         begun: Instant,
     ) -> anyhow::Result<()> {
         // They come by node id and generation.
-        let all = {
+        let states: Vec<(Member, Heartbeat)> = {
             let chitchat = handle.chitchat();
             let chitchat = chitchat.lock().await;
-            contest::runs(chitchat.node_states().iter().filter_map(|(id, state)| member(id, state)))
+            let states = chitchat.node_states().iter();
+            states.filter_map(|(id, state)| Some((member(id, state)?, state.heartbeat()))).collect()
         };
+        let counts = states.iter().map(|(member, count)| (member.run(), *count)).collect();
+        let all = contest::runs(states.into_iter().map(|(member, _)| member));
         let is_other = |member: &Member| member.incarnation != self.incarnation;
         let (namesakes, others): (Vec<_>, Vec<_>) =
             all.into_iter().filter(is_other).partition(|member| member.node_id == self.node_id);
         let now = Instant::now();
+        self.relayed.see(&counts, now);
         let (heard, fresh) = {
             let mut sealed = self.wire.sealed.lock();
             (sealed.heard().collect::<HashMap<_, _>>(), sealed.take_fresh())
@@ -190,7 +196,7 @@ impl Run {
         }
         // Gossip that has just begun anew tells of nobody yet.
         if !others.is_empty() || now.saturating_duration_since(begun) >= ANEW {
-            self.tell(others, liveness);
+            self.tell(others, liveness, now);
         }
         if self.among_namesakes(handle, &namesakes, liveness, now)? {
             self.say(handle).await?;
@@ -198,9 +204,12 @@ impl Run {
         Ok(())
     }
 
-    fn tell(&self, mut others: Vec<Member>, liveness: &Liveness) {
+    fn tell(&self, mut others: Vec<Member>, liveness: &Liveness, now: Instant) {
         for member in &mut others {
             member.state = liveness.state(member.incarnation);
+            let heard_here = liveness.heard_at(member.incarnation);
+            member.is_elsewhere =
+                member.state == State::Dead && self.relayed.is_heard(member.run(), heard_here, now);
         }
         self.members.send_if_modified(|members| {
             let changed = members.0 != others;
@@ -260,6 +269,7 @@ fn member(id: &ChitchatId, state: &NodeState) -> Option<Member> {
         gossip: id.gossip_advertise_addr,
         facts,
         state: State::Suspect,
+        is_elsewhere: false,
     })
 }
 
@@ -277,6 +287,10 @@ fn log_changes(before: &Members, now: &[Member]) {
                 }
                 State::Dead => tracing::warn!(%node, %gossip, "a node is dead"),
             }
+        }
+        if member.is_elsewhere && !former.is_some_and(|former| former.is_elsewhere) {
+            let Member { node_id: node, gossip, .. } = member;
+            tracing::warn!(%node, %gossip, "a node is dead for this one, and others hear it: something is wrong between the two");
         }
     }
 }

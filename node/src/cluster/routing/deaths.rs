@@ -25,6 +25,8 @@ pub struct Standing {
     pub incarnation: u64,
     pub is_dead: bool,
     pub is_draining: bool,
+    /// Others hear it, and this node does not.
+    pub is_elsewhere: bool,
 }
 
 /// Without a look for so long this node itself stood still, and nothing was heard of anybody.
@@ -178,7 +180,7 @@ impl Deaths {
     /// The members as they are now.
     fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
-        for Standing { incarnation, is_dead, is_draining } in members {
+        for Standing { incarnation, is_dead, is_draining, .. } in members {
             let run = self.runs.entry(*incarnation).or_default();
             (run.is_member, run.is_draining) = (true, *is_draining);
             match (run.is_dead, *is_dead) {
@@ -215,6 +217,7 @@ impl Deaths {
 impl Routing {
     /// The members as they are now, without this node; to be called after [`Routing::set_peers`].
     pub fn look_for_deaths(&self, members: &[Standing]) {
+        self.look_for_unreached(members);
         let mut deaths = self.deaths.lock();
         let ends =
             |(incarnation, run): (&u64, &Run)| (*incarnation, (run.troubled_for(), run.silent_since()));
@@ -298,7 +301,7 @@ mod tests {
     const RUN: u64 = 7;
 
     fn standing(is_dead: bool) -> [Standing; 1] {
-        [Standing { incarnation: RUN, is_dead, is_draining: false }]
+        [Standing { incarnation: RUN, is_dead, is_draining: false, is_elsewhere: false }]
     }
 
     fn draining(is_dead: bool) -> [Standing; 1] {

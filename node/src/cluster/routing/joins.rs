@@ -86,7 +86,10 @@ impl Routing {
         };
         let late = late(&self.own.lock());
         for (number, peers) in late {
-            peers.into_iter().for_each(|peer| self.wait_no_more(number, peer));
+            for peer in peers {
+                self.doubt_unconfirmed(peer, number);
+                self.wait_no_more(number, peer);
+            }
         }
     }
 }

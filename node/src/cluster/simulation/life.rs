@@ -159,24 +159,34 @@ impl World {
             }
         }
         self.look(node, &members);
+        self.nodes[node].routing.doubt_the_unreached(tokio::time::Instant::now());
     }
 
     /// The node's view of the others, when it has changed.
     fn look(&mut self, node: usize, members: &[usize]) {
         let state = |index: usize| self.nodes[node].liveness.state(self.nodes[index].peer.incarnation);
-        let view: Vec<(usize, State)> = members.iter().map(|index| (*index, state(*index))).collect();
+        let passes = |one: usize, other: usize| self.passes(one, other) && self.passes(other, one);
+        let others = || self.alive().into_iter().filter(|index| *index != node);
+        let is_elsewhere = |index: usize| {
+            let is_heard =
+                others().any(|other| other != index && passes(other, index) && passes(node, other));
+            self.nodes[index].is_alive && state(index) == State::Dead && is_heard
+        };
+        let view = members.iter().map(|index| (*index, state(*index), is_elsewhere(*index)));
+        let view: Vec<(usize, State, bool)> = view.collect();
         if view == self.nodes[node].view {
             return;
         }
         let run = |index: usize| self.nodes[index].peer.incarnation;
-        let alive = view.iter().filter(|(_, state)| *state == State::Alive).map(|(index, _)| run(*index));
+        let alive = view.iter().filter(|(_, state, _)| *state == State::Alive).map(|(index, ..)| run(*index));
         let peers =
-            view.iter().map(|(index, _)| PeerAddr { peer: self.nodes[*index].peer.clone(), addr: NOWHERE });
+            view.iter().map(|(index, ..)| PeerAddr { peer: self.nodes[*index].peer.clone(), addr: NOWHERE });
         self.nodes[node].routing.set_peers(peers.collect(), alive.collect());
-        let standing = view.iter().map(|(index, state)| Standing {
+        let standing = view.iter().map(|(index, state, is_elsewhere)| Standing {
             incarnation: run(*index),
             is_dead: *state == State::Dead,
             is_draining: false,
+            is_elsewhere: *is_elsewhere,
         });
         self.nodes[node].routing.look_for_deaths(&standing.collect::<Vec<_>>());
         self.nodes[node].view = view;

@@ -60,7 +60,7 @@ pub(super) struct Node {
     pub(super) known: BTreeSet<usize>,
     /// Those that have answered it, and when they were heard last.
     pub(super) met: BTreeMap<usize, Instant>,
-    pub(super) view: Vec<(usize, State)>,
+    pub(super) view: Vec<(usize, State, bool)>,
     /// When it gossips, looks for members of others that are to leave, and says what its own come to.
     pub(super) due: [Duration; 3],
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
+use crate::hub::Joins;
 use crate::hub::channels::PLACES_BEFORE;
 use crate::model::{Forwarded, ForwardedParts};
 
@@ -207,6 +208,7 @@ fn a_position_with_other_runs_says_nothing_where_none_was_heard() {
 pub(super) struct Others {
     has_lost: bool,
     waits: bool,
+    unreached: Vec<u64>,
     joins: AtomicUsize,
     leaves: AtomicUsize,
 }
@@ -218,9 +220,9 @@ impl Others {
 }
 
 impl Interest for Others {
-    fn join(&self, _key: &ChannelKey, _number: u64) -> bool {
+    fn join(&self, _key: &ChannelKey, _number: u64) -> Joins {
         self.joins.fetch_add(1, Ordering::SeqCst);
-        !self.waits
+        Joins { is_done: !self.waits, unreached: self.unreached.clone() }
     }
 
     fn leave(&self, _key: &ChannelKey, _number: u64) {
@@ -230,6 +232,21 @@ impl Interest for Others {
     fn has_lost(&self) -> bool {
         self.has_lost
     }
+}
+
+#[test]
+fn nobody_is_resumed_where_a_node_could_not_be_told_until_it_is_given_up() {
+    let (hub, targets) = hub_without_rings(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others { unreached: vec![THERE], ..Others::default() }));
+    let channel = hub.join(&key("a"), 0, || unreachable!("nobody is waited for")).expect("it is joined");
+    let position = channel.mark().serial();
+    assert_eq!(hub.look_after(&key("a"), &position), Start::Unknown);
+    hub.give_up(THERE + 1);
+    assert_eq!(hub.look_after(&key("a"), &position), Start::Unknown);
+    hub.give_up(THERE);
+    assert_eq!(hub.look_after(&key("a"), &position), Start::Unknown, "what it had is lost");
+    assert_eq!(hub.look_after(&key("a"), &channel.mark().serial()), Start::Live);
+    assert_eq!(*targets[0].lost.lock(), [channel.number()], "who was attached is told");
 }
 
 #[test]

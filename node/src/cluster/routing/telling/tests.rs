@@ -63,7 +63,7 @@ impl Node {
         let peer = Peer { node_id: "n7".into(), incarnation: PEER };
         let addr = SocketAddr::from(([127, 0, 0, 1], 1));
         routing.set_peers(vec![PeerAddr { peer: peer.clone(), addr }], vec![PEER]);
-        (0..CHANNELS).for_each(|number| assert!(routing.join(&key(number), number)));
+        (0..CHANNELS).for_each(|number| assert!(routing.join(&key(number), number).is_done));
         let stream = links.queue.open(0);
         links.is_up.store(true, Ordering::Relaxed);
         routing.link(&peer, true);

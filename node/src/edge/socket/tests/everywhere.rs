@@ -5,7 +5,7 @@ use fanfare_proto::serial::Serial;
 
 use super::super::backlog::{Found, Reading};
 use super::*;
-use crate::hub::Interest;
+use crate::hub::{Interest, Joins};
 use crate::model::Amount;
 
 /// A run of another node, and how far the client has it.
@@ -15,8 +15,8 @@ const THERE: u64 = 77;
 struct Nobody;
 
 impl Interest for Nobody {
-    fn join(&self, _: &ChannelKey, _: u64) -> bool {
-        true
+    fn join(&self, _: &ChannelKey, _: u64) -> Joins {
+        Joins { is_done: true, unreached: Vec::new() }
     }
 
     fn leave(&self, _: &ChannelKey, _: u64) {}

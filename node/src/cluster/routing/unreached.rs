@@ -1,0 +1,216 @@
+//! Runs of other nodes that live and cannot be told what is wanted here. What they publish in a channel that they do not forward yet is
+//! missing, so nobody is resumed there, until they do or are gone.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Own, Routing, Standing};
+
+/// A link that is to be made, or made anew, is there by then.
+const LINKED_WITHIN: Duration = Duration::from_secs(5);
+
+/// The runs of other nodes that live, whoever hears them.
+#[derive(Debug, Default)]
+pub(super) struct Unreached {
+    runs: HashMap<u64, Reach>,
+}
+
+#[derive(Debug, Default)]
+struct Reach {
+    /// This node holds it for dead, and others hear it.
+    is_elsewhere: bool,
+    /// Since when there is no link to it.
+    down: Option<Instant>,
+    is_unreached: bool,
+    /// There may be channels in which something of it is missing.
+    is_doubted: bool,
+}
+
+impl Unreached {
+    /// The members as they are now. Gives those that were doubted, and live no more.
+    fn live(&mut self, members: &[Standing]) -> Vec<u64> {
+        let lives = |member: &&Standing| !member.is_dead || member.is_elsewhere;
+        let living: HashMap<u64, bool> = members
+            .iter()
+            .filter(lives)
+            .map(|member| (member.incarnation, member.is_dead && member.is_elsewhere))
+            .collect();
+        let ended = self.runs.extract_if(|run, _| !living.contains_key(run));
+        let ended = ended.filter(|(_, reach)| reach.is_doubted).map(|(run, _)| run).collect();
+        for (run, is_elsewhere) in living {
+            self.runs.entry(run).or_default().is_elsewhere = is_elsewhere;
+        }
+        ended
+    }
+
+    /// Gives those that cannot be reached, and could be until now.
+    fn look(&mut self, is_up: impl Fn(u64) -> bool, now: Instant) -> Vec<u64> {
+        let mut begun = Vec::new();
+        for (run, reach) in &mut self.runs {
+            reach.down = if is_up(*run) { None } else { Some(reach.down.unwrap_or(now)) };
+            let is_late = |since: Instant| now.saturating_duration_since(since) >= LINKED_WITHIN;
+            let is_unreached = reach.down.is_some_and(|since| reach.is_elsewhere || is_late(since));
+            if is_unreached && !reach.is_unreached {
+                reach.is_doubted = true;
+                begun.push(*run);
+            }
+            reach.is_unreached = is_unreached;
+        }
+        begun
+    }
+
+    fn doubt(&mut self, run: u64) {
+        if let Some(reach) = self.runs.get_mut(&run) {
+            reach.is_doubted = true;
+        }
+    }
+
+    pub(super) fn runs(&self) -> impl Iterator<Item = u64> {
+        self.runs.iter().filter(|(_, reach)| reach.is_unreached).map(|(run, _)| *run)
+    }
+}
+
+impl Routing {
+    /// The members as they are now.
+    pub(super) fn look_for_unreached(&self, members: &[Standing]) {
+        let is_there = |member: &&Standing| !self.leaving.has_left(member.incarnation);
+        let members: Vec<Standing> = members.iter().filter(is_there).copied().collect();
+        let ended = self.unreached.lock().live(&members);
+        ended.into_iter().for_each(|run| self.hub.give_up(run));
+    }
+
+    /// To be called several times a second.
+    pub(in crate::cluster) fn doubt_the_unreached(&self, now: Instant) {
+        let begun = self.unreached.lock().look(|run| self.is_up(run), now);
+        for run in begun {
+            let is_unconfirmed = |own: &Own| !own.confirmed.contains(&run);
+            let own = self.own.lock();
+            let unconfirmed = own.iter().filter(|(_, own)| is_unconfirmed(own));
+            let unconfirmed: HashSet<u64> = unconfirmed.map(|(number, _)| *number).collect();
+            drop(own);
+            self.hub.doubt_in(run, &unconfirmed);
+        }
+    }
+
+    /// A peer that could be told has not answered in time.
+    pub(super) fn doubt_unconfirmed(&self, run: u64, channel: u64) {
+        self.unreached.lock().doubt(run);
+        self.hub.doubt_in(run, &HashSet::from([channel]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fanfare_proto::serial::Serial;
+
+    use super::super::super::inbound::{Inbound as _, Interest, Peer};
+    use super::super::JOIN_WAIT;
+    use super::super::fixture::{Node, PEER};
+    use super::*;
+    use crate::hub::Start;
+
+    const STANDING: Standing =
+        Standing { incarnation: PEER, is_dead: false, is_draining: false, is_elsewhere: false };
+
+    impl Node {
+        /// So long after it was for the first time.
+        fn sees(&self, standing: &[Standing], later: Duration) {
+            self.routing.look_for_unreached(standing);
+            self.routing.doubt_the_unreached(Instant::now() + later);
+        }
+
+        /// Of this run, as far as it has come.
+        fn position(&self) -> Serial {
+            let own = self.routing.hub.live(&self.key).expect("it is attached to").mark().own;
+            Serial::single(own.incarnation, own.sequence)
+        }
+
+        fn resumes(&self) -> bool {
+            self.routing.hub.look_after(&self.key, &self.position()) == Start::Live
+        }
+    }
+
+    fn found() -> Node {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.sees(&[STANDING], Duration::ZERO);
+        node
+    }
+
+    #[tokio::test]
+    async fn where_a_living_one_is_not_linked_to_for_long_nobody_is_resumed_until_it_says_how_far_it_is() {
+        let node = found();
+        node.is_attached_to();
+        assert!(node.resumes(), "it may be linked to at any moment");
+        node.sees(&[STANDING], LINKED_WITHIN);
+        assert!(!node.resumes());
+        node.has_a_link();
+        node.sees(&[STANDING], LINKED_WITHIN);
+        assert!(!node.resumes(), "it has not said so yet");
+        node.says_joined(0, 0, Vec::new());
+        assert!(node.resumes());
+    }
+
+    #[tokio::test]
+    async fn what_is_wanted_later_is_doubted_from_the_beginning_and_until_it_is_dead() {
+        let node = found();
+        node.sees(&[STANDING], LINKED_WITHIN);
+        node.is_attached_to();
+        assert!(!node.resumes());
+        let before = node.position();
+        node.sees(&[Standing { is_dead: true, ..STANDING }], LINKED_WITHIN);
+        assert!(node.resumes(), "who is there now has all that follows");
+        assert_eq!(node.routing.hub.look_after(&node.key, &before), Start::Unknown);
+    }
+
+    #[tokio::test]
+    async fn who_is_heard_by_others_alone_is_doubted_at_once_and_who_is_heard_by_nobody_is_not() {
+        for is_elsewhere in [true, false] {
+            let node = found();
+            node.is_attached_to();
+            node.sees(&[Standing { is_dead: true, is_elsewhere, ..STANDING }], Duration::ZERO);
+            assert_eq!(node.resumes(), !is_elsewhere);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_it_had_for_a_channel_that_it_forwards_already_comes_late() {
+        let node = found();
+        node.has_a_link();
+        node.is_attached_to();
+        node.says_joined(0, 0, Vec::new());
+        node.loses_its_links();
+        node.sees(&[STANDING], Duration::ZERO);
+        node.sees(&[STANDING], LINKED_WITHIN);
+        assert!(node.resumes());
+    }
+
+    #[tokio::test]
+    async fn who_has_left_is_missed_by_nobody() {
+        let node = found();
+        node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+        node.is_attached_to();
+        for later in [Duration::ZERO, LINKED_WITHIN] {
+            node.sees(&[STANDING], later);
+            assert!(node.resumes());
+        }
+    }
+
+    #[tokio::test]
+    async fn who_does_not_answer_an_attach_in_time_is_doubted() {
+        let node = found();
+        let other = Peer { node_id: "n8".into(), incarnation: 8 };
+        node.finds(&[&node.peer, &other]);
+        node.has_a_link();
+        node.is_attached_to();
+        node.says_joined(0, 0, Vec::new());
+        assert!(node.resumes());
+        node.routing.own.lock().values_mut().for_each(|own| own.since -= 2 * JOIN_WAIT);
+        node.routing.give_up_waiting();
+        assert!(!node.resumes());
+        node.says_joined_as(&other, 0, 0, Vec::new());
+        assert!(node.resumes());
+    }
+}
