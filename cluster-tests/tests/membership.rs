@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const ALIVE: &str = "a node is alive";
 const DEAD: &str = "a node is dead";
@@ -164,6 +164,28 @@ async fn a_node_that_is_stopped_has_left_and_nobody_is_warned() {
     assert_eq!(times(n0, "n2", LEFT), 4);
     let last = |text| n0.log().rfind(text).expect("it was told");
     assert!(last(LEFT) < last("link to a peer is left"), "{}", n0.log());
+}
+
+/// Who comes later hears of it from others alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_has_left_has_left_for_those_who_come_later_too() {
+    let mut cluster = Cluster::linked(2).await;
+    assert_eq!(cluster.nodes()[1].stop().await.code(), Some(0));
+    let later = cluster.add(|options| options).await;
+    let standing = async || {
+        let members = later.operate("GET", "/debug/members").await.json()["members"].clone();
+        let members = members.as_array().expect("members").iter();
+        let standing = |member: &Value| (member["nodeId"].clone(), member["state"].clone());
+        members.map(standing).collect::<Vec<_>>()
+    };
+    let expected = [(json!("n0"), json!("alive")), (json!("n1"), json!("left"))];
+    wait_until(SOON, "both to stand as they are", async || standing().await == expected).await;
+    // It was asked, and does not answer.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(standing().await, expected);
+    let warnings =
+        later.log().lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(warnings, [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -272,9 +272,7 @@ impl App {
         if !matches!(tokio::time::timeout(time.for_step(), shutdown).await, Ok(Ok(()))) {
             tracing::error!("the store did not shut down");
         }
-        if let Some(routing) = self.publisher.routing() {
-            routing.say_goodbye(time.for_step()).await;
-        }
+        cluster::say_goodbye(self.publisher.routing(), self.membership.as_ref(), time.for_step()).await;
         self.last_tasks.stop(time.for_step()).await;
         std::fs::remove_file(&self.node_file).ok();
         tracing::info!("stopped");

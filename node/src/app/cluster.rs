@@ -29,6 +29,8 @@ use crate::tasks::{OnStop, Tasks};
 
 /// A node whose seeds do not answer for so long serves alone.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
+/// What is gossiped at once, and asked for again, is at the others by then.
+const GOSSIPED_WITHIN: Duration = Duration::from_millis(50);
 
 /// What a node of a cluster has before it starts to speak.
 pub(super) struct Gossip {
@@ -258,6 +260,18 @@ pub(super) async fn hand_over(routing: Option<&Arc<Routing>>, wait: Duration) {
     }
 }
 
+/// Tells the others that nothing follows: over the links, and by gossip whoever comes later.
+pub(super) async fn say_goodbye(
+    routing: Option<&Arc<Routing>>,
+    membership: Option<&Membership>,
+    wait: Duration,
+) {
+    let (Some(routing), Some(membership)) = (routing, membership) else { return };
+    membership.update(|facts| facts.left = true);
+    let told = tokio::time::sleep(if routing.expected() > 0 { GOSSIPED_WITHIN } else { Duration::ZERO });
+    tokio::join!(routing.say_goodbye(wait), told);
+}
+
 impl Seats for TenantConnections {
     fn changed(&self) -> Later<()> {
         Box::pin(self.changed())
@@ -321,9 +335,7 @@ pub(super) fn join(
             listen: under(config, listen),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_minor: link::minor(),
-            ready: false,
-            draining: false,
-            met: false,
+            ..Facts::default()
         },
         clock: Clock::system(),
     };

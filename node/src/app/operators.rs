@@ -113,9 +113,7 @@ impl Operators {
             listen: reached(listen),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_minor: link::minor(),
-            ready: false,
-            draining: false,
-            met: false,
+            ..Facts::default()
         };
         let node = view(node_id, incarnation, gossip.map(reached), &facts);
         self.known.set(Known { node, members: membership.map(Membership::members) }).ok();
@@ -166,7 +164,7 @@ impl Operators {
         let Member { node_id, incarnation, gossip, facts, state, .. } = member;
         let known = self.routing.as_ref().map(|routing| routing.known_of(*incarnation)).unwrap_or_default();
         let state = match state {
-            _ if known.has_left => MemberState::Left,
+            _ if known.has_left || member.has_left() => MemberState::Left,
             State::Alive => MemberState::Alive,
             State::Suspect => MemberState::Suspect,
             State::Dead => MemberState::Dead,
@@ -214,15 +212,7 @@ mod tests {
     #[tokio::test]
     async fn others_are_told_that_the_node_is_ready_when_it_has_met_them() {
         for draining in [false, true] {
-            let facts = Facts {
-                peer: None,
-                listen: String::new(),
-                version: String::new(),
-                protocol_minor: 0,
-                ready: false,
-                draining,
-                met: false,
-            };
+            let facts = Facts { draining, ..Facts::default() };
             let (facts, told) = watch::channel(facts);
             let looks = std::cell::Cell::new(0);
             let has_met = || {

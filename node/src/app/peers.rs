@@ -28,8 +28,9 @@ pub(super) async fn follow(
         names.retain(|name| named.contains(name));
         told.retain(|name: &String| named.contains(&**name));
         // The name of a node that is dead may be gone, too.
-        let not_dead = now.0.iter().filter(|member| member.state != State::Dead);
-        not_dead.filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
+        let is_there = |member: &&Member| member.state != State::Dead && !is_over(&routing, member);
+        let there = now.0.iter().filter(is_there);
+        there.filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
         let mut failed = HashSet::new();
         tell(&routing, &now, &names);
         loop {
@@ -60,16 +61,23 @@ pub(super) async fn follow(
     }
 }
 
+/// A node that was leaving before this one could hear it: nobody waits for a link to it.
+fn is_over(routing: &Routing, member: &Member) -> bool {
+    member.facts.draining && member.state != State::Alive && !routing.is_member(member.incarnation)
+}
+
 fn tell(routing: &Routing, members: &Members, names: &Names) {
     let all = || members.0.iter();
-    let peers = all().filter_map(|Member { node_id, incarnation, gossip, facts, .. }| {
-        let found = names.known(facts.peer.as_deref()?);
-        // It listens on one family, that in which it gossips.
-        let same = found.iter().find(|found| found.is_ipv4() == gossip.is_ipv4());
-        let addr = same.or(found.first()).copied()?;
-        let peer = Peer { node_id: Arc::clone(node_id), incarnation: *incarnation };
-        Some(PeerAddr { peer, addr })
-    });
+    let peers = all().filter(|member| !is_over(routing, member)).filter_map(
+        |Member { node_id, incarnation, gossip, facts, .. }| {
+            let found = names.known(facts.peer.as_deref()?);
+            // It listens on one family, that in which it gossips.
+            let same = found.iter().find(|found| found.is_ipv4() == gossip.is_ipv4());
+            let addr = same.or(found.first()).copied()?;
+            let peer = Peer { node_id: Arc::clone(node_id), incarnation: *incarnation };
+            Some(PeerAddr { peer, addr })
+        },
+    );
     let peers = peers.collect();
     let alive = all().filter(|member| member.state == State::Alive);
     let survivors = alive.clone().filter(|member| !member.facts.draining);
@@ -132,15 +140,7 @@ mod tests {
             incarnation,
             generation: 1,
             gossip: SocketAddr::from(([127, 0, 0, 1], 1)),
-            facts: Facts {
-                peer: Some(peer.to_owned()),
-                listen: String::new(),
-                version: String::new(),
-                protocol_minor: 0,
-                ready: true,
-                draining: false,
-                met: false,
-            },
+            facts: Facts { peer: Some(peer.to_owned()), ready: true, ..Facts::default() },
             state,
             is_elsewhere: false,
         }
@@ -219,6 +219,25 @@ mod tests {
         ANSWERS.lock().push(6);
         node.is_linked_to(&[(2, at(6)), (3, at(3))], 2).await;
     }
+
+    #[tokio::test]
+    async fn who_was_leaving_before_it_was_heard_is_neither_looked_up_nor_linked_to() {
+        let mut node = Seeing::new(Names::by(|name| panic!("{name} is looked up")));
+        let leaving = |incarnation, peer, state| Member {
+            facts: Facts { draining: true, ..member(incarnation, peer, state).facts },
+            ..member(incarnation, peer, state)
+        };
+        let there = |incarnation, peer| member(incarnation, peer, State::Alive);
+        let (three, four, five) = ("127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5");
+        node.sees(vec![leaving(2, "a.example:1", State::Suspect), there(3, three)]);
+        node.is_linked_to(&[(3, at(3))], 1).await;
+        node.sees(vec![leaving(2, "a.example:1", State::Dead), there(3, three), there(4, four)]);
+        node.is_linked_to(&[(3, at(3)), (4, at(4))], 2).await;
+        // But for one that was heard.
+        node.sees(vec![leaving(3, three, State::Suspect), there(4, four), there(5, five)]);
+        node.is_linked_to(&[(3, at(3)), (4, at(4)), (5, at(5))], 2).await;
+    }
+
     #[tokio::test]
     async fn of_several_addresses_that_is_taken_on_whose_family_the_peer_gossips() {
         let mut node = Seeing::new(Names::by(|name| {

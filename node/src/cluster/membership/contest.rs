@@ -158,15 +158,7 @@ mod tests {
             incarnation,
             generation,
             gossip: SocketAddr::from(([127, 0, 0, 1], incarnation as u16)),
-            facts: Facts {
-                peer: None,
-                listen: String::new(),
-                version: String::new(),
-                protocol_minor: 0,
-                ready: true,
-                draining: false,
-                met: true,
-            },
+            facts: Facts { ready: true, met: true, ..Facts::default() },
             state: State::Alive,
             is_elsewhere: false,
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::liveness::State;
 
 /// What a node says of itself. Nothing here may change often: each change goes to every node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Where other nodes connect, `host:port`; none until it is bound.
     pub peer: Option<String>,
@@ -19,16 +19,19 @@ pub struct Facts {
     pub draining: bool,
     /// Others have linked to it in this run.
     pub met: bool,
+    /// It has done all that it had to do. Who has no link to it knows from this that it has not died.
+    pub left: bool,
 }
 
 /// Texts that others gossip are cut off here.
 const TEXT_BYTES_MAX: usize = 256;
 const INCARNATION: &str = "incarnation";
 const MET: &str = "met";
+const LEFT: &str = "left";
 
 impl Facts {
     /// As they are gossiped. Keys that a node does not know it lets be.
-    pub(super) fn entries(&self, incarnation: u64) -> [(&'static str, String); 8] {
+    pub(super) fn entries(&self, incarnation: u64) -> [(&'static str, String); 9] {
         [
             (INCARNATION, format!("{incarnation:016x}")),
             ("peer", self.peer.clone().unwrap_or_default()),
@@ -38,6 +41,7 @@ impl Facts {
             ("ready", self.ready.to_string()),
             ("draining", self.draining.to_string()),
             (MET, self.met.to_string()),
+            (LEFT, self.left.to_string()),
         ]
     }
 
@@ -53,6 +57,7 @@ impl Facts {
             ready: get("ready")? == "true",
             draining: get("draining")? == "true",
             met: get(MET) == Some("true"),
+            left: get(LEFT) == Some("true"),
         };
         Some((incarnation, facts))
     }
@@ -74,6 +79,11 @@ pub struct Member {
 }
 
 impl Member {
+    /// In good order, also where its goodbye did not come here.
+    pub fn has_left(&self) -> bool {
+        self.facts.left && self.state != State::Alive
+    }
+
     /// Incarnation and generation.
     pub(super) fn run(&self) -> (u64, u64) {
         (self.incarnation, self.generation)
@@ -101,19 +111,21 @@ mod tests {
             version: "0.1.0".to_owned(),
             protocol_minor: 3,
             ready: true,
-            draining: false,
             met: true,
+            ..Facts::default()
         }
     }
 
     #[test]
     fn what_is_gossiped_is_read_back() {
-        for facts in [facts(), Facts { peer: None, ready: false, draining: true, met: false, ..facts() }] {
+        for facts in
+            [facts(), Facts { peer: None, ready: false, draining: true, met: false, left: true, ..facts() }]
+        {
             let entries = facts.entries(7);
             let get =
                 |key: &str| entries.iter().find(|(name, _)| *name == key).map(|(_, text)| text.as_str());
             assert_eq!(Facts::read(get), Some((7, facts.clone())));
-            for (missing, _) in entries.iter().filter(|(key, _)| !["peer", MET].contains(key)) {
+            for (missing, _) in entries.iter().filter(|(key, _)| !["peer", MET, LEFT].contains(key)) {
                 assert_eq!(Facts::read(|key| get(key).filter(|_| key != *missing)), None, "{missing}");
             }
         }

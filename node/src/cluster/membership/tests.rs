@@ -36,15 +36,7 @@ impl Node {
             seeds,
             names,
             key: ClusterKey::parse(key).expect("a good key"),
-            facts: Facts {
-                peer: None,
-                listen: format!("{name}:1"),
-                version: "0.1.0".to_owned(),
-                protocol_minor: 0,
-                ready: false,
-                draining: false,
-                met: false,
-            },
+            facts: Facts { listen: format!("{name}:1"), version: "0.1.0".to_owned(), ..Facts::default() },
             clock: Clock::manual(now_ms),
         };
         let membership = Membership::start(options, &tasks).expect("a thread");

@@ -47,6 +47,11 @@ impl Wants {
 }
 
 impl Routing {
+    /// It was told of by [`Routing::set_peers`] last.
+    pub fn is_member(&self, peer: u64) -> bool {
+        self.peers.read().contains_key(&peer)
+    }
+
     pub fn known_of(&self, peer: u64) -> Known {
         let is_interest_known = self.peers.read().get(&peer).is_some_and(|wants| wants.is_known);
         Known { is_up: self.is_up(peer), is_interest_known, has_left: self.leaving.has_left(peer) }
