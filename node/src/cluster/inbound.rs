@@ -8,7 +8,7 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use fanfare_proto::peer::v1;
 use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
@@ -419,11 +419,19 @@ fn forwarded(forward: v1::Forward) -> Result<Forwarded, Malformed> {
         timestamp_ms: forward.timestamp_ms,
         connection_id,
         client_id,
-        messages: forward.messages,
+        messages: copied(&forward.messages),
         // A part of the text is what counts.
         bytes: forward.bytes.min(text_bytes),
     };
     Ok(Forwarded::new(key, parts))
+}
+
+/// Each is kept for as long as somebody may come back, and with a slice the whole batch would be that it came in.
+fn copied(messages: &[Bytes]) -> Vec<Bytes> {
+    let mut all = BytesMut::with_capacity(messages.iter().map(Bytes::len).sum());
+    messages.iter().for_each(|text| all.extend_from_slice(text));
+    let mut all = all.freeze();
+    messages.iter().map(|text| all.split_to(text.len())).collect()
 }
 
 /// What another node has stored and not forwarded: it was on its way when that node died.

@@ -38,3 +38,19 @@ fn what_no_node_sends_is_named() {
         assert_eq!(forwarded(forward.clone()), Err(Malformed(fault)), "{forward:?}");
     }
 }
+
+#[test]
+fn a_message_does_not_keep_the_batch_that_it_came_in() {
+    let batch = Bytes::from(b"{\"n\":1}{}".repeat(1_000));
+    let forward = v1::Forward {
+        channel: Some(v1::Channel { account: "acme".to_owned(), name: "room".to_owned() }),
+        first: 1,
+        last: 2,
+        connection_id: vec![3; 16].into(),
+        messages: vec![batch.slice(..7), batch.slice(7..9)],
+        ..v1::Forward::default()
+    };
+    let forwarded = forwarded(forward).expect("it is as a node sends it");
+    assert_eq!(forwarded.messages, [&b"{\"n\":1}"[..], b"{}"]);
+    assert!(batch.is_unique());
+}
