@@ -2,7 +2,8 @@
 //! is found on any machine, however busy.
 //!
 //! It counts in the build that the tests run, which is not optimized; how long the steps take is for `cargo bench` to say.
-//! Counting needs valgrind. Without it nothing is counted, and with CI=true that is a failure.
+//! Counting needs valgrind. Without it nothing is counted, and with CI=true that is a failure. The bounds are those of one release of
+//! rustc: with another one the counts are printed and not judged, and with CI=true that is a failure, too.
 
 #[path = "../steps.rs"]
 mod steps;
@@ -12,6 +13,7 @@ use std::env;
 use std::error::Error;
 use std::process::{Command, ExitCode, Stdio};
 
+use serde::{Deserialize, Serialize};
 use steps::Step;
 
 /// How far from its bound a step may be: C libraries and processors differ in how they copy and hash. One that costs less gets a
@@ -24,6 +26,15 @@ const REPEAT: &str = "--repeat";
 const MEASURE: &str = "--measure";
 const BOUNDS: &str = include_str!("instructions.json");
 
+/// Of one repetition of each step, by name.
+#[derive(Serialize, Deserialize)]
+struct Bounds<'a> {
+    /// The release with which they were counted.
+    rustc: String,
+    #[serde(borrow)]
+    steps: BTreeMap<&'a str, u64>,
+}
+
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let arguments: Vec<String> = env::args().collect();
     let words: Vec<&str> = arguments.iter().skip(1).map(String::as_str).collect();
@@ -32,7 +43,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         [MEASURE] => {
             let counted: Result<BTreeMap<&str, u64>, _> =
                 steps::all().iter().map(|step| Ok::<_, Box<dyn Error>>((step.name, count(step)?))).collect();
-            println!("{}", serde_json::to_string_pretty(&counted?)?);
+            let counted = Bounds { rustc: rustc()?, steps: counted? };
+            println!("{}", serde_json::to_string_pretty(&counted)?);
             Ok(ExitCode::SUCCESS)
         }
         // The test runner asks all of them what there is.
@@ -62,10 +74,10 @@ fn check() -> Result<ExitCode, Box<dyn Error>> {
         println!(
             "instructions of the hot steps: NOT COUNTED, valgrind is missing (Debian: apt-get install valgrind)"
         );
-        let required = env::var("CI").is_ok_and(|ci| ci == "true");
-        return Ok(if required { ExitCode::FAILURE } else { ExitCode::SUCCESS });
+        return Ok(missing());
     }
-    let mut bounds: BTreeMap<String, u64> = serde_json::from_str(BOUNDS)?;
+    let Bounds { rustc: release, steps: mut bounds } = serde_json::from_str(BOUNDS)?;
+    let present = rustc()?;
     let mut findings = Vec::new();
     for step in steps::all() {
         let Some(bound) = bounds.remove(step.name) else {
@@ -77,6 +89,12 @@ fn check() -> Result<ExitCode, Box<dyn Error>> {
         findings.extend(judge(counted, bound).map(|finding| format!("{}: {finding}", step.name)));
     }
     findings.extend(bounds.into_keys().map(|name| format!("{name}: a bound without a step")));
+    if present != release {
+        println!(
+            "instructions of the hot steps: NOT JUDGED, the bounds are those of rustc {release}, and this is {present}"
+        );
+        return Ok(missing());
+    }
     if findings.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
@@ -87,6 +105,20 @@ fn check() -> Result<ExitCode, Box<dyn Error>> {
          with the reason in the commit."
     );
     Ok(ExitCode::FAILURE)
+}
+
+fn missing() -> ExitCode {
+    let required = env::var("CI").is_ok_and(|ci| ci == "true");
+    if required { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// The release, as 1.95.
+fn rustc() -> Result<String, Box<dyn Error>> {
+    let output =
+        Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let version = text.split(' ').nth(1).ok_or_else(|| format!("this is no version of rustc: {text}"))?;
+    Ok(version.split('.').take(2).collect::<Vec<_>>().join("."))
 }
 
 fn judge(counted: u64, bound: u64) -> Option<String> {
