@@ -30,7 +30,7 @@ const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 /// The same of one that is taken back: somebody waits for it. A third of that has each node that is asked.
 const TAKE_BACK_WAIT: Duration = Duration::from_secs(3);
 /// Channels that are taken back at a time: those with the same remainder wait for each other.
-const TAKING_BACK: usize = 256;
+const TAKING_BACK: usize = 64;
 /// A channel that was given and could not be taken is not asked for again within this.
 const NOT_AGAIN: Duration = Duration::from_secs(1);
 
