@@ -14,6 +14,8 @@ use crate::cluster::routing::{Routing, Standing};
 
 /// How soon a name of a peer is looked up again.
 const LOOKUP_RETRY: Duration = Duration::from_secs(1);
+/// That of one to which there is no link: it may have been found where it was before.
+const LOOKUP_AGAIN: Duration = Duration::from_secs(5);
 
 /// Ends with the membership. Who is dead or leaves is noticed at once, whatever becomes of names.
 pub(super) async fn follow(
@@ -22,6 +24,8 @@ pub(super) async fn follow(
     mut names: Names,
 ) {
     let mut told = HashSet::new();
+    let mut again = tokio::time::interval(LOOKUP_AGAIN);
+    again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let now = Arc::clone(&members.borrow_and_update());
         let named: HashSet<_> = now.0.iter().filter_map(|member| member.facts.peer.as_deref()).collect();
@@ -29,8 +33,8 @@ pub(super) async fn follow(
         told.retain(|name: &String| named.contains(&**name));
         // The name of a node that is dead may be gone, too.
         let is_there = |member: &&Member| member.state != State::Dead && !is_over(&routing, member);
-        let there = now.0.iter().filter(is_there);
-        there.filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
+        let there = || now.0.iter().filter(is_there);
+        there().filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
         let mut failed = HashSet::new();
         tell(&routing, &now, &names);
         loop {
@@ -55,6 +59,10 @@ pub(super) async fn follow(
                 },
                 () = tokio::time::sleep(LOOKUP_RETRY), if !failed.is_empty() => {
                     failed.drain().for_each(|name| names.look_up(&name));
+                }
+                _ = again.tick() => {
+                    let unlinked = there().filter(|member| !routing.known_of(member.incarnation).is_up);
+                    unlinked.filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
                 }
             }
         }
@@ -109,7 +117,7 @@ mod tests {
     use crate::model::{Clock, Limits};
     use crate::tasks::{OnStop, Tasks};
 
-    const DEADLINE: Duration = Duration::from_secs(5);
+    const DEADLINE: Duration = Duration::from_secs(10);
 
     /// The members that are linked to.
     struct Links(watch::Sender<Vec<(u64, SocketAddr)>>);
@@ -218,6 +226,19 @@ mod tests {
         node.is_linked_to(&[(2, at(5)), (3, at(3))], 2).await;
         ANSWERS.lock().push(6);
         node.is_linked_to(&[(2, at(6)), (3, at(3))], 2).await;
+    }
+
+    #[tokio::test]
+    async fn the_name_of_one_without_a_link_is_looked_up_again() {
+        static LATER: Mutex<bool> = Mutex::new(false);
+        let mut node = Seeing::new(Names::by(|name| {
+            let port = if *LATER.lock() { 6 } else { 5 };
+            Box::pin(std::future::ready((name, Ok(vec![at(port)]))))
+        }));
+        node.sees(vec![member(2, "a.example:1", State::Alive)]);
+        node.is_linked_to(&[(2, at(5))], 1).await;
+        *LATER.lock() = true;
+        node.is_linked_to(&[(2, at(6))], 1).await;
     }
 
     #[tokio::test]
