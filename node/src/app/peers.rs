@@ -98,6 +98,7 @@ fn tell(routing: &Routing, members: &Members, names: &Names) {
         is_dead: *state == State::Dead,
         is_draining: facts.draining,
         is_elsewhere: *is_elsewhere,
+        has_clients: facts.ready || facts.met,
     });
     routing.look_for_deaths(&standing.collect::<Vec<_>>());
 }

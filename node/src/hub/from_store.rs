@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::channels::{Channel, Hub, State};
 use super::interest::Joining;
-use crate::model::{Forwarded, Stamp};
+use crate::model::{ChannelKey, Forwarded, Stamp};
 
 impl State {
     /// The run of another node is in its position.
@@ -58,9 +58,13 @@ impl Hub {
         self.each_of(numbers, |channel, state| self.end_positions(channel, state, incarnation));
     }
 
-    /// As [`Hub::doubt`], in these channels alone.
-    pub fn doubt_in(&self, incarnation: u64, numbers: &HashSet<u64>) {
-        self.each_of(numbers, |_, state| state.doubt(incarnation));
+    /// As [`Hub::doubt`], in one channel, where that `is_owed` while nothing is heard there.
+    pub fn doubt_in(&self, key: &ChannelKey, number: u64, incarnation: u64, is_owed: impl FnOnce() -> bool) {
+        let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
+        let mut state = channel.state.lock();
+        if !matches!(state.joining, Joining::Not) && is_owed() {
+            state.doubt(incarnation);
+        }
     }
 
     /// As [`Hub::gone`], in all channels in which something of it may be missing.

@@ -27,6 +27,8 @@ pub struct Standing {
     pub is_draining: bool,
     /// Others hear it, and this node does not.
     pub is_elsewhere: bool,
+    /// It has met others, or nobody who answers.
+    pub has_clients: bool,
 }
 
 /// Without a look for so long this node itself stood still, and nothing was heard of anybody.
@@ -301,7 +303,7 @@ mod tests {
     const RUN: u64 = 7;
 
     fn standing(is_dead: bool) -> [Standing; 1] {
-        [Standing { incarnation: RUN, is_dead, is_draining: false, is_elsewhere: false }]
+        [Standing { incarnation: RUN, is_dead, is_draining: false, is_elsewhere: false, has_clients: true }]
     }
 
     fn draining(is_dead: bool) -> [Standing; 1] {

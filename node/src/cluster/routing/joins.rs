@@ -82,12 +82,12 @@ impl Routing {
         self.deaths.lock().looked(tokio::time::Instant::now());
         let late = |own: &BTreeMap<u64, Own>| {
             let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
-            late.map(|(number, own)| (*number, own.waits.clone())).collect::<Vec<_>>()
+            late.map(|(number, own)| (*number, own.key.clone(), own.waits.clone())).collect::<Vec<_>>()
         };
         let late = late(&self.own.lock());
-        for (number, peers) in late {
+        for (number, key, peers) in late {
             for peer in peers {
-                self.doubt_unconfirmed(peer, number);
+                self.doubt_unconfirmed(peer, &key, number);
                 self.wait_no_more(number, peer);
             }
         }

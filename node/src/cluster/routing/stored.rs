@@ -166,6 +166,7 @@ impl Routing {
             channels.retain(|channel| !unheard.contains(&channel.number()));
             // There it is not known from where on something is missing.
             routing.hub.gone_in(incarnation, &unheard);
+            routing.doubt_again(incarnation);
             let mut lost = HashSet::new();
             lost.extend(channels.iter().skip(CHANNELS_MAX).map(|channel| channel.number()));
             channels.truncate(CHANNELS_MAX);

@@ -1,15 +1,20 @@
 //! Runs of other nodes that live and cannot be told what is wanted here. What they publish in a channel that they do not forward yet is
 //! missing, so nobody is resumed there, until they do or are gone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Own, Routing, Standing};
+use super::{Routing, Standing};
+use crate::model::ChannelKey;
 
 /// A link that is to be made, or made anew, is there by then.
 const LINKED_WITHIN: Duration = Duration::from_secs(5);
+/// Clients come to a node by then although it has not met the others.
+const ALONE_WITHIN: Duration = Duration::from_secs(15);
+/// Who lives has answered by then.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(500);
 
 /// The runs of other nodes that live, whoever hears them.
 #[derive(Debug, Default)]
@@ -17,10 +22,10 @@ pub(super) struct Unreached {
     runs: HashMap<u64, Reach>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Reach {
-    /// This node holds it for dead, and others hear it.
-    is_elsewhere: bool,
+    standing: Standing,
+    since: Instant,
     /// Since when there is no link to it.
     down: Option<Instant>,
     is_unreached: bool,
@@ -28,19 +33,25 @@ struct Reach {
     is_doubted: bool,
 }
 
+impl Reach {
+    fn is_late(&self, now: Instant) -> bool {
+        let Some(down) = self.down else { return false };
+        let linked_within = if self.standing.has_clients { LINKED_WITHIN } else { ALONE_WITHIN };
+        self.standing.is_dead || now.saturating_duration_since(down) >= linked_within
+    }
+}
+
 impl Unreached {
     /// The members as they are now. Gives those that were doubted, and live no more.
-    fn live(&mut self, members: &[Standing]) -> Vec<u64> {
+    fn live(&mut self, members: &[Standing], now: Instant) -> Vec<u64> {
         let lives = |member: &&Standing| !member.is_dead || member.is_elsewhere;
-        let living: HashMap<u64, bool> = members
-            .iter()
-            .filter(lives)
-            .map(|member| (member.incarnation, member.is_dead && member.is_elsewhere))
-            .collect();
+        let living: HashMap<u64, Standing> =
+            members.iter().filter(lives).map(|member| (member.incarnation, *member)).collect();
         let ended = self.runs.extract_if(|run, _| !living.contains_key(run));
         let ended = ended.filter(|(_, reach)| reach.is_doubted).map(|(run, _)| run).collect();
-        for (run, is_elsewhere) in living {
-            self.runs.entry(run).or_default().is_elsewhere = is_elsewhere;
+        for (run, standing) in living {
+            let new = || Reach { standing, since: now, down: None, is_unreached: false, is_doubted: false };
+            self.runs.entry(run).or_insert_with(new).standing = standing;
         }
         ended
     }
@@ -50,8 +61,7 @@ impl Unreached {
         let mut begun = Vec::new();
         for (run, reach) in &mut self.runs {
             reach.down = if is_up(*run) { None } else { Some(reach.down.unwrap_or(now)) };
-            let is_late = |since: Instant| now.saturating_duration_since(since) >= LINKED_WITHIN;
-            let is_unreached = reach.down.is_some_and(|since| reach.is_elsewhere || is_late(since));
+            let is_unreached = reach.is_late(now);
             if is_unreached && !reach.is_unreached {
                 reach.is_doubted = true;
                 begun.push(*run);
@@ -70,6 +80,15 @@ impl Unreached {
     pub(super) fn runs(&self) -> impl Iterator<Item = u64> {
         self.runs.iter().filter(|(_, reach)| reach.is_unreached).map(|(run, _)| *run)
     }
+
+    fn is_asking(&self, alive: &[u64], now: Instant) -> bool {
+        let is_asked = |(run, reach): (&u64, &Reach)| {
+            !alive.contains(run)
+                && !reach.standing.is_draining
+                && now.saturating_duration_since(reach.since) < ANSWERED_WITHIN
+        };
+        self.runs.iter().any(is_asked)
+    }
 }
 
 impl Routing {
@@ -77,32 +96,50 @@ impl Routing {
     pub(super) fn look_for_unreached(&self, members: &[Standing]) {
         let is_there = |member: &&Standing| !self.leaving.has_left(member.incarnation);
         let members: Vec<Standing> = members.iter().filter(is_there).copied().collect();
-        let ended = self.unreached.lock().live(&members);
+        let ended = self.unreached.lock().live(&members, Instant::now());
         ended.into_iter().for_each(|run| self.hub.give_up(run));
+    }
+
+    /// Somebody is a member since just now, and may live.
+    pub fn is_asking(&self) -> bool {
+        let alive = self.expected.lock().clone();
+        self.unreached.lock().is_asking(&alive, Instant::now())
     }
 
     /// To be called several times a second.
     pub(in crate::cluster) fn doubt_the_unreached(&self, now: Instant) {
         let begun = self.unreached.lock().look(|run| self.is_up(run), now);
-        for run in begun {
-            let is_unconfirmed = |own: &Own| !own.confirmed.contains(&run);
-            let own = self.own.lock();
-            let unconfirmed = own.iter().filter(|(_, own)| is_unconfirmed(own));
-            let unconfirmed: HashSet<u64> = unconfirmed.map(|(number, _)| *number).collect();
-            drop(own);
-            self.hub.doubt_in(run, &unconfirmed);
+        begun.into_iter().for_each(|run| self.doubt_all_unconfirmed(run));
+    }
+
+    /// What was told of its end may have taken the doubt away in channels that it had never confirmed.
+    pub(super) fn doubt_again(&self, run: u64) {
+        if self.unreached.lock().runs().any(|unreached| unreached == run) {
+            self.doubt_all_unconfirmed(run);
         }
     }
 
-    /// A peer that could be told has not answered in time.
-    pub(super) fn doubt_unconfirmed(&self, run: u64, channel: u64) {
+    fn doubt_all_unconfirmed(&self, run: u64) {
+        let unconfirmed: Vec<(u64, ChannelKey)> = {
+            let own = self.own.lock();
+            let unconfirmed = own.iter().filter(|(_, own)| !own.confirmed.contains(&run));
+            unconfirmed.map(|(number, own)| (*number, own.key.clone())).collect()
+        };
+        unconfirmed.into_iter().for_each(|(number, key)| self.doubt_unconfirmed(run, &key, number));
+    }
+
+    /// Unless the peer has said how far it is in the channel: that is noted before it is heard there.
+    pub(super) fn doubt_unconfirmed(&self, run: u64, key: &ChannelKey, number: u64) {
         self.unreached.lock().doubt(run);
-        self.hub.doubt_in(run, &HashSet::from([channel]));
+        let is_owed = || self.own.lock().get(&number).is_some_and(|own| !own.confirmed.contains(&run));
+        self.hub.doubt_in(key, number, run, is_owed);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use fanfare_proto::serial::Serial;
 
     use super::super::super::inbound::{Inbound as _, Interest, Peer};
@@ -111,8 +148,13 @@ mod tests {
     use super::*;
     use crate::hub::Start;
 
-    const STANDING: Standing =
-        Standing { incarnation: PEER, is_dead: false, is_draining: false, is_elsewhere: false };
+    const STANDING: Standing = Standing {
+        incarnation: PEER,
+        is_dead: false,
+        is_draining: false,
+        is_elsewhere: false,
+        has_clients: true,
+    };
 
     impl Node {
         /// So long after it was for the first time.
@@ -188,11 +230,58 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_has_met_nobody_yet_has_nothing_for_longer() {
+        let node = found();
+        node.is_attached_to();
+        let standing = Standing { has_clients: false, ..STANDING };
+        for (later, resumes) in [(Duration::ZERO, true), (LINKED_WITHIN, true), (ALONE_WITHIN, false)] {
+            node.sees(&[standing], later);
+            assert_eq!(node.resumes(), resumes, "{later:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_told_of_its_end_does_not_end_the_doubt_of_one_that_lives() {
+        let node = found();
+        node.sees(&[STANDING], LINKED_WITHIN);
+        node.is_attached_to();
+        node.routing.hub.gone_in(PEER, &HashSet::from([node.number()]));
+        assert!(node.resumes());
+        node.routing.doubt_again(PEER + 1);
+        assert!(node.resumes());
+        node.routing.doubt_again(PEER);
+        assert!(!node.resumes());
+    }
+
+    #[tokio::test]
+    async fn who_has_said_how_far_it_is_is_not_doubted_late() {
+        let node = found();
+        node.has_a_link();
+        node.is_attached_to();
+        node.says_joined(0, 0, Vec::new());
+        node.routing.doubt_unconfirmed(PEER, &node.key, node.number());
+        assert!(node.resumes());
+    }
+
+    #[test]
+    fn who_is_found_is_asked_for_a_moment() {
+        let (mut unreached, now) = (Unreached::default(), Instant::now());
+        unreached.live(&[STANDING], now);
+        assert!(unreached.is_asking(&[], now) && !unreached.is_asking(&[PEER], now));
+        unreached.live(&[STANDING], now + ANSWERED_WITHIN);
+        assert!(!unreached.is_asking(&[], now + ANSWERED_WITHIN));
+        unreached.live(&[Standing { incarnation: 8, is_draining: true, ..STANDING }], now);
+        assert!(!unreached.is_asking(&[], now), "it leaves");
+    }
+
+    #[tokio::test]
     async fn who_has_left_is_missed_by_nobody() {
         let node = found();
         node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
         node.is_attached_to();
         for later in [Duration::ZERO, LINKED_WITHIN] {
+            // As gossip has it.
+            node.finds_the_peer();
             node.sees(&[STANDING], later);
             assert!(node.resumes());
         }

@@ -159,7 +159,7 @@ impl World {
             }
         }
         self.look(node, &members);
-        self.nodes[node].routing.doubt_the_unreached(tokio::time::Instant::now());
+        self.nodes[node].routing.doubt_the_unreached(at.into());
     }
 
     /// The node's view of the others, when it has changed.
@@ -187,6 +187,7 @@ impl World {
             is_dead: *state == State::Dead,
             is_draining: false,
             is_elsewhere: *is_elsewhere,
+            has_clients: true,
         });
         self.nodes[node].routing.look_for_deaths(&standing.collect::<Vec<_>>());
         self.nodes[node].view = view;
