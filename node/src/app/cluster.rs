@@ -30,7 +30,7 @@ use crate::tasks::{OnStop, Tasks};
 /// A node whose seeds do not answer for so long serves alone.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
 /// What is gossiped at once, and asked for again, is at the others by then.
-const GOSSIPED_WITHIN: Duration = Duration::from_millis(50);
+const GOSSIPED_WITHIN: Duration = Duration::from_millis(100);
 
 /// What a node of a cluster has before it starts to speak.
 pub(super) struct Gossip {
@@ -267,9 +267,12 @@ pub(super) async fn say_goodbye(
     wait: Duration,
 ) {
     let (Some(routing), Some(membership)) = (routing, membership) else { return };
+    let is_alone = routing.expected() == 0;
+    routing.say_goodbye(wait).await;
     membership.update(|facts| facts.left = true);
-    let told = tokio::time::sleep(if routing.expected() > 0 { GOSSIPED_WITHIN } else { Duration::ZERO });
-    tokio::join!(routing.say_goodbye(wait), told);
+    if !is_alone {
+        tokio::time::sleep(GOSSIPED_WITHIN).await;
+    }
 }
 
 impl Seats for TenantConnections {
@@ -301,7 +304,7 @@ pub(super) fn has_met(config: &Config, routing: Option<&Arc<Routing>>) -> HasMet
         let Some(routing) = &routing else { return true };
         let waited = !has_seeds || begun.elapsed() > SEEDS_WAIT;
         let is_complete = if routing.expected() == 0 { waited } else { routing.is_complete() };
-        let is_met = is_complete && routing.has_nonces();
+        let is_met = is_complete && !routing.is_asking() && routing.has_nonces();
         met.fetch_or(is_met, Ordering::Relaxed) || is_met
     })
 }

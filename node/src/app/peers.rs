@@ -71,7 +71,7 @@ pub(super) async fn follow(
 
 /// A node that was leaving before this one could hear it: nobody waits for a link to it.
 fn is_over(routing: &Routing, member: &Member) -> bool {
-    member.facts.draining && member.state != State::Alive && !routing.is_member(member.incarnation)
+    member.facts.draining && member.state != State::Alive && !routing.is_known(member.incarnation)
 }
 
 fn tell(routing: &Routing, members: &Members, names: &Names) {

@@ -1,6 +1,6 @@
 //! Nodes that end in good order: this one says goodbye when all that it had for others is there, and others do.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::{Item, PeerAddr, Receipt};
 use super::hand_over::TakingBack;
-use super::{Routing, have_come};
+use super::{Own, Routing, have_come};
 
 /// A node that does not say within this how many connections it has is left out.
 const LOADS_WAIT: Duration = Duration::from_secs(1);
@@ -140,7 +140,15 @@ impl Routing {
         let Some(node) = self.leaving.lane_left(peer, lanes) else { return };
         tracing::info!(%node, "a node has left");
         self.has_left(peer);
-        // All that it forwarded is here.
+        // All that it forwarded is here. It forwarded nothing where it could not be told of the channel: that is lost.
+        let is_untold = |own: &Own| !own.confirmed.contains(&peer) && !own.waits.contains(&peer);
+        let untold = |own: &BTreeMap<u64, Own>| {
+            own.iter().filter(|(_, own)| is_untold(own)).map(|(number, _)| *number).collect::<HashSet<_>>()
+        };
+        let untold = untold(&self.own.lock());
+        if !untold.is_empty() {
+            self.hub.gone_in(peer, &untold);
+        }
         for own in self.own.lock().values_mut() {
             own.rounds.iter_mut().for_each(|round| round.waits.retain(|waited| *waited != peer));
             for round in own.rounds.extract_if(.., |round| round.waits.is_empty()) {

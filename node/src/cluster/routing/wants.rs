@@ -47,9 +47,9 @@ impl Wants {
 }
 
 impl Routing {
-    /// It was told of by [`Routing::set_peers`] last.
-    pub fn is_member(&self, peer: u64) -> bool {
-        self.peers.read().contains_key(&peer)
+    /// [`Routing::set_peers`] told of it last, also where it has left since.
+    pub fn is_known(&self, peer: u64) -> bool {
+        self.leaving.name_of(peer).is_some()
     }
 
     pub fn known_of(&self, peer: u64) -> Known {
