@@ -133,6 +133,36 @@ async fn a_minority_issues_nothing_not_even_after_a_restart() {
     assert_refused(n1, &used, 401, USED, "together").await;
 }
 
+/// Who was dead when it stopped has been given nothing by it, and nothing can be learned from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_restarted_beside_a_dead_one_learns_from_those_who_ran_on() {
+    let mut cluster = Cluster::linked(3).await;
+    let mut used = vec![assert_granted(&cluster.nodes()[1], "three nodes").await];
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    n2.kill();
+    let is_dead =
+        async || n0.operate("GET", "/debug/members").await.json().to_string().contains(r#""state":"dead""#);
+    wait_until(SOON, "the death to be known", is_dead).await;
+    assert_eq!(n1.stop().await.code(), Some(0));
+    n1.restart().await;
+    for node in [&*n0, n1] {
+        used.push(assert_granted(node, "two of three").await);
+    }
+    for node in [&*n0, n1] {
+        for request in &used {
+            assert_refused(node, request, 401, USED, "used before").await;
+        }
+    }
+    // The one that stops last needs nobody.
+    assert_eq!(n0.stop().await.code(), Some(0));
+    assert_eq!(n1.stop().await.code(), Some(0));
+    n1.restart().await;
+    for request in &used {
+        assert_refused(n1, request, 401, USED, "alone").await;
+    }
+    assert_refused(n1, &request(), 503, UNAVAILABLE, "one of two").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_goes_in_order_is_not_missed() {
     let mut cluster = Cluster::linked(3).await;

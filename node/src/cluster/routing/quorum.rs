@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 const SEEN_LAST: Duration = Duration::from_secs(15 * 60);
 /// Nodes that are held, far more than there are; of further ones nothing is noted while they are away.
 const NODES_MAX: usize = 4_096;
+/// Nodes do not notice at the same moment that another one is away.
+const NOTICED_APART: Duration = Duration::from_secs(5);
 /// A clock further than this from the median of the others' is wrong.
 const CLOCKS_APART_MS: u64 = 60_000;
 
@@ -18,6 +20,8 @@ pub struct KeptNodes {
     pub counts: bool,
     /// The others, and how many milliseconds ago they were seen.
     pub seen: Vec<(Box<str>, u64)>,
+    /// Those of them that were away.
+    pub away: Vec<Box<str>>,
 }
 
 pub(super) struct Quorum {
@@ -31,6 +35,10 @@ pub(super) struct Quorum {
     is_late: bool,
     alive: HashMap<u64, Arc<str>>,
     seen: HashMap<Box<str>, Instant>,
+    /// Who had been away when this node stopped, and when it was seen last by then.
+    away: HashMap<Box<str>, Instant>,
+    /// This node has handed over what it remembers.
+    has_left: bool,
     /// Runs that have handed over what they remember.
     gone: HashSet<u64>,
     /// Runs whose nonces were taken over, or had none to give.
@@ -49,11 +57,15 @@ impl Quorum {
             is_late: false,
             alive: HashMap::new(),
             seen: HashMap::new(),
+            away: HashMap::new(),
+            has_left: false,
             gone: HashSet::new(),
             asked: HashSet::new(),
             answered: HashMap::new(),
         };
         quorum.hear_of(&kept.seen, now);
+        let away = quorum.seen.iter().filter(|(node_id, _)| kept.away.contains(node_id));
+        quorum.away = away.map(|(node_id, at)| (node_id.clone(), *at)).collect();
         quorum
     }
 
@@ -91,7 +103,7 @@ impl Quorum {
 
     /// This node hands over what it remembers.
     pub(super) fn leave(&mut self) {
-        (self.counts, self.counted) = (false, false);
+        (self.counts, self.counted, self.has_left) = (false, false, true);
     }
 
     /// What the run remembers was taken over. It says whether it counts, and whom it has seen.
@@ -122,12 +134,14 @@ impl Quorum {
     }
 
     /// Whether it has come to count. What it remembered before counts on when all have been asked who can be; who remembers
-    /// nothing needs it of a majority of those that count, so that any majority of them is known here.
+    /// nothing needs it of a majority of those that count, so that any majority of them is known here. Who was away when this node
+    /// stopped, and still is, has been given nothing that this one had, and remembers nothing since.
     pub(super) fn decide(&mut self, is_asked: bool, now: Instant) -> bool {
-        if self.counts || !is_asked {
+        if self.counts || self.has_left || !is_asked {
             return false;
         }
-        let others = self.others(now);
+        let mut others = self.others(now);
+        others.retain(|node_id| !self.is_still_away(node_id));
         let answers = others.iter().map(|node_id| self.answered.get(node_id).copied());
         let of_those: Vec<_> = answers.filter(|answer| *answer != Some(false)).collect();
         let taken = of_those.iter().filter(|answer| answer.is_some()).count();
@@ -142,12 +156,24 @@ impl Quorum {
 
     pub(super) fn kept(&self, now: Instant) -> KeptNodes {
         let seen = self.others(now).into_iter().map(|node_id| {
-            let is_alive = self.alive.values().any(|alive| **alive == *node_id);
-            let at = self.seen.get(&node_id).filter(|_| !is_alive).copied().unwrap_or(now);
+            let at = self.seen.get(&node_id).filter(|_| !self.lives(&node_id)).copied().unwrap_or(now);
             let age = now.saturating_duration_since(at);
             (node_id, u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
         });
-        KeptNodes { counts: self.counts || self.counted, seen: seen.collect() }
+        let seen: Vec<(Box<str>, u64)> = seen.collect();
+        let away = seen.iter().map(|(node_id, _)| node_id).filter(|node_id| !self.lives(node_id)).cloned();
+        KeptNodes { counts: self.counts || self.counted, away: away.collect(), seen }
+    }
+
+    fn lives(&self, node_id: &str) -> bool {
+        self.alive.values().any(|alive| **alive == *node_id)
+    }
+
+    fn is_still_away(&self, node_id: &str) -> bool {
+        let (Some(before), Some(seen)) = (self.away.get(node_id), self.seen.get(node_id)) else {
+            return false;
+        };
+        *seen <= *before + NOTICED_APART && !self.lives(node_id) && !self.answered.contains_key(node_id)
     }
 
     fn others(&self, now: Instant) -> BTreeSet<Box<str>> {
@@ -266,12 +292,50 @@ mod tests {
         before.see(alive(&[(1, "a"), (2, "b")]), now);
         assert!(!before.decide(true, now));
         let kept = before.kept(now);
-        assert_eq!(kept, KeptNodes { counts: false, seen: vec![("a".into(), 0), ("b".into(), 0)] });
+        let seen = vec![("a".into(), 0), ("b".into(), 0)];
+        assert_eq!(kept, KeptNodes { seen, ..KeptNodes::default() });
         let (mut quorum, now) = quorum(KeptNodes { counts: true, ..kept });
         assert!(!quorum.is_majority(1, now));
         assert!(!quorum.counts() && quorum.decide(true, now));
         quorum.leave();
         assert!(!quorum.counts() && !quorum.kept(now).counts);
+    }
+
+    /// What a node keeps that has stopped in order, while `b` ran on and `c` had been dead for a minute.
+    fn stopped() -> KeptNodes {
+        let (mut before, now) = quorum(KeptNodes::default());
+        before.see(alive(&[(1, "b"), (2, "c")]), now);
+        before.see(alive(&[(1, "b")]), now);
+        before.leave();
+        assert!(!before.decide(true, now), "it has handed over what it had");
+        before.kept(now + Duration::from_secs(60))
+    }
+
+    #[test]
+    fn who_was_away_when_this_node_stopped_and_still_is_need_not_be_learned_from() {
+        let kept = stopped();
+        assert_eq!(kept.away, ["c".into()]);
+        let (mut quorum, now) = quorum(kept.clone());
+        quorum.see(alive(&[(1, "b")]), now);
+        quorum.taken(1, true, &[("c".into(), 58_000)], now);
+        assert!(quorum.decide(true, now));
+        assert!(quorum.is_majority(2, now) && !quorum.is_majority(1, now), "it is one of three");
+        let (mut quorum, now) = self::quorum(KeptNodes { seen: vec![("c".into(), 60_000)], ..kept });
+        assert!(quorum.decide(true, now), "the last one that stopped");
+    }
+
+    #[test]
+    fn who_was_back_meanwhile_is_learned_from() {
+        for seen in [&[("c".into(), 30_000)][..], &[("c".into(), 0)]] {
+            let (mut quorum, now) = quorum(stopped());
+            quorum.see(alive(&[(1, "b")]), now);
+            quorum.taken(1, true, seen, now);
+            assert!(!quorum.decide(true, now), "one of two");
+        }
+        let (mut quorum, now) = quorum(stopped());
+        quorum.see(alive(&[(2, "c")]), now);
+        quorum.taken(2, true, &[], now);
+        assert!(!quorum.decide(true, now), "one of two");
     }
 
     #[test]
