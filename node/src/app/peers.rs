@@ -69,9 +69,10 @@ pub(super) async fn follow(
     }
 }
 
-/// A node that was leaving before this one could hear it: nobody waits for a link to it.
+/// A node that nobody hears, of which this one only knows by others: mostly it has ended before.
 fn is_over(routing: &Routing, member: &Member) -> bool {
-    member.facts.draining && member.state != State::Alive && !routing.is_known(member.incarnation)
+    let is_heard = member.state == State::Alive || member.is_elsewhere;
+    !is_heard && !routing.is_known(member.incarnation)
 }
 
 fn tell(routing: &Routing, members: &Members, names: &Names) {
@@ -243,20 +244,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_leaving_before_it_was_heard_is_neither_looked_up_nor_linked_to() {
+    async fn who_is_not_heard_yet_is_neither_looked_up_nor_linked_to() {
         let mut node = Seeing::new(Names::by(|name| panic!("{name} is looked up")));
-        let leaving = |incarnation, peer, state| Member {
-            facts: Facts { draining: true, ..member(incarnation, peer, state).facts },
-            ..member(incarnation, peer, state)
-        };
         let there = |incarnation, peer| member(incarnation, peer, State::Alive);
         let (three, four, five) = ("127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5");
-        node.sees(vec![leaving(2, "a.example:1", State::Suspect), there(3, three)]);
+        node.sees(vec![member(2, "a.example:1", State::Suspect), there(3, three)]);
         node.is_linked_to(&[(3, at(3))], 1).await;
-        node.sees(vec![leaving(2, "a.example:1", State::Dead), there(3, three), there(4, four)]);
+        node.sees(vec![member(2, "a.example:1", State::Dead), there(3, three), there(4, four)]);
         node.is_linked_to(&[(3, at(3)), (4, at(4))], 2).await;
         // But for one that was heard.
-        node.sees(vec![leaving(3, three, State::Suspect), there(4, four), there(5, five)]);
+        node.sees(vec![member(3, three, State::Suspect), there(4, four), there(5, five)]);
         node.is_linked_to(&[(3, at(3)), (4, at(4)), (5, at(5))], 2).await;
     }
 

@@ -214,7 +214,7 @@ impl Run {
         self.members.send_if_modified(|members| {
             let changed = members.0 != others;
             if changed {
-                log_changes(members, &others);
+                log_changes(members, &others, |run| liveness.heard_at(run).is_some());
                 *members = Arc::new(Members(others));
             }
             changed
@@ -273,7 +273,7 @@ fn member(id: &ChitchatId, state: &NodeState) -> Option<Member> {
     })
 }
 
-fn log_changes(before: &Members, now: &[Member]) {
+fn log_changes(before: &Members, now: &[Member], was_heard: impl Fn(u64) -> bool) {
     for member in now {
         let former = before.get(&member.node_id).filter(|former| former.incarnation == member.incarnation);
         if former.is_none_or(|former| former.state != member.state) {
@@ -284,6 +284,9 @@ fn log_changes(before: &Members, now: &[Member]) {
                 // Told by its goodbye, or by those who have waited for that.
                 State::Dead if member.facts.draining => {
                     tracing::debug!(%node, %gossip, "a node that was leaving is dead")
+                }
+                State::Dead if !was_heard(member.incarnation) => {
+                    tracing::info!(%node, %gossip, "a node that others have known of is not there")
                 }
                 State::Dead => tracing::warn!(%node, %gossip, "a node is dead"),
             }
