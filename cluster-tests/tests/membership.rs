@@ -114,6 +114,15 @@ async fn a_node_with_the_id_of_another_one_stops_and_the_other_serves_on() {
         assert_eq!(times(node, "n1", DEAD), 0);
         assert_eq!(node.metric("fanfare_peers_known").await, 2.0);
     }
+    // The other one, which never served, has not left for it.
+    n1.kill();
+    let later = cluster.add(|options| options).await;
+    let state = async || {
+        let members = later.operate("GET", "/debug/members").await.json()["members"].clone();
+        let members = members.as_array().expect("members").iter();
+        members.filter(|member| member["nodeId"] == "n1").map(|member| member["state"].clone()).next()
+    };
+    wait_until(SOON, "it to be dead", async || state().await == Some(json!("dead"))).await;
 }
 
 /// Also where one of the two has been linked to before they hear of each other.

@@ -104,7 +104,7 @@ impl Run {
         let mut facts = self.facts.borrow_and_update().clone();
         if self.ends.is_some() {
             // Nothing may speak for it any more, or the other one ends too.
-            (facts.ready, facts.met) = (false, false);
+            (facts.ready, facts.met, facts.left) = (false, false, false);
         }
         let entries = facts.entries(self.incarnation);
         {
