@@ -39,7 +39,7 @@ impl Origin {
         let store = Embedded::open(folder, &Options::new(false, &limits), clock.clone())?;
         let store = Arc::new(store) as Arc<dyn HistoryStore>;
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
-        let kept = KeptNodes { counts: true, seen: Vec::new() };
+        let kept = KeptNodes { counts: true, ..KeptNodes::default() };
         let routing = Routing::new(&hub, &"source".into(), kept, tasks);
         let publisher = Publisher::new(&hub, &store, &limits, Some(&routing));
         let names: Vec<String> = (0..channels).map(|nth| format!("bench:link:{nth}")).collect();

@@ -1,5 +1,6 @@
 //! The whole comparison in one run: the node, the floor and the bare loop, one after another on the same machine.
 
+mod admin;
 mod bars;
 pub mod cluster;
 mod companion;

@@ -10,10 +10,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tempfile::TempDir;
 
+use super::super::admin::Admin;
 use super::super::generator::load;
 use super::super::server::Server;
 use crate::Result;
-use crate::wire::http::Http;
 
 /// All nodes have the same one.
 const DIRECTORY: &str = "[[tenants]]\nid = \"bench\"\n[[tenants.accounts]]\nid = \"bench\"\n[[tenants.accounts.keys]]\n\
@@ -108,23 +108,6 @@ impl Cluster {
 
     pub(super) fn metric(&self, node: usize, name: &str) -> Result<f64> {
         Admin::of(&self.nodes[node])?.metric(name)
-    }
-}
-
-/// Of one node.
-struct Admin(Http);
-
-impl Admin {
-    fn of(node: &Server) -> Result<Self> {
-        Ok(Self(Http::connect(node.node_file()?.admin, None)?))
-    }
-
-    /// One without labels; 0 while it is not there.
-    fn metric(&mut self, name: &str) -> Result<f64> {
-        let page = self.0.get("/metrics")?.success("the metrics")?;
-        let text = String::from_utf8_lossy(&page).into_owned();
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(value.map(str::parse).transpose()?.unwrap_or(0.0))
     }
 }
 

@@ -202,7 +202,9 @@ impl<Run> Figures<'_, Run> {
         let lacking: Vec<String> = needed
             .filter_map(|contender| {
                 let row = self.rows.iter().find(|row| row.contender == contender);
-                let runs = row.map_or(0, |row| row.runs.len() + row.not_carried.len());
+                // What a peer did not carry is told, and no figure is missing for it. Of Fanfare it is.
+                let beaten = |row: &Row<Run>| if contender.is_fanfare() { 0 } else { row.not_carried.len() };
+                let runs = row.map_or(0, |row| row.runs.len() + beaten(row));
                 (runs < RUNS_MIN).then(|| format!("{runs} of {}", contender.name()))
             })
             .collect();
@@ -305,6 +307,10 @@ pub(super) mod tests {
         let not_carried = vec!["late".to_owned(); 3];
         let beaten = Row { not_carried, ..Row::new(Contender::Floor) };
         assert_eq!(open(all(beaten)), ["nobody carried it"]);
+        let late = Row { not_carried: vec!["late".to_owned(); 2], ..row(Contender::Fanfare, 1.0, 1.0) };
+        let others = peers().map(|peer| often(peer, 3.0));
+        let rows = [late, often(Contender::Floor, 0.8)].into_iter().chain(others).collect();
+        assert_eq!(open(rows)[0], "runs are fewer than 3: 1 of Fanfare");
         assert!(judge(Vec::new()).is_empty(), "without Fanfare there is nothing to hold it to");
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::super::admin::Admin;
 use super::super::machine::first_line;
 use super::super::server::Server;
 use super::servers;
@@ -159,7 +160,7 @@ impl Contender {
                 (bench, "as floor, 1 ms window, all subscribers written to with one call")
             }
             Self::Fanfare => (
-                ask(places.node.clone(), "--version"),
+                format!("{}, {}", ask(places.node.clone(), "--version"), io_uring(places)),
                 "default settings with authentication, store none, limits.publishes_per_second 0, limits.connections 18000",
             ),
             Self::FanfareWindow0 => {
@@ -187,6 +188,16 @@ impl Contender {
             ),
         };
         Described { name: self.name(), version, settings }
+    }
+}
+
+/// Where the system refuses it the node is measured without, and a delivery costs more.
+fn io_uring(places: &Places) -> String {
+    let node = Contender::Fanfare.start(places);
+    let threads = node.and_then(|node| Admin::of(&node)?.metric("fanfare_io_uring_shards"));
+    match threads {
+        Ok(threads) => format!("io_uring in {threads} threads"),
+        Err(error) => format!("io_uring not known: {error}"),
     }
 }
 

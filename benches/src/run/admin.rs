@@ -1,0 +1,22 @@
+//! What a node tells its operators.
+
+use super::server::Server;
+use crate::Result;
+use crate::wire::http::Http;
+
+/// Of one node.
+pub(super) struct Admin(Http);
+
+impl Admin {
+    pub(super) fn of(node: &Server) -> Result<Self> {
+        Ok(Self(Http::connect(node.node_file()?.admin, None)?))
+    }
+
+    /// One without labels; 0 while it is not there.
+    pub(super) fn metric(&mut self, name: &str) -> Result<f64> {
+        let page = self.0.get("/metrics")?.success("the metrics")?;
+        let text = String::from_utf8_lossy(&page).into_owned();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.map(str::parse).transpose()?.unwrap_or(0.0))
+    }
+}
