@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::budget::Budget;
 use super::delivery::Delivery;
+use super::few::Few;
 use super::former::Former;
 use super::interest::{Interest, Joining};
 use super::mark::Mark;
@@ -52,9 +53,9 @@ pub(super) struct State {
     /// Runs that stand in its position no more.
     pub(super) former: Former,
     /// Runs of which something is lost, and that have not told how far they are.
-    pub(super) unsure: Vec<u64>,
+    pub(super) unsure: Few,
     /// Runs of which all is heard since they told where they stand.
-    pub(super) whole: Vec<u64>,
+    pub(super) whole: Few,
     /// What other nodes know of the interest in it.
     pub(super) joining: Joining,
     /// Taken out of the map; whoever still holds it looks the key up again.
@@ -330,8 +331,8 @@ impl Hub {
                     ring: None,
                     members: None,
                     former: Former::default(),
-                    unsure: Vec::new(),
-                    whole: Vec::new(),
+                    unsure: Few::default(),
+                    whole: Few::default(),
                     joining: Joining::default(),
                     removed: false,
                 }),

@@ -14,7 +14,10 @@ const RUNS_MAX: usize = 64;
 
 /// What a channel had of runs that are gone, and that stand in no position any more.
 #[derive(Debug, Default)]
-pub(super) struct Former {
+pub(super) struct Former(Option<Box<Gone>>);
+
+#[derive(Debug, Default)]
+struct Gone {
     runs: Serial,
     /// Whoever has this of the channel's own was told of a position in which they do not stand.
     since: u64,
@@ -29,37 +32,42 @@ impl Former {
         if !others.entries().iter().any(|(run, _)| is_gone(run)) {
             return;
         }
+        let gone = self.0.get_or_insert_default();
         let mut kept = Serial::default();
         for (run, sequence) in others.entries().iter().copied() {
             if !is_gone(&run) {
                 kept.advance(run, sequence);
-            } else if self.runs.entries().len() < RUNS_MAX {
-                self.runs.advance(run, sequence);
+            } else if gone.runs.entries().len() < RUNS_MAX {
+                gone.runs.advance(run, sequence);
             }
         }
         mark.others = Some(Arc::new(kept));
         mark.own.sequence += 1;
-        self.since = mark.own.sequence;
+        gone.since = mark.own.sequence;
     }
 
     /// The position with what need not stand in it.
     pub(super) fn complete(&self, position: &Serial, own: u64) -> Serial {
-        match self.since > 0 && position.covers_one(own, self.since) {
-            true => position.join(&self.runs),
-            false => position.clone(),
+        match &self.0 {
+            Some(gone) if position.covers_one(own, gone.since) => position.join(&gone.runs),
+            _ => position.clone(),
         }
     }
 
     /// Where the channel stands, with these runs.
     pub(super) fn and(&self, here: &Serial) -> Serial {
-        here.join(&self.runs)
+        self.0.as_ref().map_or_else(|| here.clone(), |gone| here.join(&gone.runs))
+    }
+
+    fn covers(&self, stamp: Stamp) -> bool {
+        self.0.as_ref().is_some_and(|gone| gone.runs.covers_one(stamp.incarnation, stamp.sequence))
     }
 }
 
 impl State {
     /// Whether a message was handed on by then, or need not be told of any more.
     pub(super) fn knows(&self, stamp: Stamp) -> bool {
-        self.mark.covers(stamp) || self.former.runs.covers_one(stamp.incarnation, stamp.sequence)
+        self.mark.covers(stamp) || self.former.covers(stamp)
     }
 }
 

@@ -15,9 +15,7 @@ impl State {
 
     /// Something of it may be missing.
     pub(super) fn doubt(&mut self, incarnation: u64) {
-        if !self.unsure.contains(&incarnation) {
-            self.unsure.push(incarnation);
-        }
+        self.unsure.add(incarnation);
     }
 }
 
@@ -43,7 +41,7 @@ impl Hub {
                 self.take(channel, &mut state, one);
             }
         }
-        state.unsure.retain(|run| *run != incarnation);
+        state.unsure.remove(incarnation);
         drop(state);
         self.give_way();
     }

@@ -118,10 +118,8 @@ impl Hub {
     pub fn heard(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        state.unsure.retain(|incarnation| *incarnation != stamp.incarnation);
-        if !state.whole.contains(&stamp.incarnation) {
-            state.whole.push(stamp.incarnation);
-        }
+        state.unsure.remove(stamp.incarnation);
+        state.whole.add(stamp.incarnation);
         if stamp.sequence == 0 {
             return;
         }
@@ -151,7 +149,7 @@ impl Hub {
             if matches!(state.joining, Joining::Not) {
                 continue;
             }
-            state.whole.retain(|whole| *whole != incarnation);
+            state.whole.remove(incarnation);
             state.doubt(incarnation);
             self.break_off(channel, &mut state);
         }
@@ -175,7 +173,7 @@ impl Hub {
     }
 
     pub(super) fn end_positions(&self, channel: &Channel, state: &mut State, incarnation: u64) {
-        state.unsure.retain(|run| *run != incarnation);
+        state.unsure.remove(incarnation);
         // A number without a message, so that whoever had all that was here is not taken for having all.
         state.mark.own.sequence += 1;
         state.mark.place += 1;
@@ -186,7 +184,7 @@ impl Hub {
     pub fn caught_up(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        state.unsure.retain(|incarnation| *incarnation != stamp.incarnation);
+        state.unsure.remove(stamp.incarnation);
         if !state.mark.covers(stamp) {
             state.mark.hear(stamp, 0);
         }

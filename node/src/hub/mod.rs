@@ -3,6 +3,7 @@
 mod budget;
 mod channels;
 mod delivery;
+mod few;
 mod former;
 mod from_store;
 mod hand_over;
