@@ -1,11 +1,11 @@
 //! The part of a node that knows of other nodes.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::nodes::Keeper;
 use super::peers::follow;
 use super::tokens::Others;
 use super::{Addresses, StartError, nodes, stored};
@@ -125,7 +125,7 @@ pub(super) struct OfNode {
     auth: Arc<Authenticator>,
     accounts: Arc<Accounts>,
     clock: Clock,
-    data_dir: PathBuf,
+    nodes: Arc<Keeper>,
     /// Who is to know of the others.
     others: Others,
     /// Of messages that others published.
@@ -142,9 +142,10 @@ impl OfNode {
         others: Others,
     ) -> Self {
         let (shards, store, auth) = (Arc::clone(shards), Arc::clone(store), Arc::clone(auth));
-        let (accounts, clock, data_dir) = (Arc::clone(accounts), clock.clone(), config.data_dir.clone());
+        let (accounts, clock) = (Arc::clone(accounts), clock.clone());
+        let nodes = Arc::new(Keeper::new(&config.data_dir));
         let ids_forgotten = metrics::counter!("fanfare_ids_forgotten_total");
-        Self { shards, store, auth, accounts, clock, data_dir, others, ids_forgotten }
+        Self { shards, store, auth, accounts, clock, nodes, others, ids_forgotten }
     }
 }
 
@@ -230,9 +231,9 @@ impl Local for OfNode {
     }
 
     fn keep_nodes(&self, nodes: KeptNodes) -> Later<()> {
-        let (data_dir, now_ms) = (self.data_dir.clone(), self.clock.now_ms());
+        let (keeper, turn, now_ms) = (Arc::clone(&self.nodes), self.nodes.turn(), self.clock.now_ms());
         Box::pin(async move {
-            let written = tokio::task::spawn_blocking(move || nodes::write(&data_dir, &nodes, now_ms)).await;
+            let written = tokio::task::spawn_blocking(move || keeper.write(turn, &nodes, now_ms)).await;
             if let Ok(Err(error)) = written {
                 tracing::warn!(%error, "the nodes that were seen were not kept");
             }

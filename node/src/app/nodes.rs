@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::routing::KeptNodes;
@@ -33,12 +35,57 @@ pub(super) fn read(data_dir: &Path, now_ms: u64) -> io::Result<KeptNodes> {
     Ok(KeptNodes { counts, seen, away })
 }
 
+/// Writes one after the other, and nothing over what is newer.
+pub(super) struct Keeper {
+    data_dir: PathBuf,
+    last: AtomicU64,
+    written: Mutex<u64>,
+}
+
+impl Keeper {
+    pub(super) fn new(data_dir: &Path) -> Self {
+        Self { data_dir: data_dir.to_owned(), last: AtomicU64::new(0), written: Mutex::new(0) }
+    }
+
+    /// To be taken when what is to be written is known.
+    pub(super) fn turn(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn write(&self, turn: u64, nodes: &KeptNodes, now_ms: u64) -> io::Result<()> {
+        let mut written = self.written.lock();
+        if turn < *written {
+            return Ok(());
+        }
+        write(&self.data_dir, nodes, now_ms)?;
+        *written = turn;
+        Ok(())
+    }
+}
+
 /// Written whole: a start reads the former file or this one.
-pub(super) fn write(data_dir: &Path, nodes: &KeptNodes, now_ms: u64) -> io::Result<()> {
+fn write(data_dir: &Path, nodes: &KeptNodes, now_ms: u64) -> io::Result<()> {
     let seen = nodes.seen.iter().map(|(node_id, age_ms)| (node_id.clone(), now_ms.saturating_sub(*age_ms)));
     let text =
         serde_json::to_vec(&Kept { counts: nodes.counts, seen: seen.collect(), away: nodes.away.clone() })?;
     let (file, fresh) = (data_dir.join(FILE), data_dir.join("peers.json.new"));
     std::fs::write(&fresh, text)?;
     std::fs::rename(fresh, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_is_not_written_over_what_is_newer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let keeper = Keeper::new(folder.path());
+        let kept = |counts| KeptNodes { counts, seen: vec![("a".into(), 5)], away: vec!["a".into()] };
+        let (before, after) = (keeper.turn(), keeper.turn());
+        keeper.write(after, &kept(false), 100).expect("written");
+        keeper.write(before, &kept(true), 100).expect("left out");
+        let read = read(folder.path(), 100).expect("read");
+        assert_eq!(read, kept(false));
+    }
 }

@@ -97,7 +97,7 @@ pub trait Local: Send + Sync + 'static {
     /// All that a run has stored of a channel behind some message, in its order. None: that cannot be told.
     fn stored(&self, behind: Behind) -> Later<Option<Vec<ForwardedParts>>>;
 
-    /// To be given to [`Routing::new`] at the next start.
+    /// To be given to [`Routing::new`] at the next start: what was handed over last, whenever that is written.
     fn keep_nodes(&self, nodes: KeptNodes) -> Later<()>;
 }
 

@@ -60,12 +60,20 @@ impl Routing {
             loop {
                 routing.take_nonces_over(begun, waits).await;
                 let is_old = kept.1.elapsed() >= KEEP_EVERY;
-                let now = routing.quorum.lock().kept(Instant::now());
-                let names = |kept: &KeptNodes| kept.seen.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
-                let is_changed = now.counts != kept.0.counts || names(&now) != names(&kept.0);
-                if let Some(local) = routing.local.get().filter(|_| is_changed || is_old) {
-                    kept = (now.clone(), Instant::now());
-                    local.keep_nodes(now).await;
+                let keeping = {
+                    // So that nothing of before this node has left is kept after that.
+                    let quorum = routing.quorum.lock();
+                    let now = quorum.kept(Instant::now());
+                    let names =
+                        |kept: &KeptNodes| kept.seen.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
+                    let is_changed = now.counts != kept.0.counts || names(&now) != names(&kept.0);
+                    routing.local.get().filter(|_| is_changed || is_old).map(|local| {
+                        kept = (now.clone(), Instant::now());
+                        local.keep_nodes(now)
+                    })
+                };
+                if let Some(keeping) = keeping {
+                    keeping.await;
                 }
                 tokio::time::sleep(LOOK).await;
             }
