@@ -24,7 +24,7 @@ pub(super) async fn follow(
     mut names: Names,
 ) {
     let mut told = HashSet::new();
-    let mut again = tokio::time::interval(LOOKUP_AGAIN);
+    let mut again = tokio::time::interval_at(tokio::time::Instant::now() + LOOKUP_AGAIN, LOOKUP_AGAIN);
     again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let now = Arc::clone(&members.borrow_and_update());
@@ -245,7 +245,11 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_not_heard_yet_is_neither_looked_up_nor_linked_to() {
-        let mut node = Seeing::new(Names::by(|name| panic!("{name} is looked up")));
+        static LOOKED_UP: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let mut node = Seeing::new(Names::by(|name| {
+            LOOKED_UP.lock().push(name.clone());
+            Box::pin(std::future::ready((name, Ok(vec![at(2)]))))
+        }));
         let there = |incarnation, peer| member(incarnation, peer, State::Alive);
         let (three, four, five) = ("127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5");
         node.sees(vec![member(2, "a.example:1", State::Suspect), there(3, three)]);
@@ -255,6 +259,7 @@ mod tests {
         // But for one that was heard.
         node.sees(vec![member(3, three, State::Suspect), there(4, four), there(5, five)]);
         node.is_linked_to(&[(3, at(3)), (4, at(4)), (5, at(5))], 2).await;
+        assert_eq!(*LOOKED_UP.lock(), [""; 0]);
     }
 
     #[tokio::test]

@@ -285,6 +285,23 @@ mod tests {
             node.sees(&[STANDING], later);
             assert!(node.resumes());
         }
+        assert!(node.routing.is_known(PEER) && node.routing.known_of(PEER).has_left);
+    }
+
+    #[tokio::test]
+    async fn what_is_lost_where_one_leaves_that_could_not_be_told_of_a_channel() {
+        for is_told in [false, true] {
+            let node = found();
+            node.is_attached_to();
+            if is_told {
+                node.says_joined(0, 0, Vec::new());
+            }
+            let before = node.position();
+            node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+            let resumes = node.routing.hub.look_after(&node.key, &before) == Start::Live;
+            assert_eq!(resumes, is_told);
+            assert!(node.resumes(), "who comes later misses nothing");
+        }
     }
 
     #[tokio::test]
