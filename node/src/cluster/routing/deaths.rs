@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::stored::Leaves;
 use super::{Own, Routing};
+use crate::model;
 
 /// Lanes of a process that died end within this.
 const AT_ONCE: Duration = Duration::from_millis(300);
@@ -20,7 +21,7 @@ const NOTICED_WITHIN: Duration = Duration::from_secs(3);
 const RUNS_MAX: usize = 1024;
 
 /// Another node as gossip has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Standing {
     pub incarnation: u64,
     pub is_dead: bool,
@@ -114,6 +115,12 @@ impl Deaths {
         run.lanes.insert(lane);
         run.complete.clear();
         (run.is_met, run.ended, run.is_whole) = (true, None, true);
+    }
+
+    /// What the member is, whoever has heard it.
+    pub(super) fn run(&self, incarnation: u64) -> Option<model::Run> {
+        let run = self.runs.get(&incarnation).filter(|run| run.is_member)?;
+        Some(if run.is_dead { model::Run::Ended } else { model::Run::Alive })
     }
 
     fn left(&mut self, incarnation: u64) {

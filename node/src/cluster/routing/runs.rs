@@ -124,7 +124,9 @@ impl Routing {
         if let Some(since) = ended {
             return (since.elapsed() <= window).then_some(Run::Ended);
         }
-        self.peers.read().contains_key(&incarnation).then_some(Run::Alive)
+        let is_linked_to = self.peers.read().contains_key(&incarnation);
+        // Others may know it, and notice its death later than this node, which never heard it.
+        if is_linked_to { Some(Run::Alive) } else { self.deaths.lock().run(incarnation) }
     }
 
     /// The link to the peer is up, which may have begun after those had ended whose connections come to it.
@@ -213,7 +215,23 @@ fn lane_of(connection_id: ConnectionId) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Standing;
+    use super::super::fixture::{Node, PEER};
     use super::*;
+
+    #[tokio::test]
+    async fn a_run_that_only_others_have_heard_is_one_whose_connections_may_come() {
+        let node = Node::new();
+        let run = || node.routing.run(PEER, Duration::from_secs(60));
+        assert_eq!(run(), None);
+        for (is_dead, expected) in [(false, Run::Alive), (true, Run::Ended)] {
+            let standing = Standing { incarnation: PEER, is_dead, ..Standing::default() };
+            node.routing.look_for_deaths(&[standing]);
+            assert_eq!(run(), Some(expected));
+        }
+        node.routing.look_for_deaths(&[]);
+        assert_eq!(run(), None);
+    }
 
     #[test]
     fn a_run_ends_when_it_is_missed_and_not_again_until_it_was_back() {
