@@ -163,6 +163,38 @@ async fn a_node_that_is_restarted_beside_a_dead_one_learns_from_those_who_ran_on
     assert_refused(n1, &request(), 503, UNAVAILABLE, "one of two").await;
 }
 
+/// Whoever stopped last may have granted something since, also where those who came back were started more than once.
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_have_not_learned_yet_issue_nothing_however_often_they_are_started() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    assert_eq!(n1.stop().await.code(), Some(0));
+    assert_eq!(n2.stop().await.code(), Some(0));
+    let used = assert_granted(n0, "alone").await;
+    assert_eq!(n0.stop().await.code(), Some(0));
+    for node in [&mut *n1, &mut *n2] {
+        // Nobody is where the seed was.
+        node.set_environment("FANFARE_SEED", "127.0.0.1:1");
+    }
+    for is_killed in [true, false] {
+        n1.restart().await;
+        n2.set_environment("FANFARE_SEED", &n1.gossip().expect("a node of a cluster").to_string());
+        n2.restart().await;
+        for node in [&*n1, &*n2] {
+            assert_refused(node, &used, 503, UNAVAILABLE, "who has granted it is away").await;
+        }
+        for node in [&mut *n1, &mut *n2] {
+            if is_killed {
+                node.kill();
+            } else {
+                assert_eq!(node.stop().await.code(), Some(0));
+            }
+        }
+    }
+    n1.restart().await;
+    assert_refused(n1, &used, 503, UNAVAILABLE, "who has granted it is away").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_goes_in_order_is_not_missed() {
     let mut cluster = Cluster::linked(3).await;

@@ -20,7 +20,7 @@ pub struct KeptNodes {
     pub counts: bool,
     /// The others, and how many milliseconds ago they were seen.
     pub seen: Vec<(Box<str>, u64)>,
-    /// Those of them that were away.
+    /// Those of them that were away when this node last counted, and were not seen since.
     pub away: Vec<Box<str>>,
 }
 
@@ -35,8 +35,10 @@ pub(super) struct Quorum {
     is_late: bool,
     alive: HashMap<u64, Arc<str>>,
     seen: HashMap<Box<str>, Instant>,
-    /// Who had been away when this node stopped, and when it was seen last by then.
+    /// Who had been away when this node last counted, and when it was seen last by then.
     away: HashMap<Box<str>, Instant>,
+    /// It has counted in this run, so whoever is away has been given nothing that it has not.
+    has_counted: bool,
     /// This node has handed over what it remembers.
     has_left: bool,
     /// Runs that have handed over what they remember.
@@ -58,13 +60,15 @@ impl Quorum {
             alive: HashMap::new(),
             seen: HashMap::new(),
             away: HashMap::new(),
+            has_counted: false,
             has_left: false,
             gone: HashSet::new(),
             asked: HashSet::new(),
             answered: HashMap::new(),
         };
         quorum.hear_of(&kept.seen, now);
-        let away = quorum.seen.iter().filter(|(node_id, _)| kept.away.contains(node_id));
+        // Who counted and was killed has not said for how long others were away.
+        let away = quorum.seen.iter().filter(|(node_id, _)| !kept.counts && kept.away.contains(node_id));
         quorum.away = away.map(|(node_id, at)| (node_id.clone(), *at)).collect();
         quorum
     }
@@ -146,6 +150,7 @@ impl Quorum {
         let of_those: Vec<_> = answers.filter(|answer| *answer != Some(false)).collect();
         let taken = of_those.iter().filter(|answer| answer.is_some()).count();
         self.counts = self.counted || of_those.is_empty() || 2 * taken > of_those.len();
+        self.has_counted |= self.counts;
         self.counts
     }
 
@@ -155,14 +160,20 @@ impl Quorum {
     }
 
     pub(super) fn kept(&self, now: Instant) -> KeptNodes {
-        let seen = self.others(now).into_iter().map(|node_id| {
-            let at = self.seen.get(&node_id).filter(|_| !self.lives(&node_id)).copied().unwrap_or(now);
-            let age = now.saturating_duration_since(at);
+        let others = self.others(now);
+        // Who has not learned yet what it is to know keeps from whom that is.
+        let is_away = |node_id: &Box<str>| match self.has_counted {
+            true => !self.lives(node_id),
+            false => self.is_still_away(node_id),
+        };
+        let away: Vec<Box<str>> = others.iter().filter(|node_id| is_away(node_id)).cloned().collect();
+        let seen = others.into_iter().map(|node_id| {
+            let before = self.away.get(&node_id).filter(|_| !self.has_counted && away.contains(&node_id));
+            let last = before.or(self.seen.get(&node_id)).filter(|_| !self.lives(&node_id));
+            let age = now.saturating_duration_since(last.copied().unwrap_or(now));
             (node_id, u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
         });
-        let seen: Vec<(Box<str>, u64)> = seen.collect();
-        let away = seen.iter().map(|(node_id, _)| node_id).filter(|node_id| !self.lives(node_id)).cloned();
-        KeptNodes { counts: self.counts || self.counted, away: away.collect(), seen }
+        KeptNodes { counts: self.counts || self.counted, seen: seen.collect(), away }
     }
 
     fn lives(&self, node_id: &str) -> bool {
@@ -301,11 +312,20 @@ mod tests {
         assert!(!quorum.counts() && !quorum.kept(now).counts);
     }
 
+    /// A node that counts, as `b` does, and `c` did.
+    fn beside_a_dead_one() -> (Quorum, Instant) {
+        let (mut quorum, now) = quorum(KeptNodes::default());
+        quorum.see(alive(&[(1, "b"), (2, "c")]), now);
+        quorum.taken(1, true, &[], now);
+        quorum.taken(2, true, &[], now);
+        assert!(quorum.decide(true, now));
+        quorum.see(alive(&[(1, "b")]), now);
+        (quorum, now)
+    }
+
     /// What a node keeps that has stopped in order, while `b` ran on and `c` had been dead for a minute.
     fn stopped() -> KeptNodes {
-        let (mut before, now) = quorum(KeptNodes::default());
-        before.see(alive(&[(1, "b"), (2, "c")]), now);
-        before.see(alive(&[(1, "b")]), now);
+        let (mut before, now) = beside_a_dead_one();
         before.leave();
         assert!(!before.decide(true, now), "it has handed over what it had");
         before.kept(now + Duration::from_secs(60))
@@ -322,6 +342,38 @@ mod tests {
         assert!(quorum.is_majority(2, now) && !quorum.is_majority(1, now), "it is one of three");
         let (mut quorum, now) = self::quorum(KeptNodes { seen: vec![("c".into(), 60_000)], ..kept });
         assert!(quorum.decide(true, now), "the last one that stopped");
+    }
+
+    #[test]
+    fn who_has_not_learned_yet_keeps_from_whom_it_is_to() {
+        let mut kept = stopped();
+        for _ in 0..3 {
+            let (mut quorum, now) = self::quorum(kept.clone());
+            // It is as long ago as it was, whatever others say.
+            quorum.hear_of(&[("c".into(), 56_000)], now);
+            assert!(!quorum.decide(true, now), "b has not said what it knows");
+            kept = quorum.kept(now);
+            assert_eq!((kept.counts, &*kept.away), (false, &["c".into()][..]));
+            assert!(kept.seen.iter().any(|(id, age_ms)| **id == *"c" && *age_ms >= 60_000), "{kept:?}");
+            quorum.see(alive(&[(2, "new")]), now);
+            quorum.taken(2, false, &[], now);
+            quorum.see(alive(&[]), now);
+            assert_eq!(quorum.kept(now).away, ["c".into()], "nor has it anything from who came meanwhile");
+        }
+        let fresh = KeptNodes { seen: vec![("b".into(), 0), ("c".into(), 0)], ..KeptNodes::default() };
+        let (mut quorum, now) = self::quorum(fresh);
+        assert!(!quorum.decide(true, now));
+        assert_eq!(quorum.kept(now).away, [Box::from(""); 0]);
+    }
+
+    #[test]
+    fn who_was_killed_has_not_kept_who_was_away() {
+        let (before, now) = beside_a_dead_one();
+        let kept = before.kept(now);
+        assert!(kept.counts && *kept.away == ["c".into()]);
+        let (mut quorum, now) = self::quorum(kept);
+        quorum.leave();
+        assert_eq!(quorum.kept(now).away, [Box::from(""); 0], "it may have been back since that was kept");
     }
 
     #[test]
