@@ -277,6 +277,33 @@ async fn a_connection_that_another_node_takes_up_takes_its_seat_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_clients_of_a_node_that_stops_keep_their_seats() {
+    const CEILING: usize = 5;
+    let mut cluster = cluster(CEILING as u64).await;
+    let nodes = cluster.nodes();
+    let mut open = Vec::new();
+    for _ in 0..CEILING {
+        open.push(Socket::open(&nodes[2], "").await);
+    }
+    until_counted(nodes, CEILING as u64).await;
+    nodes[2].terminate();
+    let mut back = Vec::new();
+    for (at, mut socket) in open.into_iter().enumerate() {
+        socket.find("to be asked to leave", |frame| frame["op"] == 4).await;
+        let query = resume(&socket);
+        drop(socket);
+        back.push(try_open(&nodes[at % 2], &query, KEY).await.expect("it has a seat"));
+    }
+    for socket in &mut back {
+        assert_eq!(socket.connected["resumed"], true);
+        assert_eq!(socket.next_within(SEATS_SETTLED).await, Err(Ended::Silence));
+    }
+    assert_eq!(nodes[2].ended().await.code(), Some(0));
+    until_counted(&nodes[..2], CEILING as u64).await;
+    assert!(try_open(&nodes[0], "", KEY).await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away() {
     let mut cluster = cluster(1).await;
     let nodes = cluster.nodes();

@@ -140,6 +140,7 @@ impl Routing {
         let Some(node) = self.leaving.lane_left(peer, lanes) else { return };
         tracing::info!(%node, "a node has left");
         self.has_left(peer);
+        self.tenants_left(peer);
         // All that it forwarded is here. It forwarded nothing where it could not be told of the channel: that is lost.
         let is_untold = |own: &Own| !own.confirmed.contains(&peer) && !own.waits.contains(&peer);
         let untold = |own: &BTreeMap<u64, Own>| {

@@ -45,6 +45,7 @@ pub(super) struct Counting {
 impl Default for Counting {
     fn default() -> Self {
         let told = metrics::counter!("fanfare_tenant_counts_told_total");
+        metrics::counter!("fanfare_tenants_uncounted_total").increment(0);
         Self { seats: OnceLock::new(), telling: Mutex::default(), heard: Mutex::default(), told }
     }
 }
@@ -66,11 +67,14 @@ impl Routing {
         });
     }
 
-    /// The members whose connections count, which are all that are not held for dead.
+    /// The members that are not held for dead. Their connections count, but for those that have left: nobody is there any more.
     pub fn count_members(&self, members: &[u64]) {
         let Some(seats) = self.counting.seats.get() else { return };
         let mut heard = self.counting.heard.lock();
-        seats.set_elsewhere(heard.set_members(members));
+        // Under the lock, so that whoever leaves meanwhile is not among them again.
+        let members: Vec<u64> =
+            members.iter().copied().filter(|member| !self.leaving.has_left(*member)).collect();
+        seats.set_elsewhere(heard.set_members(&members));
         drop(heard);
         members.iter().filter(|peer| self.is_up(**peer)).for_each(|peer| self.ask_if_lacking(*peer));
     }
@@ -90,6 +94,14 @@ impl Routing {
         let Some(seats) = self.counting.seats.get() else { return };
         self.tell_all(to, &**seats);
         self.ask_if_lacking(to);
+    }
+
+    /// A member has said goodbye, and its clients are gone. What it told of them last may be from before.
+    pub(super) fn tenants_left(&self, peer: u64) {
+        let Some(seats) = self.counting.seats.get() else { return };
+        let mut heard = self.counting.heard.lock();
+        let others: Vec<u64> = heard.members.keys().copied().filter(|member| *member != peer).collect();
+        seats.set_elsewhere(heard.set_members(&others));
     }
 
     /// Something of what the peer told is lost.
