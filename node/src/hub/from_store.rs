@@ -22,16 +22,32 @@ impl State {
 impl Hub {
     /// The channels that are wanted from other nodes and in whose position this run stands.
     pub fn channels_with(&self, incarnation: u64) -> Vec<Arc<Channel>> {
+        self.wanted_where(|state| state.stands(incarnation))
+    }
+
+    /// Those that the run forwards, and in whose position it does not stand: nothing was heard of it there.
+    pub fn silent_with(&self, incarnation: u64) -> Vec<Arc<Channel>> {
+        self.wanted_where(|state| !state.stands(incarnation) && state.whole.contains(&incarnation))
+    }
+
+    fn wanted_where(&self, is_meant: impl Fn(&State) -> bool) -> Vec<Arc<Channel>> {
         let mut channels = self.all();
         channels.retain(|channel| {
             let state = channel.state.lock();
-            !matches!(state.joining, Joining::Not) && state.stands(incarnation)
+            !matches!(state.joining, Joining::Not) && is_meant(&state)
         });
         channels
     }
 
-    /// Hands on all that a run has stored behind what was heard of it, in its order: nothing of it is missing then.
-    pub fn refilled(&self, channel: &Arc<Channel>, incarnation: u64, stored: Vec<Forwarded>) {
+    /// Hands on all that a run has stored behind what was heard of it, in its order: nothing of it is missing then, unless it
+    /// `may_go_on`.
+    pub fn refilled(
+        &self,
+        channel: &Arc<Channel>,
+        incarnation: u64,
+        stored: Vec<Forwarded>,
+        may_go_on: bool,
+    ) {
         let mut state = channel.state.lock();
         if state.removed {
             return;
@@ -41,7 +57,9 @@ impl Hub {
                 self.take(channel, &mut state, one);
             }
         }
-        state.unsure.remove(incarnation);
+        if !may_go_on {
+            state.unsure.remove(incarnation);
+        }
         drop(state);
         self.give_way();
     }
@@ -109,8 +127,8 @@ impl Channel {
         }
     }
 
-    /// Something of a run may be missing here.
-    pub fn is_unsure(&self) -> bool {
-        !self.state.lock().unsure.is_empty()
+    /// Something of another run than these may be missing here.
+    pub fn is_unsure_but_for(&self, runs: &[u64]) -> bool {
+        self.state.lock().unsure.iter().any(|run| !runs.contains(run))
     }
 }

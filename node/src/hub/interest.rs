@@ -160,14 +160,15 @@ impl Hub {
         self.each_with(incarnation, unheard, |channel, state| self.tell_lost(channel, state));
     }
 
-    /// It may have acknowledged what has not come here. Nobody is resumed there, until it is back ([`Hub::caught_up`]) or gone.
+    /// It may have acknowledged what has not come here, in any channel that it forwards, or in one of these. Nobody is resumed
+    /// there, until it is back ([`Hub::caught_up`]) or gone.
     pub fn doubt(&self, incarnation: u64, unheard: &HashSet<u64>) {
-        self.each_with(incarnation, unheard, |_, state| state.doubt(incarnation));
+        self.each_forwarded(incarnation, unheard, |_, state| state.doubt(incarnation));
     }
 
     /// It does not come back, and nobody has what it may have acknowledged. No position of before is one to resume from.
     pub fn gone(&self, incarnation: u64, unheard: &HashSet<u64>) {
-        self.each_with(incarnation, unheard, |channel, state| {
+        self.each_forwarded(incarnation, unheard, |channel, state| {
             self.end_positions(channel, state, incarnation)
         });
     }
@@ -192,10 +193,26 @@ impl Hub {
 
     /// The channels in whose position a run stands, and those of these numbers.
     fn each_with(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
+        let is_meant = |state: &State| state.stands(incarnation);
+        self.each_wanted(is_meant, numbers, act);
+    }
+
+    /// The same with those that it forwards, whether or not it has published anything there.
+    fn each_forwarded(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
+        let is_meant = |state: &State| state.stands(incarnation) || state.whole.contains(&incarnation);
+        self.each_wanted(is_meant, numbers, act);
+    }
+
+    fn each_wanted(
+        &self,
+        is_meant: impl Fn(&State) -> bool,
+        numbers: &HashSet<u64>,
+        act: impl Fn(&Channel, &mut State),
+    ) {
         for channel in &self.all() {
             let mut state = channel.state.lock();
             let is_wanted = !matches!(state.joining, Joining::Not);
-            if is_wanted && (state.stands(incarnation) || numbers.contains(&channel.number)) {
+            if is_wanted && (is_meant(&state) || numbers.contains(&channel.number)) {
                 act(channel, &mut state);
             }
         }

@@ -149,7 +149,12 @@ impl Deaths {
     }
 
     pub(super) fn is_complete(&self, incarnation: u64, channel: u64) -> bool {
-        self.runs.get(&incarnation).is_some_and(|run| run.complete.contains(&channel))
+        self.runs.get(&incarnation).is_some_and(|run| run.complete.contains(&channel) && !run.is_doubtful())
+    }
+
+    /// It is held for dead, and may be taking publishes.
+    pub(super) fn may_go_on(&self, incarnation: u64) -> bool {
+        self.runs.get(&incarnation).is_some_and(Run::is_doubtful)
     }
 
     /// One has died within that time, or may have.
@@ -244,11 +249,14 @@ impl Routing {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
-                    let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
+                    let mut unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     if is_doubtful {
                         self.hub.doubt(incarnation, &unheard);
                     }
-                    if !self.recover((incarnation, since), unheard.clone(), Leaves::Doubt) {
+                    if !self.recover((incarnation, since), unheard.clone(), is_doubtful, Leaves::Doubt) {
+                        if is_doubtful {
+                            unheard.extend(self.silent_with(incarnation));
+                        }
                         self.hub.died(incarnation, &unheard);
                     }
                 }
@@ -257,7 +265,9 @@ impl Routing {
                 Fate::Gone { is_doubtful, is_met, .. } => {
                     let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     let leaves = if is_doubtful { Leaves::Nothing } else { Leaves::Doubt };
-                    if !fate.is_over() && !self.recover((incarnation, since), unheard.clone(), leaves) {
+                    if fate.is_over() {
+                        self.hub.give_up(incarnation);
+                    } else if !self.recover((incarnation, since), unheard.clone(), is_doubtful, leaves) {
                         match leaves {
                             Leaves::Nothing => self.hub.gone(incarnation, &unheard),
                             Leaves::Doubt => self.hub.died(incarnation, &unheard),
@@ -285,8 +295,16 @@ impl Routing {
             let unheard = self.unheard(incarnation, true, None);
             self.hub.doubt(incarnation, &unheard);
             let since = self.deaths.lock().troubled_for(incarnation);
-            self.recover((incarnation, since), unheard, Leaves::Doubt);
+            if !self.recover((incarnation, since), unheard, true, Leaves::Doubt) {
+                // In the others its death was told.
+                self.hub.died_in(&self.silent_with(incarnation));
+            }
         }
+    }
+
+    /// The channels that the run forwards and in which nothing was heard of it, by number.
+    fn silent_with(&self, incarnation: u64) -> HashSet<u64> {
+        self.hub.silent_with(incarnation).iter().map(|channel| channel.number()).collect()
     }
 
     /// The channels of which a run has never said how far it is: it could not be reached when they were attached to.

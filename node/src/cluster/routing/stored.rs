@@ -120,16 +120,20 @@ impl Routing {
         })
     }
 
-    /// Hands on what dead runs have stored of the channel that this node was to hear. False where that cannot be told of one.
-    pub async fn complete(&self, key: &ChannelKey, position: &Serial) -> bool {
-        let Some(channel) = self.hub.live(key) else { return false };
-        let living = self.living();
+    /// Hands on what dead runs have stored of the channel that this node was to hear. Those that were read for it, and None where
+    /// it cannot be told of one.
+    pub async fn complete(&self, key: &ChannelKey, position: &Serial) -> Option<Vec<u64>> {
+        let channel = self.hub.live(key)?;
+        let (living, mut read) = (self.living(), Vec::new());
         for run in self.owed(&channel).into_iter().filter(|run| !living.contains(run)) {
             let is_ahead = position.sequence_of(run).is_some_and(|sequence| sequence > channel.reached(run));
             let is_known = self.deaths.lock().is_complete(run, channel.number());
             let since = self.deaths.lock().troubled_for(run);
-            if (is_ahead || !is_known) && !self.complete_one(&channel, run, since).await {
-                return false;
+            if is_ahead || !is_known {
+                if !self.complete_one(&channel, run, since).await {
+                    return None;
+                }
+                read.push(run);
             }
         }
         // What others have heard, and is not stored, was not acknowledged.
@@ -139,7 +143,7 @@ impl Routing {
         let stamp =
             |(incarnation, sequence): &(u64, u64)| Stamp { incarnation: *incarnation, sequence: *sequence };
         channel.know(&of_dead.map(stamp).collect::<Vec<_>>());
-        true
+        Some(read)
     }
 
     async fn complete_one(&self, channel: &Arc<Channel>, incarnation: u64, since: Duration) -> bool {
@@ -147,22 +151,28 @@ impl Routing {
         let sequence = channel.reached(incarnation);
         let behind = Behind { key: channel.key().clone(), incarnation, sequence, since };
         let Some(stored) = local.stored(behind).await else { return false };
-        self.hub.refilled(channel, incarnation, inbound::stored(channel.key(), stored));
+        let may_go_on = self.deaths.lock().may_go_on(incarnation);
+        self.hub.refilled(channel, incarnation, inbound::stored(channel.key(), stored), may_go_on);
         self.deaths.lock().completed(incarnation, channel.number());
         true
     }
 
     /// A run has died: what it has stored is handed on, and where that cannot be told, or in the channels that it has never said
-    /// anything of, its end is. False where nodes have no store together.
+    /// anything of, its end is. Where it `is_doubtful` also in channels in which nothing was heard of it. False where nodes have no
+    /// store together.
     pub(super) fn recover(
         &self,
         (incarnation, since): (u64, Duration),
         unheard: HashSet<u64>,
+        is_doubtful: bool,
         leaves: Leaves,
     ) -> bool {
         let Some(routing) = self.store().and_then(|_| self.this.upgrade()) else { return false };
         self.tasks.spawn("recovery", OnStop::Cancel, async move {
             let mut channels = routing.hub.channels_with(incarnation);
+            if is_doubtful {
+                channels.extend(routing.hub.silent_with(incarnation));
+            }
             channels.retain(|channel| !unheard.contains(&channel.number()));
             // There it is not known from where on something is missing.
             routing.hub.gone_in(incarnation, &unheard);
@@ -200,6 +210,7 @@ mod tests {
 
     use super::super::super::inbound::Inbound as _;
     use super::super::super::link::Item;
+    use super::super::Standing;
     use super::super::fixture::{Node, PEER};
     use super::*;
     use crate::model::{ChannelName, ForwardedParts};
@@ -286,18 +297,52 @@ mod tests {
         node
     }
 
+    /// It may take publishes behind a cut, so what is read once is not all.
+    #[tokio::test]
+    async fn of_a_run_that_may_go_on_it_is_read_each_time() {
+        let standing =
+            |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
+        for (is_whole, read_again) in [(true, Vec::new()), (false, vec![PEER])] {
+            let node = Node::new();
+            node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
+            node.finds_the_peer();
+            node.has_a_link();
+            node.routing.lane_opened(&node.peer, 0);
+            node.routing.look_for_deaths(&[standing(false)]);
+            node.is_attached_to();
+            node.says_joined(0, 0, Vec::new());
+            node.loses_the_peer();
+            node.routing.lane_ended(&node.peer, 0, is_whole);
+            node.routing.look_for_deaths(&[standing(true)]);
+            let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+            let nothing = Serial::default();
+            let complete = || node.routing.complete(&node.key, &nothing);
+            complete().await.expect("it is read");
+            assert_eq!(complete().await, Some(read_again.clone()));
+            assert_eq!(channel.is_unsure_but_for(&[]), !is_whole);
+            assert!(!channel.is_unsure_but_for(&[PEER]));
+            node.routing.look_for_deaths(&[]);
+            let is_sure = async {
+                while channel.is_unsure_but_for(&[]) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(SETTLE_WAIT, is_sure).await.expect("it does not go on");
+        }
+    }
+
     #[tokio::test]
     async fn nobody_is_brought_on_over_a_dead_run_that_cannot_be_read() {
         let node = with_a_dead_one(|_| None);
-        assert!(!node.routing.complete(&node.key, &Serial::single(PEER, 5)).await);
+        assert_eq!(node.routing.complete(&node.key, &Serial::single(PEER, 5)).await, None);
         let node = with_a_dead_one(|behind| {
             assert_eq!((behind.incarnation, behind.sequence), (PEER, 5));
             Some(Vec::new())
         });
-        assert!(node.routing.complete(&node.key, &Serial::single(PEER, 5)).await);
+        assert_eq!(node.routing.complete(&node.key, &Serial::single(PEER, 5)).await, Some(vec![PEER]));
         let channel = node.routing.hub.live(&node.key).expect("it is attached to");
         assert_eq!(channel.mark().serial().sequence_of(99), Some(6), "others have heard so much of it");
         let elsewhere = ChannelKey::new(node.key.account().clone(), ChannelName::of("other"));
-        assert!(!node.routing.complete(&elsewhere, &Serial::default()).await);
+        assert_eq!(node.routing.complete(&elsewhere, &Serial::default()).await, None);
     }
 }

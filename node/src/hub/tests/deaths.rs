@@ -57,6 +57,23 @@ fn nobody_is_resumed_until_a_doubtful_one_is_back() {
 }
 
 #[test]
+fn a_doubtful_one_may_have_published_wherever_it_forwards() {
+    let (hub, targets, channel) = joined();
+    let silent = || hub.silent_with(THERE).iter().map(|channel| channel.number()).collect::<Vec<_>>();
+    assert_eq!(silent(), [channel.number()]);
+    let start = || hub.look_after(&key("a"), &position(&hub, 0, 0));
+    hub.doubt(THERE + 1, &nowhere());
+    assert_eq!(start(), Start::Live, "another one");
+    hub.doubt(THERE, &nowhere());
+    assert_eq!(start(), Start::Unknown);
+    hub.gone(THERE, &nowhere());
+    assert_eq!(*targets[0].lost.lock(), [channel.number()]);
+    assert_eq!(start(), Start::Unknown, "of before");
+    hub.forwarded(from(THERE, 5, 1));
+    assert!(silent().is_empty());
+}
+
+#[test]
 fn a_doubtful_one_that_is_gone_ends_every_position() {
     let (hub, targets, channel) = joined();
     hub.forwarded(from(THERE, 5, 2));

@@ -22,14 +22,14 @@ fn it_is_handed_on_behind_what_was_heard_and_nobody_is_told_of_a_loss() {
     hub.doubt(THERE, &HashSet::new());
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     assert_eq!(start(5), Start::Unknown);
-    hub.refilled(&channel, THERE, vec![from(THERE, 5, 1), from(THERE, 6, 1), from(THERE, 9, 1)]);
+    hub.refilled(&channel, THERE, vec![from(THERE, 5, 1), from(THERE, 6, 1), from(THERE, 9, 1)], false);
     let places: Vec<u64> = targets[0].deliveries.lock().iter().map(|one| one.place()).collect();
     assert_eq!(places, [1, 2, 3].map(|number| PLACES_BEFORE + number), "each once");
     assert_eq!(
         (start(9), start(5)),
         (Start::Live, Start::Replay { after: PLACES_BEFORE + 1, is_exact: true })
     );
-    hub.refilled(&channel, THERE, vec![from(THERE, 6, 1)]);
+    hub.refilled(&channel, THERE, vec![from(THERE, 6, 1)], false);
     hub.forwarded(from(THERE, 9, 1));
     assert_eq!(targets[0].deliveries.lock().len(), 3);
     assert!(targets[0].lost.lock().is_empty());
@@ -39,7 +39,7 @@ fn it_is_handed_on_behind_what_was_heard_and_nobody_is_told_of_a_loss() {
 fn of_a_publish_of_which_a_part_was_stored_the_rest_is_handed_on() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
-    hub.refilled(&channel, THERE, vec![from(THERE, 5, 2)]);
+    hub.refilled(&channel, THERE, vec![from(THERE, 5, 2)], false);
     hub.forwarded(from(THERE, 5, 4));
     let deliveries = targets[0].deliveries.lock();
     let counts: Vec<u64> = deliveries.iter().map(|one| one.count()).collect();

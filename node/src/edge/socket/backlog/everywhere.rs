@@ -149,7 +149,8 @@ impl Rows<'_> {
         if !self.have_kept_alike(&runs).await? {
             return None;
         }
-        if !routing.complete(key, &has).await || self.channel.is_unsure() {
+        let read = routing.complete(key, &has).await?;
+        if self.channel.is_unsure_but_for(&read) {
             return None;
         }
         let (here, owed) = (self.channel.mark().serial(), routing.owed(self.channel));
