@@ -91,6 +91,8 @@ pub struct Routing {
     presence: Presence,
     /// Runs whose members' connections are lost, and since when.
     orphaned: Mutex<HashMap<u64, Instant>>,
+    /// How long they have to be taken up.
+    grace_ms: AtomicU64,
     /// Who wants a channel, by incarnation.
     wanted: DashMap<ChannelKey, Vec<u64>>,
     /// Peers that are being told all that is wanted here.
@@ -155,6 +157,7 @@ impl Routing {
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
             presence: Presence::new(),
             orphaned: Mutex::default(),
+            grace_ms: AtomicU64::new(u64::MAX),
             wanted: DashMap::new(),
             tellings: Mutex::default(),
             epoch: AtomicU64::new(0),

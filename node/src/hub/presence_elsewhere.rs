@@ -34,8 +34,8 @@ impl Hub {
 
     /// Another node tells a part of the members of a channel. Whom it has not among them any more leaves, unless something of
     /// that member happened here after the event of the number `known`; without it nobody does. Members of further runs count
-    /// unless `tells` holds of their run, which tells of them itself.
-    pub fn told_members(&self, told: ToldMembers, known: Option<u64>, tells: impl Fn(u64) -> bool) {
+    /// unless `passes_over` holds of their run, as of one that tells of them itself.
+    pub fn told_members(&self, told: ToldMembers, known: Option<u64>, passes_over: impl Fn(u64) -> bool) {
         let ToldMembers { key, by, after, members, is_last, .. } = told;
         if members.is_empty() && self.live(&key).is_none() {
             return;
@@ -53,7 +53,7 @@ impl Hub {
             for told in members {
                 // Of whom it does not have itself it may know less than this node: also that somebody has left.
                 let run = told.owner.incarnation;
-                if run == by || (!is_present(state, &told.member) && !tells(run)) {
+                if run == by || (!is_present(state, &told.member) && !passes_over(run)) {
                     self.be_elsewhere(channel, state, told, false);
                 }
             }

@@ -1,6 +1,7 @@
 //! Members whose node has ended: who of the others lets them leave.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Routing;
@@ -17,9 +18,17 @@ impl Routing {
         !is_alive && !self.is_up(run)
     }
 
+    /// Its members have left here, or are about to: who still has them comes to that by itself, and they do not enter again for it.
+    pub(super) fn is_let_go(&self, run: u64) -> bool {
+        let gone_for = self.runs.lock().gone_for(run, tokio::time::Instant::now());
+        gone_for.is_some_and(|gone| gone.as_millis() >= u128::from(self.grace_ms.load(Ordering::Relaxed)))
+    }
+
     /// Connections whose members are to leave now by this node, with whose they were: their run has ended for as long as `grace`
     /// by what this node knows, and nobody has taken them up. To be called often.
     pub fn orphans(&self, grace: Duration, now: Instant) -> Vec<(ConnectionId, Owner)> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.grace_ms.store(grace_ms, Ordering::Relaxed);
         let own = self.hub.incarnation();
         let mut ended = self.hub.present_runs();
         ended.retain(|run| *run != own && self.has_ended(*run));
@@ -59,7 +68,32 @@ fn chosen(connection_id: ConnectionId, runs: &[u64]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::Node;
     use super::*;
+    use crate::model::{ClientId, MemberId, ToldMember, ToldMembers};
+
+    #[tokio::test]
+    async fn who_was_let_go_does_not_enter_again_where_another_node_is_late() {
+        let node = Node::new();
+        let (grace, now) = (Duration::from_secs(15), Instant::now());
+        assert!(node.routing.orphans(grace, now).is_empty());
+        node.routing.take_ended(&[(99, 15_000), (98, 14_000)]);
+        let members = [99_u8, 98, 97].map(|run| ToldMember {
+            member: MemberId {
+                connection_id: ConnectionId::from_bytes([run; 16]),
+                client_id: ClientId::of("a"),
+            },
+            owner: Owner { epoch: 0, incarnation: run.into() },
+            data: None,
+            timestamp_ms: 1,
+        });
+        let mut members = members.to_vec();
+        members.reverse();
+        node.routing.take_members(7, 1, ToldMembers::new(node.key.clone(), 7, None, members, true));
+        let mut present = node.routing.hub.present_runs();
+        present.sort_unstable();
+        assert_eq!(present, [97, 98]);
+    }
 
     #[test]
     fn each_connection_has_one_run_and_another_only_when_that_has_ended() {
