@@ -19,6 +19,8 @@ use crate::session::Session;
 const LINGER_MS: u64 = 2_000;
 /// What a silent client is granted while the node looks whether it had only not come to reading.
 const LAST_LOOK_MS: u64 = 1_000;
+/// In so many parts of the time between two heartbeats those of all connections go out.
+const HEARTBEAT_MOMENTS: u64 = 128;
 
 /// One of the connections that this node holds; given back when dropped.
 #[derive(Debug)]
@@ -203,7 +205,7 @@ impl Connection {
             Stage::Opening { since_ms, .. } => since_ms + limits.header_ms,
             Stage::Closing { close, until_ms } => close.as_ref().map_or(*until_ms, |(at_ms, _)| *at_ms),
             Stage::Open(open) => [
-                Some(self.sent_ms + limits.heartbeat_ms),
+                Some(self.heartbeat_due_ms(limits)),
                 self.silence_ends_ms(limits),
                 self.blocked_ms.map(|since_ms| since_ms + limits.outbox_stall_ms),
                 self.message_ends_ms(limits),
@@ -218,6 +220,13 @@ impl Connection {
 }
 
 impl Connection {
+    /// When it is to be said that the node lives, unless something else is sent before. All of a moment are due when it begins, so
+    /// that they are written together.
+    pub(super) fn heartbeat_due_ms(&self, limits: &Limits) -> u64 {
+        let last_ms = self.sent_ms + limits.heartbeat_ms;
+        last_ms - last_ms % (limits.heartbeat_ms / HEARTBEAT_MOMENTS).max(1)
+    }
+
     /// When a client that sends nothing is taken for dead. While it is not read, nothing is known of it; then the
     /// outbox that it does not empty ends it.
     pub(super) fn silence_ends_ms(&self, limits: &Limits) -> Option<u64> {

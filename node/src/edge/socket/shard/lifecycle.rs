@@ -274,7 +274,7 @@ impl Shard {
         } else {
             open.session.tick(context(&self.services, self.epoch_ms), &mut outputs);
         }
-        let silent = now_ms >= connection.sent_ms + limits.heartbeat_ms;
+        let silent = now_ms >= connection.heartbeat_due_ms(limits);
         self.run_outputs(connection, slot, outputs);
         if silent {
             connection.sent_ms = now_ms;
