@@ -16,6 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::accounts::Account;
 use crate::cluster::link::Receipt;
@@ -108,6 +109,7 @@ struct Inner {
     claims_ids: bool,
     /// Something was delivered that its store did not take.
     missed: AtomicBool,
+    has_missed: Notify,
 }
 
 impl Publisher {
@@ -131,6 +133,7 @@ impl Publisher {
                 routing: routing.map(Arc::clone),
                 claims_ids: routing.is_some() && !store.is_shared(),
                 missed: AtomicBool::new(false),
+                has_missed: Notify::new(),
             }),
         }
     }
@@ -151,6 +154,11 @@ impl Publisher {
     /// Every message so far of which the store has answered, and whose channel keeps history, is stored.
     pub fn stores_all(&self) -> bool {
         !self.inner.missed.load(Ordering::SeqCst)
+    }
+
+    /// Resolves when [`Publisher::stores_all`] has come to be false. For one who waits.
+    pub async fn has_missed(&self) {
+        self.inner.has_missed.notified().await;
     }
 
     /// Publishes; `done` runs exactly once, at once for a refusal, else when the outcome is settled, on any thread.
@@ -337,7 +345,9 @@ impl Inner {
                     answer.give(Some(&stored));
                 }
                 Err(error) => {
-                    inner.missed.fetch_or(retention_hours.is_some(), Ordering::SeqCst);
+                    if retention_hours.is_some() && !inner.missed.swap(true, Ordering::SeqCst) {
+                        inner.has_missed.notify_one();
+                    }
                     tracing::warn!(target: OFTEN, %error, "a publish was not stored");
                     (answer.done)(Err(PublishError::Unavailable));
                 }

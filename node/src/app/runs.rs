@@ -14,8 +14,8 @@ use crate::origin::history::{FormerRun, HistoryStore, Kept};
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 
-/// A node that is killed within this time after something was delivered and not stored has not told.
-const LOOK: Duration = Duration::from_millis(100);
+/// When it is tried again to write down what a store did not take.
+const AGAIN: Duration = Duration::from_millis(100);
 /// How long a change of the directory waits for a disk that does not answer.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 
@@ -91,11 +91,14 @@ async fn note_changes(
     let mut policies = accounts.current().history_policies();
     // Whoever waits is told, by dropping its end, when it is written down.
     let mut waits = None;
-    let mut is_failing = false;
+    let mut is_failing = noted.is_none();
     loop {
+        let left = outlasts_after.saturating_sub(began.elapsed());
         let change = tokio::select! {
             Some(change) = asked.recv() => Some(change),
-            () = tokio::time::sleep(LOOK) => None,
+            () = publisher.has_missed() => None,
+            () = tokio::time::sleep(left), if !left.is_zero() => None,
+            () = tokio::time::sleep(AGAIN), if is_failing => None,
         };
         if accounts.generation() != generation {
             generation = accounts.generation();
@@ -105,7 +108,7 @@ async fn note_changes(
             (policies, waits) = (next, Some(done));
         }
         let has_changed = accounts.policy_changes() != changes;
-        let outlasts = began.elapsed() > outlasts_after;
+        let outlasts = began.elapsed() >= outlasts_after;
         let kept = Kept { policies, has_changed, is_all: publisher.stores_all(), outlasts };
         if noted != Some(kept) {
             match store.begin(incarnation, kept).await {

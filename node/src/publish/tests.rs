@@ -179,6 +179,7 @@ impl Node {
             next_id: AtomicU64::new(1),
             presence: metrics::counter!("presence"),
             missed: AtomicBool::new(false),
+            has_missed: Notify::new(),
             departures: Departures::default(),
             routing: None,
             claims_ids: false,

@@ -276,7 +276,11 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
     connection.paused = true;
     connection.sent_ms = 100_000;
     assert_eq!(times(&connection), (None, None));
-    assert_eq!(connection.next_due_ms(&node.limits, 0), 982 * 117, "the next heartbeat, with all of that moment");
+    assert_eq!(
+        connection.next_due_ms(&node.limits, 0),
+        982 * 117,
+        "the next heartbeat, with all of that moment"
+    );
     connection.sent_ms = 100_010;
     assert_eq!(connection.next_due_ms(&node.limits, 0), 982 * 117);
     connection.sent_ms = 100_011;
