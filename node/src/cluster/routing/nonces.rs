@@ -155,7 +155,7 @@ impl Routing {
         let Some(local) = self.local.get().filter(|_| self.quorum.lock().is_needed()) else { return };
         let kept = {
             let mut quorum = self.quorum.lock();
-            quorum.leave();
+            quorum.leave(Instant::now());
             quorum.kept(Instant::now())
         };
         // Should it be started again, it does not know what others have remembered meanwhile.

@@ -105,8 +105,14 @@ impl Quorum {
         self.gone.insert(incarnation);
     }
 
-    /// This node hands over what it remembers.
-    pub(super) fn leave(&mut self) {
+    /// This node hands over what it remembers. What others grant from then on it may not come to know.
+    pub(super) fn leave(&mut self, now: Instant) {
+        if self.has_counted {
+            let away = |node_id: &Box<str>| (node_id.clone(), self.seen.get(node_id).copied().unwrap_or(now));
+            self.away = self.others(now).iter().filter(|id| !self.lives(id)).map(away).collect();
+        }
+        self.has_counted = false;
+        self.answered.clear();
         (self.counts, self.counted, self.has_left) = (false, false, true);
     }
 
@@ -308,7 +314,7 @@ mod tests {
         let (mut quorum, now) = quorum(KeptNodes { counts: true, ..kept });
         assert!(!quorum.is_majority(1, now));
         assert!(!quorum.counts() && quorum.decide(true, now));
-        quorum.leave();
+        quorum.leave(now);
         assert!(!quorum.counts() && !quorum.kept(now).counts);
     }
 
@@ -326,8 +332,9 @@ mod tests {
     /// What a node keeps that has stopped in order, while `b` ran on and `c` had been dead for a minute.
     fn stopped() -> KeptNodes {
         let (mut before, now) = beside_a_dead_one();
-        before.leave();
+        before.leave(now);
         assert!(!before.decide(true, now), "it has handed over what it had");
+        before.see(HashMap::new(), now);
         before.kept(now + Duration::from_secs(60))
     }
 
@@ -372,7 +379,7 @@ mod tests {
         let kept = before.kept(now);
         assert!(kept.counts && *kept.away == ["c".into()]);
         let (mut quorum, now) = self::quorum(kept);
-        quorum.leave();
+        quorum.leave(now);
         assert_eq!(quorum.kept(now).away, [Box::from(""); 0], "it may have been back since that was kept");
     }
 
