@@ -20,7 +20,7 @@ pub struct KeptNodes {
     pub counts: bool,
     /// The others, and how many milliseconds ago they were seen.
     pub seen: Vec<(Box<str>, u64)>,
-    /// Those of them that were away when this node last counted, and were not seen since.
+    /// Those of them that were away when this node last counted, and were not seen since; where it counts they say nothing.
     pub away: Vec<Box<str>>,
 }
 
@@ -37,8 +37,6 @@ pub(super) struct Quorum {
     seen: HashMap<Box<str>, Instant>,
     /// Who had been away when this node last counted, and when it was seen last by then.
     away: HashMap<Box<str>, Instant>,
-    /// It has counted in this run, so whoever is away has been given nothing that it has not.
-    has_counted: bool,
     /// This node has handed over what it remembers.
     has_left: bool,
     /// Runs that have handed over what they remember.
@@ -60,14 +58,13 @@ impl Quorum {
             alive: HashMap::new(),
             seen: HashMap::new(),
             away: HashMap::new(),
-            has_counted: false,
             has_left: false,
             gone: HashSet::new(),
             asked: HashSet::new(),
             answered: HashMap::new(),
         };
         quorum.hear_of(&kept.seen, now);
-        // Who counted and was killed has not said for how long others were away.
+        // Who counted and was killed may have had others back since.
         let away = quorum.seen.iter().filter(|(node_id, _)| !kept.counts && kept.away.contains(node_id));
         quorum.away = away.map(|(node_id, at)| (node_id.clone(), *at)).collect();
         quorum
@@ -107,11 +104,10 @@ impl Quorum {
 
     /// This node hands over what it remembers. What others grant from then on it may not come to know.
     pub(super) fn leave(&mut self, now: Instant) {
-        if self.has_counted {
+        if self.counts {
             let away = |node_id: &Box<str>| (node_id.clone(), self.seen.get(node_id).copied().unwrap_or(now));
             self.away = self.others(now).iter().filter(|id| !self.lives(id)).map(away).collect();
         }
-        self.has_counted = false;
         self.answered.clear();
         (self.counts, self.counted, self.has_left) = (false, false, true);
     }
@@ -156,7 +152,6 @@ impl Quorum {
         let of_those: Vec<_> = answers.filter(|answer| *answer != Some(false)).collect();
         let taken = of_those.iter().filter(|answer| answer.is_some()).count();
         self.counts = self.counted || of_those.is_empty() || 2 * taken > of_those.len();
-        self.has_counted |= self.counts;
         self.counts
     }
 
@@ -167,14 +162,9 @@ impl Quorum {
 
     pub(super) fn kept(&self, now: Instant) -> KeptNodes {
         let others = self.others(now);
-        // Who has not learned yet what it is to know keeps from whom that is.
-        let is_away = |node_id: &Box<str>| match self.has_counted {
-            true => !self.lives(node_id),
-            false => self.is_still_away(node_id),
-        };
-        let away: Vec<Box<str>> = others.iter().filter(|node_id| is_away(node_id)).cloned().collect();
+        let away: Vec<Box<str>> = others.iter().filter(|id| self.is_still_away(id)).cloned().collect();
         let seen = others.into_iter().map(|node_id| {
-            let before = self.away.get(&node_id).filter(|_| !self.has_counted && away.contains(&node_id));
+            let before = self.away.get(&node_id).filter(|_| away.contains(&node_id));
             let last = before.or(self.seen.get(&node_id)).filter(|_| !self.lives(&node_id));
             let age = now.saturating_duration_since(last.copied().unwrap_or(now));
             (node_id, u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
@@ -375,10 +365,8 @@ mod tests {
 
     #[test]
     fn who_was_killed_has_not_kept_who_was_away() {
-        let (before, now) = beside_a_dead_one();
-        let kept = before.kept(now);
-        assert!(kept.counts && *kept.away == ["c".into()]);
-        let (mut quorum, now) = self::quorum(kept);
+        let kept = stopped();
+        let (mut quorum, now) = quorum(KeptNodes { counts: true, ..kept });
         quorum.leave(now);
         assert_eq!(quorum.kept(now).away, [Box::from(""); 0], "it may have been back since that was kept");
     }
