@@ -12,6 +12,8 @@ use crate::load::IdleOutcome;
 
 /// So many runs a figure has at least from which a bar is judged.
 const RUNS_MIN: usize = 3;
+/// On a disk that allows it.
+const ACKED_PER_S: f64 = 100_000.0;
 
 /// All that can be told of what was measured: without the node, or the one it is compared with, there is no bar.
 pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
@@ -102,6 +104,13 @@ fn of_durable(publish: &Publish) -> Vec<Bar> {
     vec![
         Bar::share("durable publishes: of the bare loop".to_owned(), publish.ratio(), 0.60)
             .judged_unless(not_judged()),
+        Bar::at_least(
+            "durable publishes: acked per second".to_owned(),
+            median(&publish.node, |run| run.acked_per_s),
+            ACKED_PER_S,
+            |per_s| format!("{per_s:.0}"),
+        )
+        .judged_unless(not_judged()),
         Bar::at_most(
             "durable publishes: ack p50, of the loop's commit".to_owned(),
             ack_ms / commit_ms,
