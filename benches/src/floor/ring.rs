@@ -5,8 +5,8 @@ use std::os::fd::RawFd;
 
 use io_uring::{IoUring, opcode, types};
 
-/// Writes in one call.
-const ENTRIES: u32 = 1024;
+/// Writes in one call, as a node has them.
+const ENTRIES: u32 = 64;
 
 pub(super) struct Ring(IoUring);
 
@@ -28,10 +28,16 @@ impl Ring {
         let mut failed = Vec::new();
         for writes in writes.chunks(ENTRIES as usize) {
             for (at, write) in writes.iter().enumerate() {
-                let (socket, count) = (types::Fd(write.socket), write.parts.len() as u32);
-                let entry = opcode::Writev::new(socket, write.parts.as_ptr().cast(), count);
-                let entry = entry.build().user_data(at as u64);
-                self.push(&entry);
+                let socket = types::Fd(write.socket);
+                let entry = match &write.parts[..] {
+                    // Cheaper than a vector of one.
+                    [only] => {
+                        let send = opcode::Send::new(socket, only.as_ptr(), only.len() as u32);
+                        send.flags(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).build()
+                    }
+                    parts => opcode::Writev::new(socket, parts.as_ptr().cast(), parts.len() as u32).build(),
+                };
+                self.push(&entry.user_data(at as u64));
             }
             let mut left = writes.len();
             while left > 0 {
