@@ -58,6 +58,7 @@ async fn who_is_attached_is_told_where_it_had_published_and_nowhere_else() {
             break;
         }
     }
+    assert!(channels.contains(&json!("room")), "{channels:?}");
     // All that it had acknowledged is here, so whoever comes back gets that.
     until_dead(n1, "n0").await;
     let (mut back, attached) = attach_after(n1, &serial).await;

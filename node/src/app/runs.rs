@@ -14,6 +14,8 @@ use crate::origin::history::{FormerRun, HistoryStore, Kept};
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 
+/// How often it is looked for a change that could not be told while another one was written down.
+const LOOK: Duration = Duration::from_secs(1);
 /// When it is tried again to write down what a store did not take.
 const AGAIN: Duration = Duration::from_millis(100);
 /// How long a change of the directory waits for a disk that does not answer.
@@ -98,7 +100,7 @@ async fn note_changes(
             Some(change) = asked.recv() => Some(change),
             () = publisher.has_missed() => None,
             () = tokio::time::sleep(left), if !left.is_zero() => None,
-            () = tokio::time::sleep(AGAIN), if is_failing => None,
+            () = tokio::time::sleep(if is_failing { AGAIN } else { LOOK }) => None,
         };
         if accounts.generation() != generation {
             generation = accounts.generation();
