@@ -179,3 +179,27 @@ fn members_are_the_same_again_while_those_of_the_other_side_count_as_present() {
 fn members_are_the_same_again_after_those_of_the_other_side_have_left() {
     members_converge(Duration::from_secs(1), true);
 }
+
+#[test]
+fn members_whose_node_ends_behind_the_cut_are_there_for_as_long_as_the_others_have_them() {
+    const GRACE_MS: u64 = 8_000;
+    isolated(async |network| {
+        let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", GRACE_MS);
+        let mut cluster = Cluster::apart_with(&network, 3, with_grace).await;
+        let nodes = cluster.nodes();
+        let mut socket = Socket::open(&nodes[1], "").await;
+        present(&mut socket, "enter", ROOM, json!({"clientId": "a"})).await;
+        until_everywhere(nodes, ROOM, &["a"]).await;
+        let cuts = cut_off(&network, nodes);
+        wait_until(SOON, "it to have left", async || names(&nodes[0], ROOM).await.is_empty()).await;
+        nodes[1].kill();
+        drop(cuts);
+        let healed = Instant::now();
+        until_everywhere(&nodes[..1], ROOM, &["a"]).await;
+        assert!(healed.elapsed() <= CONVERGED_WITHIN, "{:?}", healed.elapsed());
+        until_everywhere(&nodes[2..], ROOM, &["a"]).await;
+        for node in [&nodes[0], &nodes[2]] {
+            wait_until(SOON, "it to have left", async || names(node, ROOM).await.is_empty()).await;
+        }
+    });
+}

@@ -46,6 +46,7 @@ use deaths::Deaths;
 use ids::Ids;
 use leaving::Leaving;
 use nonces::{Clocks, Noted};
+use orphans::Orphaned;
 use presence::Presence;
 use quorum::Quorum;
 use receipts::{Acks, have_come};
@@ -89,10 +90,7 @@ pub struct Routing {
     connections: OnceLock<Arc<dyn Connections>>,
     seats_waiting: Arc<Semaphore>,
     presence: Presence,
-    /// Runs whose members' connections are lost, and since when.
-    orphaned: Mutex<HashMap<u64, Instant>>,
-    /// How long they have to be taken up.
-    grace_ms: AtomicU64,
+    orphaned: Mutex<Orphaned>,
     /// Who wants a channel, by incarnation.
     wanted: DashMap<ChannelKey, Vec<u64>>,
     /// Peers that are being told all that is wanted here.
@@ -157,7 +155,6 @@ impl Routing {
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
             presence: Presence::new(),
             orphaned: Mutex::default(),
-            grace_ms: AtomicU64::new(u64::MAX),
             wanted: DashMap::new(),
             tellings: Mutex::default(),
             epoch: AtomicU64::new(0),

@@ -1,7 +1,6 @@
 //! Members whose node has ended: who of the others lets them leave.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Routing;
@@ -9,6 +8,69 @@ use crate::model::{ConnectionId, Digest, Owner};
 
 /// Where the one that is to let them leave has not by then, each node does so for itself. They are the same events.
 const LATE: Duration = Duration::from_secs(5);
+/// By then the other nodes that have noticed an end have let its members go too.
+const OTHERS_LATE: Duration = Duration::from_secs(3);
+
+/// Runs whose members' connections are lost.
+#[derive(Debug, Default)]
+pub(super) struct Orphaned {
+    /// Those that have members here, and since when they are lost.
+    since: HashMap<u64, Instant>,
+    /// Those that have none any more, or are about to.
+    let_go: HashMap<u64, LetGo>,
+}
+
+#[derive(Debug)]
+struct LetGo {
+    at: Instant,
+    is_recent: bool,
+    /// Another node had some of its members meanwhile.
+    passed_over: bool,
+}
+
+impl Orphaned {
+    /// These runs have members here whose connections are lost. Gives how long they are, of those that are for as long as `grace`.
+    fn look(
+        &mut self,
+        lost: &[u64],
+        has_ended: impl Fn(u64) -> bool,
+        grace: Duration,
+        now: Instant,
+    ) -> HashMap<u64, Duration> {
+        let gone = self.since.extract_if(|run, _| !lost.contains(run)).map(|(run, _)| run);
+        let gone: Vec<u64> = gone.filter(|run| has_ended(*run)).collect();
+        let waited = |run: &u64| now.saturating_duration_since(*self.since.entry(*run).or_insert(now));
+        let due = lost.iter().copied().zip(lost.iter().map(waited));
+        let due: HashMap<u64, Duration> = due.filter(|(_, waited)| *waited >= grace).collect();
+        for run in due.keys().chain(&gone) {
+            let new = LetGo { at: now, is_recent: true, passed_over: false };
+            let let_go = self.let_go.entry(*run).or_insert(new);
+            if gone.contains(run) {
+                (let_go.at, let_go.is_recent) = (now, true);
+            }
+        }
+        due
+    }
+
+    fn passes_over(&mut self, run: u64) -> bool {
+        let let_go = self.let_go.get_mut(&run).filter(|let_go| let_go.is_recent);
+        let_go.is_some_and(|let_go| {
+            let_go.passed_over = true;
+            true
+        })
+    }
+
+    /// True when others may have members by now that were passed over.
+    fn settle(&mut self, due: &HashMap<u64, Duration>, now: Instant) -> bool {
+        let mut asks = false;
+        self.let_go.retain(|run, let_go| {
+            let_go.is_recent = now.saturating_duration_since(let_go.at) < OTHERS_LATE;
+            asks |= !let_go.is_recent && std::mem::take(&mut let_go.passed_over);
+            let_go.is_recent || due.contains_key(run)
+        });
+        asks
+    }
+}
 
 impl Routing {
     /// Whether the connections of a run are lost, as far as this node can tell: it is not heard, or has said goodbye, and cannot
@@ -18,32 +80,27 @@ impl Routing {
         !is_alive && !self.is_up(run)
     }
 
-    /// Its members have left here, or are about to: who still has them comes to that by itself, and they do not enter again for it.
-    pub(super) fn is_let_go(&self, run: u64) -> bool {
-        let gone_for = self.runs.lock().gone_for(run, tokio::time::Instant::now());
-        gone_for.is_some_and(|gone| gone.as_millis() >= u128::from(self.grace_ms.load(Ordering::Relaxed)))
+    /// Its members have just left here, or are about to. Who still has them mostly comes to that within moments, and they do not
+    /// enter again for it; but that node may have heard the run for longer, so it is asked once more after that.
+    pub(super) fn passes_over(&self, run: u64) -> bool {
+        self.orphaned.lock().passes_over(run)
     }
 
     /// Connections whose members are to leave now by this node, with whose they were: their run has ended for as long as `grace`
     /// by what this node knows, and nobody has taken them up. To be called often.
     pub fn orphans(&self, grace: Duration, now: Instant) -> Vec<(ConnectionId, Owner)> {
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        self.grace_ms.store(grace_ms, Ordering::Relaxed);
         let own = self.hub.incarnation();
-        let mut ended = self.hub.present_runs();
-        ended.retain(|run| *run != own && self.has_ended(*run));
-        let mut since = self.orphaned.lock();
-        since.retain(|run, _| ended.contains(run));
-        for run in ended {
-            since.entry(run).or_insert(now);
+        let mut lost = self.hub.present_runs();
+        lost.retain(|run| *run != own && self.has_ended(*run));
+        let (due, asks) = {
+            let mut orphaned = self.orphaned.lock();
+            let due = orphaned.look(&lost, |run| self.has_ended(run), grace, now);
+            let asks = orphaned.settle(&due, now);
+            (due, asks)
+        };
+        if asks {
+            self.ask_all_for_members();
         }
-        let due: HashMap<u64, bool> = since
-            .iter()
-            .map(|(run, since)| (*run, now.saturating_duration_since(*since)))
-            .filter(|(_, waited)| *waited >= grace)
-            .map(|(run, waited)| (run, waited >= grace + LATE))
-            .collect();
-        drop(since);
         if due.is_empty() {
             return Vec::new();
         }
@@ -53,7 +110,7 @@ impl Routing {
         };
         let mut orphans = self.hub.present_connections(|run| due.contains_key(&run));
         orphans.retain(|(connection_id, Owner { incarnation, .. })| {
-            due.get(incarnation) == Some(&true)
+            due.get(incarnation).is_some_and(|waited| *waited >= grace + LATE)
                 || chosen(*connection_id, &survivors[incarnation]) == Some(own)
         });
         orphans
@@ -72,27 +129,57 @@ mod tests {
     use super::*;
     use crate::model::{ClientId, MemberId, ToldMember, ToldMembers};
 
+    const GRACE: Duration = Duration::from_secs(15);
+
+    fn told(connection: u8, run: u64) -> ToldMember {
+        let connection_id = ConnectionId::from_bytes([connection; 16]);
+        let member = MemberId { connection_id, client_id: ClientId::of("a") };
+        ToldMember { member, owner: Owner { epoch: 0, incarnation: run }, data: None, timestamp_ms: 1 }
+    }
+
     #[tokio::test]
-    async fn who_was_let_go_does_not_enter_again_where_another_node_is_late() {
-        let node = Node::new();
-        let (grace, now) = (Duration::from_secs(15), Instant::now());
-        assert!(node.routing.orphans(grace, now).is_empty());
-        node.routing.take_ended(&[(99, 15_000), (98, 14_000)]);
-        let members = [99_u8, 98, 97].map(|run| ToldMember {
-            member: MemberId {
-                connection_id: ConnectionId::from_bytes([run; 16]),
-                client_id: ClientId::of("a"),
-            },
-            owner: Owner { epoch: 0, incarnation: run.into() },
-            data: None,
-            timestamp_ms: 1,
-        });
-        let mut members = members.to_vec();
-        members.reverse();
-        node.routing.take_members(7, 1, ToldMembers::new(node.key.clone(), 7, None, members, true));
-        let mut present = node.routing.hub.present_runs();
-        present.sort_unstable();
-        assert_eq!(present, [97, 98]);
+    async fn who_was_let_go_does_not_enter_again_before_other_nodes_have_had_time_for_it_too() {
+        let (node, now) = (Node::new(), Instant::now());
+        let tells = |members: Vec<ToldMember>| {
+            node.routing.take_members(7, 1, ToldMembers::new(node.key.clone(), 7, None, members, true));
+            node.routing.hub.present_connections(|_| true).len()
+        };
+        assert_eq!(tells(vec![told(1, 99)]), 1);
+        assert!(node.routing.orphans(GRACE, now).is_empty());
+        assert_eq!(node.routing.orphans(GRACE, now + GRACE).len(), 1);
+        assert_eq!(tells(vec![told(1, 99), told(2, 99)]), 1);
+        assert_eq!(tells(vec![told(3, 98)]), 2);
+        let asks = |after: Duration| {
+            node.finds_the_peer();
+            node.has_a_link();
+            node.says();
+            node.routing.orphans(GRACE, now + GRACE + after);
+            let says = node.says();
+            node.loses_its_links();
+            !says.is_empty()
+        };
+        assert!(!asks(OTHERS_LATE / 2) && asks(OTHERS_LATE) && !asks(2 * OTHERS_LATE));
+        assert_eq!(tells(vec![told(1, 99), told(2, 99)]), 3);
+    }
+
+    #[test]
+    fn a_run_is_let_go_when_its_members_are_due_or_gone_and_it_is_not_back() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let (mut orphaned, back) = (Orphaned::default(), 3);
+        let mut look = |lost: &[u64], seconds| {
+            let due = orphaned.look(lost, |run| run != back, GRACE, at(seconds));
+            orphaned.settle(&due, at(seconds));
+            [1, 2, back].map(|run| orphaned.passes_over(run))
+        };
+        assert_eq!(look(&[1, 2, back], 0), [false; 3]);
+        assert_eq!(look(&[1], 14), [false, true, false], "another node had 2 leave");
+        assert_eq!(look(&[1], 15), [true, true, false]);
+        assert_eq!(look(&[1], 17), [true, false, false]);
+        assert_eq!(look(&[1], 18), [false; 3], "who is left has not been let go by the others");
+        assert_eq!(look(&[], 19), [true, false, false]);
+        assert_eq!(look(&[], 22), [false; 3]);
+        assert!(orphaned.let_go.is_empty() && orphaned.since.is_empty());
     }
 
     #[test]

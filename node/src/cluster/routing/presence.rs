@@ -231,7 +231,7 @@ impl Routing {
                 told.known
             })
         };
-        self.hub.told_members(members, known, |run| self.is_up(run) || self.is_let_go(run));
+        self.hub.told_members(members, known, |run| self.is_up(run) || self.passes_over(run));
     }
 
     pub(super) fn take_presence_said(&self, from: u64, said: PresenceSaid) {

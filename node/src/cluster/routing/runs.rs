@@ -82,12 +82,6 @@ impl Runs {
         self.seen.get(&run)?.ended
     }
 
-    /// For how long it has not been there, as far as this node knows, or was told.
-    pub(super) fn gone_for(&self, run: u64, now: Instant) -> Option<Duration> {
-        let since = self.ended(run).or_else(|| self.told.get(&run).copied())?;
-        Some(now.saturating_duration_since(since))
-    }
-
     /// All that have ended, also those that were only told of, and for how many milliseconds.
     fn all_ended(&self, now: Instant) -> Vec<(u64, u64)> {
         let seen = self.seen.iter().filter_map(|(run, seen)| Some((*run, seen.ended?)));
