@@ -325,6 +325,25 @@ async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn so_is_who_comes_back_from_a_node_that_has_just_died() {
+    let mut cluster = cluster(1).await;
+    let nodes = cluster.nodes();
+    let lost = Socket::open(&nodes[0], "").await;
+    let query = resume(&lost);
+    drop(lost);
+    until_counted(nodes, 0).await;
+    let mut taken = try_open(&nodes[2], "", KEY).await.expect("the seat is free");
+    until_counted(nodes, 1).await;
+    nodes[0].kill();
+    let mut back = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
+    assert_eq!(back.connected["resumed"], true);
+    let said = back.find("the end", |frame| frame["op"] == 4).await;
+    assert_eq!(said["reason"], "connection_limit");
+    until_counted(&nodes[1..], 1).await;
+    assert_eq!(taken.ask(json!({"op": 0})).await["op"], 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn going_on_to_a_third_node_at_once_does_not_help() {
     let mut cluster = cluster(1).await;
     let nodes = cluster.nodes();

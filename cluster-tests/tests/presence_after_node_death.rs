@@ -196,6 +196,23 @@ async fn a_node_that_begins_before_a_death_is_noticed_knows_who_may_come_back() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn so_it_does_when_the_dead_one_runs_again() {
+    let mut cluster = Cluster::linked(2).await;
+    let before = member(&cluster.nodes()[1], 1).await;
+    until_everywhere(cluster.nodes(), "room", &["member-1"]).await;
+    cluster.nodes()[1].kill();
+    cluster.add(|options| options).await;
+    cluster.restart(1).await;
+    cluster.until_linked().await;
+    let fresh = &cluster.nodes()[2];
+    let mut back = resumed(&before, fresh).await;
+    assert_eq!(back.connected["resumed"], true);
+    let mut watcher = watcher(fresh, 1).await;
+    present(&mut back, "leave", "room", json!({"clientId": "member-1"})).await;
+    assert_eq!(leaves(&mut watcher, 1).await, ["member-1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn whoever_is_still_there_when_its_node_is_back_enters_again() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();

@@ -18,6 +18,7 @@ mod refill;
 mod revocations;
 mod runs;
 mod stored;
+mod successors;
 mod telling;
 mod tenants;
 mod unreached;
@@ -52,6 +53,7 @@ use quorum::Quorum;
 use receipts::{Acks, have_come};
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
+use successors::Successors;
 use telling::Telling;
 use tenants::Counting;
 use tokio::sync::Semaphore;
@@ -88,6 +90,7 @@ pub struct Routing {
     unreached: Mutex<Unreached>,
     absent: Mutex<Absent>,
     connections: OnceLock<Arc<dyn Connections>>,
+    successors: Mutex<Successors>,
     seats_waiting: Arc<Semaphore>,
     presence: Presence,
     orphaned: Mutex<Orphaned>,
@@ -152,6 +155,7 @@ impl Routing {
             unreached: Mutex::default(),
             absent: Mutex::default(),
             connections: OnceLock::new(),
+            successors: Mutex::default(),
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
             presence: Presence::new(),
             orphaned: Mutex::default(),

@@ -247,6 +247,7 @@ impl Routing {
         }
         for (incarnation, fate) in fates {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
+            self.note_fate(incarnation, fate == Fate::Back);
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
                     let mut unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::Routing;
 use crate::cluster::inbound::{ConnectionSaid, Interest};
 use crate::cluster::link::Item;
-use crate::model::{ConnectionId, NotOpen, Over, Run, TakenUp};
+use crate::model::{ConnectionId, NotOpen, Over, Run, TakenUp, Tenure};
 use crate::tasks::OnStop;
 
 /// Runs that ended; beyond it the earliest is forgotten, and with it the way back of its connections.
@@ -40,7 +40,7 @@ pub trait Connections: Send + Sync + 'static {
 pub(super) struct Runs {
     alive: Vec<u64>,
     seen: HashMap<u64, Seen>,
-    /// Those that had ended before this one began, as others say, and when.
+    /// Those that had ended before this one began or were never heard here, as others say, and when.
     told: HashMap<u64, Instant>,
 }
 
@@ -99,6 +99,23 @@ impl Runs {
                 self.told.entry(*run).or_insert(since);
             }
         }
+        self.bound_told();
+    }
+
+    /// One that others have heard, and perhaps this one too, is dead, or no member any more.
+    pub(super) fn died(&mut self, run: u64, now: Instant) {
+        if !self.seen.contains_key(&run) {
+            self.told.entry(run).or_insert(now);
+            self.bound_told();
+        }
+    }
+
+    /// One that was held for dead is not.
+    pub(super) fn is_back(&mut self, run: u64) {
+        self.told.remove(&run);
+    }
+
+    fn bound_told(&mut self) {
         while self.told.len() > ENDED_MAX
             && let Some(first) = self.told.iter().map(|(run, since)| (*since, *run)).min()
         {
@@ -129,6 +146,16 @@ impl Routing {
         if is_linked_to { Some(Run::Alive) } else { self.deaths.lock().run(incarnation) }
     }
 
+    pub(super) fn note_fate(&self, run: u64, is_back: bool) {
+        if is_back {
+            return self.runs.lock().is_back(run);
+        }
+        self.runs.lock().died(run, Instant::now());
+        for not_open in self.successors.lock().take(run) {
+            self.was_not_open(not_open);
+        }
+    }
+
     /// The link to the peer is up, which may have begun after those had ended whose connections come to it.
     pub(super) fn say_ended(&self, to: u64) {
         let runs = self.runs.lock().all_ended(Instant::now());
@@ -148,6 +175,10 @@ impl Routing {
 
     /// Tells every node that a connection is served here from now on.
     pub fn tell_taken_up(&self, taken: &TakenUp) {
+        let (Tenure { connection_id, epoch, .. }, run) = (taken.tenure, taken.former.incarnation);
+        if run != self.hub.incarnation() {
+            self.successors.lock().add(run, NotOpen { connection_id, epoch }, Instant::now());
+        }
         self.tell_of(taken.tenure.connection_id, &Item::taken_up(taken));
     }
 
@@ -230,7 +261,12 @@ mod tests {
             assert_eq!(run(), Some(expected));
         }
         node.routing.look_for_deaths(&[]);
-        assert_eq!(run(), None);
+        assert_eq!(run(), Some(Run::Ended), "also when it runs again under another one");
+        assert_eq!(node.routing.run(PEER, Duration::ZERO), None);
+        let back = Standing { incarnation: PEER, ..Standing::default() };
+        node.routing.look_for_deaths(&[Standing { is_dead: true, ..back }]);
+        node.routing.look_for_deaths(&[back]);
+        assert_eq!(run(), Some(Run::Alive));
     }
 
     #[test]
