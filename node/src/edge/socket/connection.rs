@@ -220,11 +220,11 @@ impl Connection {
 }
 
 impl Connection {
-    /// When it is to be said that the node lives, unless something else is sent before. All of a moment are due when it begins, so
-    /// that they are written together.
+    /// When it is to be said that the node lives, unless something else is sent before. All of a moment are due when it ends, so
+    /// that they are written together. Not before: a client that has been silent for less does not answer.
     pub(super) fn heartbeat_due_ms(&self, limits: &Limits) -> u64 {
-        let last_ms = self.sent_ms + limits.heartbeat_ms;
-        last_ms - last_ms % (limits.heartbeat_ms / HEARTBEAT_MOMENTS).max(1)
+        let first_ms = self.sent_ms + limits.heartbeat_ms;
+        first_ms.next_multiple_of((limits.heartbeat_ms / HEARTBEAT_MOMENTS).max(1))
     }
 
     /// When a client that sends nothing is taken for dead. While it is not read, nothing is known of it; then the

@@ -278,13 +278,13 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
     assert_eq!(times(&connection), (None, None));
     assert_eq!(
         connection.next_due_ms(&node.limits, 0),
-        982 * 117,
+        983 * 117,
         "the next heartbeat, with all of that moment"
     );
-    connection.sent_ms = 100_010;
-    assert_eq!(connection.next_due_ms(&node.limits, 0), 982 * 117);
     connection.sent_ms = 100_011;
     assert_eq!(connection.next_due_ms(&node.limits, 0), 983 * 117);
+    connection.sent_ms = 100_012;
+    assert_eq!(connection.next_due_ms(&node.limits, 0), 984 * 117);
     connection.resume_reading(90_000);
     assert!(!connection.paused);
     assert_eq!(times(&connection), (Some(130_000), Some(120_000)));
