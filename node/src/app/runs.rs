@@ -94,13 +94,14 @@ async fn note_changes(
     // Whoever waits is told, by dropping its end, when it is written down.
     let mut waits = None;
     let mut is_failing = noted.is_none();
+    let mut pause = if is_failing { AGAIN } else { LOOK };
     loop {
         let left = outlasts_after.saturating_sub(began.elapsed());
         let change = tokio::select! {
             Some(change) = asked.recv() => Some(change),
             () = publisher.has_missed() => None,
             () = tokio::time::sleep(left), if !left.is_zero() => None,
-            () = tokio::time::sleep(if is_failing { AGAIN } else { LOOK }) => None,
+            () = tokio::time::sleep(pause) => None,
         };
         if accounts.generation() != generation {
             generation = accounts.generation();
@@ -112,13 +113,16 @@ async fn note_changes(
         let has_changed = accounts.policy_changes() != changes;
         let outlasts = began.elapsed() >= outlasts_after;
         let kept = Kept { policies, has_changed, is_all: publisher.stores_all(), outlasts };
+        pause = LOOK;
         if noted != Some(kept) {
             match store.begin(incarnation, kept).await {
-                Ok(_) => (noted, is_failing) = (Some(kept), false),
+                // It may have taken long, and somebody not have waited for it.
+                Ok(_) => (noted, is_failing, pause) = (Some(kept), false, Duration::ZERO),
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::error!(%error, "what is kept of this run is not written down");
                     }
+                    pause = AGAIN;
                     continue;
                 }
             }
