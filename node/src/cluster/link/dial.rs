@@ -20,7 +20,7 @@ use tonic::{Code, Status, Streaming};
 use super::certificates::SERVER_NAME;
 use super::grpc::{self, Connections};
 use super::queue::{Pull, Queue};
-use super::{CONNECT, Common, PING, RETRY, SILENCE};
+use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE};
 use crate::cluster::inbound::Peer;
 
 /// A lane that has just sent gathers what comes for so long, since each batch costs both nodes several calls of the kernel; one at
@@ -212,7 +212,7 @@ impl Outgoing {
             }
             Step::Answer(started) => {
                 let (stream, now) = (started.await.ok()?, Instant::now());
-                self.step = Step::Open { stream, ping_at: now + PING, pings: 0, gathers_until: now };
+                self.step = Step::Open { stream, ping_at: now, pings: 0, gathers_until: now };
             }
             step => self.step = step,
         }
@@ -222,10 +222,11 @@ impl Outgoing {
         loop {
             let now = Instant::now();
             if now >= *ping_at {
-                *ping_at = now + PING;
                 *pings += 1;
                 let waits_ms = u64::try_from(self.queue.waits().as_millis()).unwrap_or(u64::MAX);
                 let waits_ms = self.link.is_up().then_some(waits_ms);
+                // Until a peer has heard how long things wait here, it must think that something was lost when this node dies.
+                *ping_at = now + if waits_ms.is_some() { PING } else { PING_UNTIL_UP };
                 return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
             }
             if now < *gathers_until {

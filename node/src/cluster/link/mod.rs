@@ -59,6 +59,8 @@ const BACKLOG: i32 = 4096;
 const CONNECT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(500);
 const PING: Duration = Duration::from_millis(500);
+/// The same while another lane of the link is not up yet.
+const PING_UNTIL_UP: Duration = Duration::from_millis(50);
 /// A lane over which nothing comes for so long is cut, by either side.
 const SILENCE: Duration = Duration::from_millis(1500);
 /// A longer frame is refused before there is room made for it.
