@@ -136,7 +136,12 @@ async fn open(
     let name =
         ServerName::try_from(SERVER_NAME).map_err(|_| Status::internal("the name of peers is no name"))?;
     let connector = TlsConnector::from(Arc::clone(&common.tls.client));
-    let socket = connector.connect(name, socket).await.map_err(failed)?;
+    let socket = connector.connect(name, socket).await.map_err(|error| match is_untrusted(&error) {
+        true => {
+            Status::unauthenticated(format!("{error} (--peer-ca, --peer-cert and --peer-key of both nodes)"))
+        }
+        false => failed(error),
+    })?;
     let queue = &link.lanes[lane];
     let (start, started) = oneshot::channel();
     let hello = v1::Hello {
@@ -169,6 +174,11 @@ async fn open(
     // The stream waits for it, unless it is gone again.
     let _ = start.send(queue.open(hello.taken));
     Ok(frames)
+}
+
+fn is_untrusted(error: &std::io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref());
+    matches!(error, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// Reads what the peer answers; why it ended.
