@@ -137,9 +137,9 @@ async fn open(
         ServerName::try_from(SERVER_NAME).map_err(|_| Status::internal("the name of peers is no name"))?;
     let connector = TlsConnector::from(Arc::clone(&common.tls.client));
     let socket = connector.connect(name, socket).await.map_err(|error| match is_untrusted(&error) {
-        true => {
-            Status::unauthenticated(format!("{error} (--peer-ca, --peer-cert and --peer-key of both nodes)"))
-        }
+        true => Status::unauthenticated(format!(
+            "{error} (--peer-ca, --peer-cert and --peer-key, or --cluster-key-file, of both nodes)"
+        )),
         false => failed(error),
     })?;
     let queue = &link.lanes[lane];
@@ -208,8 +208,21 @@ struct Outgoing {
 enum Step {
     Hello(v1::Hello, oneshot::Receiver<u64>),
     Answer(oneshot::Receiver<u64>),
-    Open { stream: u64, ping_at: Instant, pings: u64, gathers_until: Instant },
+    Open { stream: u64, ping_at: Instant, pings: u64, gathers_until: Instant, awaited: Awaited },
     Over,
+}
+
+/// Since when acks wait for the receipts of what a lane is given.
+#[derive(Debug, Default)]
+struct Awaited(Option<Instant>);
+
+impl Awaited {
+    /// How long something has waited that an ack waits for. None while something is there, too, that was acknowledged without.
+    fn waits_ms(&mut self, is_up: bool, waits: Duration, now: Instant) -> Option<u64> {
+        self.0 = is_up.then(|| self.0.unwrap_or(now));
+        let is_awaited = waits <= now.saturating_duration_since(self.0?);
+        is_awaited.then(|| u64::try_from(waits.as_millis()).unwrap_or(u64::MAX))
+    }
 }
 
 impl Outgoing {
@@ -222,19 +235,21 @@ impl Outgoing {
             }
             Step::Answer(started) => {
                 let (stream, now) = (started.await.ok()?, Instant::now());
-                self.step = Step::Open { stream, ping_at: now, pings: 0, gathers_until: now };
+                let awaited = Awaited::default();
+                self.step = Step::Open { stream, ping_at: now, pings: 0, gathers_until: now, awaited };
             }
             step => self.step = step,
         }
         // Whoever is ready to publish now is in the same batch.
         tokio::task::yield_now().await;
-        let Step::Open { stream, ping_at, pings, gathers_until } = &mut self.step else { return None };
+        let Step::Open { stream, ping_at, pings, gathers_until, awaited } = &mut self.step else {
+            return None;
+        };
         loop {
             let now = Instant::now();
             if now >= *ping_at {
                 *pings += 1;
-                let waits_ms = u64::try_from(self.queue.waits().as_millis()).unwrap_or(u64::MAX);
-                let waits_ms = self.link.is_up().then_some(waits_ms);
+                let waits_ms = awaited.waits_ms(self.link.is_up(), self.queue.waits(), now);
                 // Until a peer has heard how long things wait here, it must think that something was lost when this node dies.
                 *ping_at = now + if waits_ms.is_some() { PING } else { PING_UNTIL_UP };
                 return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
@@ -258,5 +273,27 @@ impl Outgoing {
                 () = sleep_until(*ping_at) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waited_before_the_link_was_up_is_waited_for_by_nobody() {
+        let (mut awaited, begun) = (Awaited::default(), Instant::now());
+        let mut waits_ms = |is_up, waits_ms, at_ms| {
+            let at = begun + Duration::from_millis(at_ms);
+            awaited.waits_ms(is_up, Duration::from_millis(waits_ms), at)
+        };
+        assert_eq!(waits_ms(false, 0, 0), None);
+        assert_eq!(waits_ms(true, 10, 100), None);
+        assert_eq!(waits_ms(true, 60, 150), None);
+        assert_eq!(waits_ms(true, 50, 150), Some(50));
+        assert_eq!(waits_ms(true, 0, 200), Some(0));
+        assert_eq!(waits_ms(false, 0, 300), None);
+        assert_eq!(waits_ms(true, 250, 400), None, "it was not up meanwhile");
+        assert_eq!(waits_ms(true, 0, 500), Some(0));
     }
 }
