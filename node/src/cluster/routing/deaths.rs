@@ -53,6 +53,7 @@ struct Run {
     is_member: bool,
     is_dead: bool,
     is_draining: bool,
+    is_elsewhere: bool,
     /// It has said goodbye: all that it had for this node is here.
     has_left: bool,
     /// It has had a lane to this node.
@@ -121,6 +122,11 @@ impl Deaths {
     pub(super) fn run(&self, incarnation: u64) -> Option<model::Run> {
         let run = self.runs.get(&incarnation).filter(|run| run.is_member)?;
         Some(if run.is_dead { model::Run::Ended } else { model::Run::Alive })
+    }
+
+    /// Others hear it, and this node does not.
+    pub(super) fn is_elsewhere(&self, incarnation: u64) -> bool {
+        self.runs.get(&incarnation).is_some_and(|run| run.is_member && run.is_elsewhere)
     }
 
     fn left(&mut self, incarnation: u64) {
@@ -194,9 +200,9 @@ impl Deaths {
     /// The members as they are now.
     fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
-        for Standing { incarnation, is_dead, is_draining, .. } in members {
+        for Standing { incarnation, is_dead, is_draining, is_elsewhere, .. } in members {
             let run = self.runs.entry(*incarnation).or_default();
-            (run.is_member, run.is_draining) = (true, *is_draining);
+            (run.is_member, run.is_draining, run.is_elsewhere) = (true, *is_draining, *is_elsewhere);
             match (run.is_dead, *is_dead) {
                 // While its lanes carry something it lives, whatever gossip says.
                 (false, true) => {
@@ -247,7 +253,7 @@ impl Routing {
         }
         for (incarnation, fate) in fates {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
-            self.note_fate(incarnation, fate == Fate::Back);
+            self.note(incarnation, fate);
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
                     let mut unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
@@ -280,6 +286,20 @@ impl Routing {
                 }
             }
         }
+    }
+
+    fn note(&self, incarnation: u64, fate: Fate) {
+        let is_elsewhere = self.deaths.lock().is_elsewhere(incarnation);
+        match fate {
+            Fate::Back => return self.runs.lock().is_back(incarnation),
+            // It lives.
+            Fate::Died { .. } if is_elsewhere => return,
+            Fate::Died { .. } | Fate::Gone { .. } => self.runs.lock().died(incarnation, Instant::now()),
+        }
+        if !matches!(fate, Fate::Gone { is_told: true, .. }) {
+            self.look_at_seats_from(incarnation);
+        }
+        self.say_all_ended();
     }
 
     pub(super) fn has_left(&self, incarnation: u64) {

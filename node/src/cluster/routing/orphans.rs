@@ -22,7 +22,8 @@ pub(super) struct Orphaned {
 
 #[derive(Debug)]
 struct LetGo {
-    at: Instant,
+    since: Instant,
+    /// Others may not have come to it yet, or this node has not with all of them.
     is_recent: bool,
     /// Another node had some of its members meanwhile.
     passed_over: bool,
@@ -43,11 +44,7 @@ impl Orphaned {
         let due = lost.iter().copied().zip(lost.iter().map(waited));
         let due: HashMap<u64, Duration> = due.filter(|(_, waited)| *waited >= grace).collect();
         for run in due.keys().chain(&gone) {
-            let new = LetGo { at: now, is_recent: true, passed_over: false };
-            let let_go = self.let_go.entry(*run).or_insert(new);
-            if gone.contains(run) {
-                (let_go.at, let_go.is_recent) = (now, true);
-            }
+            self.let_go.entry(*run).or_insert(LetGo { since: now, is_recent: true, passed_over: false });
         }
         due
     }
@@ -64,9 +61,10 @@ impl Orphaned {
     fn settle(&mut self, due: &HashMap<u64, Duration>, now: Instant) -> bool {
         let mut asks = false;
         self.let_go.retain(|run, let_go| {
-            let_go.is_recent = now.saturating_duration_since(let_go.at) < OTHERS_LATE;
-            asks |= !let_go.is_recent && std::mem::take(&mut let_go.passed_over);
-            let_go.is_recent || due.contains_key(run)
+            let is_late = now.saturating_duration_since(let_go.since) >= OTHERS_LATE;
+            let_go.is_recent = !is_late || due.contains_key(run);
+            asks |= !let_go.is_recent && let_go.passed_over;
+            let_go.is_recent
         });
         asks
     }
@@ -158,6 +156,8 @@ mod tests {
             node.loses_its_links();
             !says.is_empty()
         };
+        let taken_up = Owner { epoch: 1, incarnation: 98 };
+        node.routing.hub.take_over_presence(ConnectionId::from_bytes([1; 16]), taken_up);
         assert!(!asks(OTHERS_LATE / 2) && asks(OTHERS_LATE) && !asks(2 * OTHERS_LATE));
         assert_eq!(tells(vec![told(1, 99), told(2, 99)]), 3);
     }
@@ -176,9 +176,8 @@ mod tests {
         assert_eq!(look(&[1], 14), [false, true, false], "another node had 2 leave");
         assert_eq!(look(&[1], 15), [true, true, false]);
         assert_eq!(look(&[1], 17), [true, false, false]);
-        assert_eq!(look(&[1], 18), [false; 3], "who is left has not been let go by the others");
-        assert_eq!(look(&[], 19), [true, false, false]);
-        assert_eq!(look(&[], 22), [false; 3]);
+        assert_eq!(look(&[1], 19), [true, false, false], "some of its members are about to leave");
+        assert_eq!(look(&[], 20), [false; 3]);
         assert!(orphaned.let_go.is_empty() && orphaned.since.is_empty());
     }
 

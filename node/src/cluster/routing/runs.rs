@@ -134,6 +134,10 @@ impl Runs {
 impl Routing {
     /// None for a run that this node does not know, or of which it has known for longer than `window` that it ended.
     pub fn run(&self, incarnation: u64, window: Duration) -> Option<Run> {
+        // A node that this one does not hear lives nevertheless where it is linked to, or others hear it.
+        if self.is_up(incarnation) || self.deaths.lock().is_elsewhere(incarnation) {
+            return Some(Run::Alive);
+        }
         let ended = {
             let runs = self.runs.lock();
             runs.ended(incarnation).or_else(|| runs.told.get(&incarnation).copied())
@@ -146,14 +150,16 @@ impl Routing {
         if is_linked_to { Some(Run::Alive) } else { self.deaths.lock().run(incarnation) }
     }
 
-    pub(super) fn note_fate(&self, run: u64, is_back: bool) {
-        if is_back {
-            return self.runs.lock().is_back(run);
-        }
-        self.runs.lock().died(run, Instant::now());
-        for not_open in self.successors.lock().take(run) {
-            self.was_not_open(not_open);
-        }
+    /// Those whose places it had were not told that they have to make room.
+    pub(super) fn look_at_seats_from(&self, run: u64) {
+        let successors = self.successors.lock().take(run, Instant::now());
+        successors.into_iter().for_each(|not_open| self.was_not_open(not_open));
+    }
+
+    /// Peers that began when a run was dead may not have it from anybody else.
+    pub(super) fn say_all_ended(&self) {
+        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+        peers.into_iter().for_each(|peer| self.say_ended(peer));
     }
 
     /// The link to the peer is up, which may have begun after those had ended whose connections come to it.
@@ -176,7 +182,7 @@ impl Routing {
     /// Tells every node that a connection is served here from now on.
     pub fn tell_taken_up(&self, taken: &TakenUp) {
         let (Tenure { connection_id, epoch, .. }, run) = (taken.tenure, taken.former.incarnation);
-        if run != self.hub.incarnation() {
+        if run != self.hub.incarnation() && self.run(run, Duration::ZERO) == Some(Run::Alive) {
             self.successors.lock().add(run, NotOpen { connection_id, epoch }, Instant::now());
         }
         self.tell_of(taken.tenure.connection_id, &Item::taken_up(taken));
@@ -266,6 +272,22 @@ mod tests {
         let back = Standing { incarnation: PEER, ..Standing::default() };
         node.routing.look_for_deaths(&[Standing { is_dead: true, ..back }]);
         node.routing.look_for_deaths(&[back]);
+        assert_eq!(run(), Some(Run::Alive));
+    }
+
+    #[tokio::test]
+    async fn a_run_that_is_not_heard_lives_where_it_is_linked_to_or_others_hear_it() {
+        let node = Node::new();
+        let run = || node.routing.run(PEER, Duration::from_secs(60));
+        node.finds_the_peer();
+        node.routing.set_peers(Vec::new(), Vec::new());
+        assert_eq!(run(), Some(Run::Ended));
+        let dead = Standing { incarnation: PEER, is_dead: true, ..Standing::default() };
+        for (is_elsewhere, expected) in [(true, Run::Alive), (false, Run::Ended)] {
+            node.routing.look_for_deaths(&[Standing { is_elsewhere, ..dead }]);
+            assert_eq!(run(), Some(expected));
+        }
+        node.has_a_link();
         assert_eq!(run(), Some(Run::Alive));
     }
 

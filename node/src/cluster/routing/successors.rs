@@ -12,7 +12,7 @@ use super::runs::SEATS_MAX;
 use crate::model::NotOpen;
 
 /// A death is noticed by then, and who is alive has said what there was to say.
-const NOTICED_WITHIN: Duration = Duration::from_secs(60);
+const NOTICED_WITHIN: Duration = Duration::from_secs(10);
 
 /// By age, each with the run that had it.
 #[derive(Debug, Default)]
@@ -22,6 +22,10 @@ impl Successors {
     /// Beyond a bound the earliest is forgotten, and keeps its seat.
     pub(super) fn add(&mut self, of: u64, successor: NotOpen, now: Instant) {
         self.0.push_back((now, of, successor));
+        self.forget(now);
+    }
+
+    fn forget(&mut self, now: Instant) {
         while self.0.front().is_some_and(|(at, ..)| now.saturating_duration_since(*at) > NOTICED_WITHIN)
             || self.0.len() > SEATS_MAX
         {
@@ -29,7 +33,9 @@ impl Successors {
         }
     }
 
-    pub(super) fn take(&mut self, of: u64) -> Vec<NotOpen> {
+    /// Those of a run that has died.
+    pub(super) fn take(&mut self, of: u64, now: Instant) -> Vec<NotOpen> {
+        self.forget(now);
         let (taken, left): (VecDeque<_>, _) =
             std::mem::take(&mut self.0).into_iter().partition(|(_, run, _)| *run == of);
         self.0 = left;
@@ -49,13 +55,14 @@ mod tests {
         successors.add(8, of(1), begun);
         successors.add(9, of(2), begun);
         successors.add(8, of(3), begun + NOTICED_WITHIN);
-        assert_eq!(successors.take(8), [of(1), of(3)]);
-        assert_eq!(successors.take(8), []);
-        successors.add(8, of(4), begun + NOTICED_WITHIN + Duration::from_millis(1));
-        assert_eq!(successors.take(9), []);
+        let taken = [8, 8].map(|run| successors.take(run, begun + NOTICED_WITHIN));
+        assert_eq!(taken, [vec![of(1), of(3)], vec![]]);
+        let late = begun + NOTICED_WITHIN + Duration::from_millis(1);
+        assert_eq!(successors.take(9, late), []);
+        successors.add(8, of(4), late);
         for epoch in 0..SEATS_MAX as u64 {
-            successors.add(9, of(epoch), begun + NOTICED_WITHIN);
+            successors.add(9, of(epoch), late);
         }
-        assert_eq!((successors.take(8), successors.take(9).len()), (Vec::new(), SEATS_MAX));
+        assert_eq!((successors.take(8, late), successors.take(9, late).len()), (Vec::new(), SEATS_MAX));
     }
 }
