@@ -102,7 +102,7 @@ impl Runs {
         self.bound_told();
     }
 
-    /// One that others have heard, and perhaps this one too, is dead, or no member any more.
+    /// Also one that only others have heard.
     pub(super) fn died(&mut self, run: u64, now: Instant) {
         if !self.seen.contains_key(&run) {
             self.told.entry(run).or_insert(now);
@@ -150,14 +150,14 @@ impl Routing {
         if is_linked_to { Some(Run::Alive) } else { self.deaths.lock().run(incarnation) }
     }
 
-    /// Those whose places it had were not told that they have to make room.
-    pub(super) fn look_at_seats_from(&self, run: u64) {
-        let successors = self.successors.lock().take(run, Instant::now());
-        successors.into_iter().for_each(|not_open| self.was_not_open(not_open));
-    }
-
-    /// Peers that began when a run was dead may not have it from anybody else.
-    pub(super) fn say_all_ended(&self) {
+    /// A run is dead for everybody, or no member any more. Who came from one that `is_lost` may have no seat, which it cannot say.
+    pub(super) fn end(&self, run: u64, is_lost: bool) {
+        self.runs.lock().died(run, Instant::now());
+        if is_lost {
+            let successors = self.successors.lock().take(run, Instant::now());
+            successors.into_iter().for_each(|not_open| self.was_not_open(not_open));
+        }
+        // Peers that began when it was dead may not have it from anybody else.
         let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
         peers.into_iter().for_each(|peer| self.say_ended(peer));
     }
