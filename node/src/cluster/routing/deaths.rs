@@ -53,8 +53,6 @@ struct Run {
     is_member: bool,
     is_dead: bool,
     is_draining: bool,
-    is_elsewhere: bool,
-    is_told_ended: bool,
     /// It has said goodbye: all that it had for this node is here.
     has_left: bool,
     /// It has had a lane to this node.
@@ -123,21 +121,6 @@ impl Deaths {
     pub(super) fn run(&self, incarnation: u64) -> Option<model::Run> {
         let run = self.runs.get(&incarnation).filter(|run| run.is_member)?;
         Some(if run.is_dead { model::Run::Ended } else { model::Run::Alive })
-    }
-
-    /// Others hear it, and this node does not.
-    pub(super) fn is_elsewhere(&self, incarnation: u64) -> bool {
-        self.runs.get(&incarnation).is_some_and(|run| run.is_member && run.is_elsewhere)
-    }
-
-    /// Those that are dead for everybody since this was last asked, and whether they had not said that they would leave.
-    fn ended_since(&mut self) -> Vec<(u64, bool)> {
-        let ended = self.runs.iter_mut().filter(|(_, run)| run.is_member && run.is_dead && !run.is_elsewhere);
-        let new = ended.filter_map(|(incarnation, run)| {
-            let is_lost = !run.is_draining && !run.has_left;
-            (!std::mem::replace(&mut run.is_told_ended, true)).then_some((*incarnation, is_lost))
-        });
-        new.collect()
     }
 
     fn left(&mut self, incarnation: u64) {
@@ -211,9 +194,9 @@ impl Deaths {
     /// The members as they are now.
     fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
-        for Standing { incarnation, is_dead, is_draining, is_elsewhere, .. } in members {
+        for Standing { incarnation, is_dead, is_draining, .. } in members {
             let run = self.runs.entry(*incarnation).or_default();
-            (run.is_member, run.is_draining, run.is_elsewhere) = (true, *is_draining, *is_elsewhere);
+            (run.is_member, run.is_draining) = (true, *is_draining);
             match (run.is_dead, *is_dead) {
                 // While its lanes carry something it lives, whatever gossip says.
                 (false, true) => {
@@ -224,7 +207,6 @@ impl Deaths {
                     }
                 }
                 (true, false) => {
-                    run.is_told_ended = false;
                     run.complete.clear();
                     fates.push((*incarnation, Fate::Back));
                 }
@@ -256,7 +238,6 @@ impl Routing {
         let ends: HashMap<u64, (Duration, Option<Instant>)> = deaths.runs.iter().map(ends).collect();
         let unfinished = deaths.unfinished(members);
         let fates = deaths.look(members, Instant::now());
-        let ended = deaths.ended_since();
         if fates.iter().any(|(_, fate)| *fate != Fate::Back && !fate.is_over()) {
             deaths.last = Some(Instant::now());
         }
@@ -264,11 +245,26 @@ impl Routing {
         for node in unfinished.into_iter().filter_map(|run| self.leaving.name_of(run)) {
             tracing::warn!(%node, "a node has died while it was leaving");
         }
-        for (incarnation, is_lost) in ended {
-            self.end(incarnation, is_lost);
-        }
         for (incarnation, fate) in fates {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
+            let is_elsewhere =
+                || members.iter().any(|one| one.incarnation == incarnation && one.is_elsewhere);
+            match fate {
+                Fate::Back => self.runs.lock().is_back(incarnation),
+                Fate::Died { .. } => {
+                    self.look_at_seats_from(incarnation);
+                    // Otherwise it lives, or did by what the others said last.
+                    if !is_elsewhere() {
+                        self.end(incarnation);
+                    }
+                }
+                Fate::Gone { is_told, .. } => {
+                    if !is_told {
+                        self.look_at_seats_from(incarnation);
+                    }
+                    self.end(incarnation);
+                }
+            }
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
                     let mut unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
@@ -283,12 +279,8 @@ impl Routing {
                     }
                 }
                 // What it has for this node comes, and the answer behind it.
-                Fate::Back => {
-                    self.runs.lock().is_back(incarnation);
-                    self.say_all(incarnation);
-                }
-                Fate::Gone { is_told, is_doubtful, is_met } => {
-                    self.end(incarnation, !is_told);
+                Fate::Back => self.say_all(incarnation),
+                Fate::Gone { is_doubtful, is_met, .. } => {
                     let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     let leaves = if is_doubtful { Leaves::Nothing } else { Leaves::Doubt };
                     if fate.is_over() {
@@ -468,21 +460,6 @@ mod tests {
         let troubled_for = deaths.troubled_for(RUN);
         let expected = NOTICED_WITHIN + Duration::from_secs(11);
         assert!(expected <= troubled_for && troubled_for < expected + STOOD_STILL, "{troubled_for:?}");
-    }
-
-    #[test]
-    fn who_is_dead_has_ended_once_when_others_do_not_hear_it_either() {
-        let (mut deaths, _) = met();
-        let mut ended = |is_dead, is_elsewhere| {
-            deaths.look(&[Standing { is_elsewhere, ..standing(is_dead)[0] }], Instant::now());
-            deaths.ended_since()
-        };
-        let each = [(true, true), (true, false), (true, true), (true, false), (false, false)];
-        let each = each.map(|(is_dead, is_elsewhere)| ended(is_dead, is_elsewhere));
-        assert_eq!(each, [vec![], vec![(RUN, true)], vec![], vec![], vec![]]);
-        deaths.left(RUN);
-        deaths.look(&standing(true), Instant::now());
-        assert_eq!(deaths.ended_since(), [(RUN, false)]);
     }
 
     #[test]

@@ -102,12 +102,14 @@ impl Runs {
         self.bound_told();
     }
 
-    /// Also one that only others have heard.
-    pub(super) fn died(&mut self, run: u64, now: Instant) {
-        if !self.seen.contains_key(&run) {
-            self.told.entry(run).or_insert(now);
+    /// Also one that only others have heard; then true, if it was not known.
+    pub(super) fn died(&mut self, run: u64, now: Instant) -> bool {
+        let is_new = !self.seen.contains_key(&run) && !self.told.contains_key(&run);
+        if is_new {
+            self.told.insert(run, now);
             self.bound_told();
         }
+        is_new
     }
 
     /// One that was held for dead is not.
@@ -134,10 +136,6 @@ impl Runs {
 impl Routing {
     /// None for a run that this node does not know, or of which it has known for longer than `window` that it ended.
     pub fn run(&self, incarnation: u64, window: Duration) -> Option<Run> {
-        // A node that this one does not hear lives nevertheless where it is linked to, or others hear it.
-        if self.is_up(incarnation) || self.deaths.lock().is_elsewhere(incarnation) {
-            return Some(Run::Alive);
-        }
         let ended = {
             let runs = self.runs.lock();
             runs.ended(incarnation).or_else(|| runs.told.get(&incarnation).copied())
@@ -150,16 +148,19 @@ impl Routing {
         if is_linked_to { Some(Run::Alive) } else { self.deaths.lock().run(incarnation) }
     }
 
-    /// A run is dead for everybody, or no member any more. Who came from one that `is_lost` may have no seat, which it cannot say.
-    pub(super) fn end(&self, run: u64, is_lost: bool) {
-        self.runs.lock().died(run, Instant::now());
-        if is_lost {
-            let successors = self.successors.lock().take(run, Instant::now());
-            successors.into_iter().for_each(|not_open| self.was_not_open(not_open));
+    /// A run is dead, or no member any more. Peers that began since it was dead may not have that from anybody else.
+    pub(super) fn end(&self, run: u64) {
+        if self.runs.lock().died(run, Instant::now()) {
+            let peers: Vec<u64> =
+                self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+            peers.into_iter().for_each(|peer| self.say_ended(peer));
         }
-        // Peers that began when it was dead may not have it from anybody else.
-        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
-        peers.into_iter().for_each(|peer| self.say_ended(peer));
+    }
+
+    /// Who came from a run that has died may have no seat, which that one cannot say.
+    pub(super) fn look_at_seats_from(&self, run: u64) {
+        let successors = self.successors.lock().take(run, Instant::now());
+        successors.into_iter().for_each(|not_open| self.was_not_open(not_open));
     }
 
     /// The link to the peer is up, which may have begun after those had ended whose connections come to it.
@@ -182,7 +183,7 @@ impl Routing {
     /// Tells every node that a connection is served here from now on.
     pub fn tell_taken_up(&self, taken: &TakenUp) {
         let (Tenure { connection_id, epoch, .. }, run) = (taken.tenure, taken.former.incarnation);
-        if run != self.hub.incarnation() && self.run(run, Duration::ZERO) == Some(Run::Alive) {
+        if run != self.hub.incarnation() {
             self.successors.lock().add(run, NotOpen { connection_id, epoch }, Instant::now());
         }
         self.tell_of(taken.tenure.connection_id, &Item::taken_up(taken));
@@ -276,19 +277,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_run_that_is_not_heard_lives_where_it_is_linked_to_or_others_hear_it() {
+    async fn a_run_that_was_never_heard_and_that_others_hear_lives() {
         let node = Node::new();
-        let run = || node.routing.run(PEER, Duration::from_secs(60));
-        node.finds_the_peer();
-        node.routing.set_peers(Vec::new(), Vec::new());
-        assert_eq!(run(), Some(Run::Ended));
-        let dead = Standing { incarnation: PEER, is_dead: true, ..Standing::default() };
-        for (is_elsewhere, expected) in [(true, Run::Alive), (false, Run::Ended)] {
-            node.routing.look_for_deaths(&[Standing { is_elsewhere, ..dead }]);
-            assert_eq!(run(), Some(expected));
-        }
-        node.has_a_link();
-        assert_eq!(run(), Some(Run::Alive));
+        let run = |is_elsewhere| {
+            let dead = Standing { incarnation: PEER, is_dead: true, is_elsewhere, ..Standing::default() };
+            node.routing.look_for_deaths(&[dead]);
+            node.routing.runs.lock().told.contains_key(&PEER)
+        };
+        assert!(!run(true));
+        node.routing.look_for_deaths(&[Standing { incarnation: PEER, ..Standing::default() }]);
+        assert!(run(false));
     }
 
     #[test]
