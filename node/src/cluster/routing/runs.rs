@@ -102,14 +102,12 @@ impl Runs {
         self.bound_told();
     }
 
-    /// Also one that only others have heard; then true, if it was not known.
-    pub(super) fn died(&mut self, run: u64, now: Instant) -> bool {
-        let is_new = !self.seen.contains_key(&run) && !self.told.contains_key(&run);
-        if is_new {
-            self.told.insert(run, now);
+    /// Also one that only others have heard.
+    pub(super) fn died(&mut self, run: u64, now: Instant) {
+        if !self.seen.contains_key(&run) {
+            self.told.entry(run).or_insert(now);
             self.bound_told();
         }
-        is_new
     }
 
     /// One that was held for dead is not.
@@ -150,11 +148,9 @@ impl Routing {
 
     /// A run is dead, or no member any more. Peers that began since it was dead may not have that from anybody else.
     pub(super) fn end(&self, run: u64) {
-        if self.runs.lock().died(run, Instant::now()) {
-            let peers: Vec<u64> =
-                self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
-            peers.into_iter().for_each(|peer| self.say_ended(peer));
-        }
+        self.runs.lock().died(run, Instant::now());
+        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+        peers.into_iter().for_each(|peer| self.say_ended(peer));
     }
 
     /// Who came from a run that has died may have no seat, which that one cannot say.
@@ -274,6 +270,21 @@ mod tests {
         node.routing.look_for_deaths(&[Standing { is_dead: true, ..back }]);
         node.routing.look_for_deaths(&[back]);
         assert_eq!(run(), Some(Run::Alive));
+    }
+
+    #[tokio::test]
+    async fn an_end_is_told_when_it_is_noticed() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.has_a_link();
+        let is_told = || {
+            let says = node.says();
+            let told = |ago_ms| Item::interest(&Interest::Ended { runs: vec![(9, ago_ms)] });
+            (0..1_000).any(|ago_ms| says.contains(&told(ago_ms)))
+        };
+        assert!(!is_told());
+        node.routing.look_for_deaths(&[Standing { incarnation: 9, is_dead: true, ..Standing::default() }]);
+        assert!(is_told());
     }
 
     #[tokio::test]
