@@ -1,7 +1,10 @@
 //! The few things that only the C library offers.
 #![expect(unsafe_code, reason = "system calls that the standard library does not wrap")]
 
+use std::fs;
 use std::io;
+use std::mem;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Lifts the soft limit on open files to the hard one, for this process and what it starts.
@@ -58,6 +61,27 @@ pub fn terminate(pid: u32) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Lets the threads of a process, and all that they start, run on these cores only.
+pub fn pin(pid: u32, cores: Range<usize>) -> io::Result<()> {
+    // SAFETY: all zeros is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    for core in cores {
+        // SAFETY: `set` is valid; a core that it has no room for is passed over.
+        unsafe { libc::CPU_SET(core, &mut set) };
+    }
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let id = thread?.file_name().to_string_lossy().parse().map_err(io::Error::other)?;
+        // SAFETY: `set` is valid and as large as is said.
+        let done = unsafe { libc::sched_setaffinity(id, size_of_val(&set), &raw const set) } == 0;
+        let error = io::Error::last_os_error();
+        // A thread may have ended meanwhile.
+        if !done && error.raw_os_error() != Some(libc::ESRCH) {
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 fn clock(id: libc::clockid_t) -> io::Result<Duration> {

@@ -1,7 +1,8 @@
-//! Publishes as fast as they are acked, with a fixed number under way on each connection.
+//! Publishes as fast as they are acked, with a fixed number under way on each channel.
 
 use std::collections::VecDeque;
 use std::io;
+use std::iter;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -25,10 +26,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Publish {
     #[command(flatten)]
     pub target: Target,
-    /// Each publishes to a channel of its own.
     #[arg(long, default_value_t = 16)]
     pub connections: usize,
-    /// Publishes under way on each connection.
+    /// Channels that nobody else publishes to, of each connection.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub channels: u32,
+    /// Publishes under way on each channel.
     #[arg(long, default_value_t = 64)]
     pub window: usize,
     /// Length of the measured part.
@@ -85,8 +88,9 @@ impl Pipelines {
         let mut all = Vec::with_capacity(plan.connections);
         for (at, mut link) in open(&plan.target, plan.connections, |_| None)?.into_iter().enumerate() {
             link.register(poll.registry(), at)?;
-            let mut pipeline = Pipeline::new(link, at, plan.bytes);
-            pipeline.fill(plan.window)?;
+            let mut pipeline = Pipeline::new(link, at, plan);
+            let each = (0..plan.channels as usize).flat_map(|channel| iter::repeat_n(channel, plan.window));
+            pipeline.fill(each)?;
             all.push(pipeline);
         }
         Ok(Self { all, poll, latency: Histogram::default() })
@@ -115,55 +119,61 @@ impl Pipelines {
     }
 }
 
-/// A connection with its publishes under way, oldest first.
+/// A connection with its publishes under way, by their ids from `first` on.
 struct Pipeline {
     link: Link,
-    channel: String,
+    channels: Vec<String>,
     data_bytes: usize,
-    sent: u64,
-    sent_at_ns: VecDeque<u64>,
+    first: u64,
+    sent: VecDeque<Sent>,
+}
+
+struct Sent {
+    at_ns: u64,
+    channel: usize,
+    is_acked: bool,
 }
 
 impl Pipeline {
-    fn new(link: Link, number: usize, data_bytes: usize) -> Self {
-        Self {
-            link,
-            channel: format!("bench:publish:{number}"),
-            data_bytes,
-            sent: 0,
-            sent_at_ns: VecDeque::new(),
-        }
+    fn new(link: Link, number: usize, plan: &Publish) -> Self {
+        let count = plan.channels as usize;
+        let channels = (number * count..(number + 1) * count).map(|at| format!("bench:publish:{at}"));
+        Self { link, channels: channels.collect(), data_bytes: plan.bytes, first: 0, sent: VecDeque::new() }
     }
 
     fn turn(&mut self, shared: &mut [u8], latency: &mut Histogram) -> Result<()> {
-        let mut acked = 0;
-        let mut wrong = None;
-        let now_ns = os::monotonic_ns();
-        let oldest = self.sent - self.sent_at_ns.len() as u64;
-        let sent_at_ns = &mut self.sent_at_ns;
-        self.link.read(now_ns, shared, |text| match frames::op(text) {
-            Some(op::ACK) if frames::request_id(text) == Some(oldest + acked) => {
-                acked += 1;
-                let sent_ns = sent_at_ns.pop_front().unwrap_or(now_ns);
-                latency.record(now_ns.saturating_sub(sent_ns));
+        let (mut free, mut wrong) = (Vec::new(), None);
+        let (now_ns, first, sent) = (os::monotonic_ns(), self.first, &mut self.sent);
+        self.link.read(now_ns, shared, |text| {
+            let id = frames::request_id(text).filter(|_| frames::op(text) == Some(op::ACK));
+            let acked = id.and_then(|id| sent.get_mut(usize::try_from(id.checked_sub(first)?).ok()?));
+            match acked.filter(|sent| !sent.is_acked) {
+                Some(acked) => {
+                    acked.is_acked = true;
+                    free.push(acked.channel);
+                    latency.record(now_ns.saturating_sub(acked.at_ns));
+                }
+                None if frames::op(text) == Some(op::HEARTBEAT) => {}
+                None => wrong = Some(String::from_utf8_lossy(text).into_owned()),
             }
-            Some(op::HEARTBEAT) => {}
-            _ => wrong = Some(String::from_utf8_lossy(text).into_owned()),
         })?;
         if let Some(text) = wrong {
-            return Err(format!("publish {} was answered {text}", oldest + acked).into());
+            return Err(format!("with publishes from {first} on under way the answer was {text}").into());
         }
-        self.fill(acked as usize)
+        while self.sent.pop_front_if(|sent| sent.is_acked).is_some() {
+            self.first += 1;
+        }
+        self.fill(free)
     }
 
-    /// Sends so many more, in one write; also what the socket did not take before.
-    fn fill(&mut self, count: usize) -> Result<()> {
-        let now_ns = os::monotonic_ns();
-        for _ in 0..count {
-            let data = Stamp { sent_ns: now_ns, sequence: self.sent as u32 }.data(self.data_bytes);
-            self.link.push(frames::publish(self.sent, &self.channel, &data));
-            self.sent_at_ns.push_back(now_ns);
-            self.sent += 1;
+    /// Sends one more to each of these channels, all in one write; also what the socket did not take before.
+    fn fill(&mut self, channels: impl IntoIterator<Item = usize>) -> Result<()> {
+        let at_ns = os::monotonic_ns();
+        for channel in channels {
+            let id = self.first + self.sent.len() as u64;
+            let data = Stamp { sent_ns: at_ns, sequence: id as u32 }.data(self.data_bytes);
+            self.link.push(frames::publish(id, &self.channels[channel], &data));
+            self.sent.push_back(Sent { at_ns, channel, is_acked: false });
         }
         Ok(self.link.flush()?)
     }

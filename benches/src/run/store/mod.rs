@@ -7,8 +7,9 @@ mod writing;
 use std::cell::Cell;
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
+use std::process::{self, Command};
+use std::thread;
 
 use clap::Args;
 use serde::Serialize;
@@ -18,7 +19,7 @@ use super::machine::Machine;
 use super::markdown::{bar_table, failed};
 use super::server::Server;
 use super::{build, build_node, target_folder};
-use crate::Result;
+use crate::{Result, os};
 use cassandra::{Cassandra, Kind};
 use reading::Reading;
 use writing::{SHAPES, Writing};
@@ -50,6 +51,9 @@ pub struct Options {
     /// Measures only over these.
     #[arg(long, value_enum, value_delimiter = ',')]
     databases: Vec<Kind>,
+    /// Gives the database one half of the cores and all else the other one, as if it had a machine of its own.
+    #[arg(long, conflicts_with = "points")]
+    apart: bool,
     /// Nodes of a database that runs, `host:port` with commas between them, in place of one that is started.
     #[arg(long, conflicts_with = "databases")]
     pub points: Option<String>,
@@ -78,8 +82,13 @@ pub fn run(options: &Options) -> Result<()> {
     let machine = Machine::look(&node);
     print!("{machine}");
     // Beside the binaries, because the folder for temporary files is memory on some machines.
-    let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
-    let bench = Bench { this, node, bare, data: data.path().to_owned(), options, prefixes: Cell::new(0) };
+    let folder = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
+    let cores = thread::available_parallelism()?.get();
+    if options.apart && cores < 2 {
+        return Err("--apart: there is one core".into());
+    }
+    let (data, prefixes) = (folder.path().to_owned(), Cell::new(0));
+    let bench = Bench { this, node, bare, data, options, cores, prefixes };
     let (measured, failures) = bench.measure();
     let bars = measured.iter().flat_map(Measured::bars).collect::<Vec<_>>();
     let tables: String = measured.iter().map(Measured::tables).collect();
@@ -100,6 +109,7 @@ struct Bench<'a> {
     bare: PathBuf,
     data: PathBuf,
     options: &'a Options,
+    cores: usize,
     prefixes: Cell<u32>,
 }
 
@@ -113,11 +123,6 @@ struct Database {
 }
 
 impl Database {
-    fn start(kind: Kind, data: &Path) -> Result<Self> {
-        let own = Cassandra::start(kind, data)?;
-        Ok(Self { title: kind.title(), points: own.points.clone(), pids: own.pids()?, _own: Some(own) })
-    }
-
     fn add_pids(&self, command: &mut Command) {
         for pid in &self.pids {
             command.args(["--database-pid", &pid.to_string()]);
@@ -139,12 +144,27 @@ impl Bench<'_> {
         let kinds = <Kind as clap::ValueEnum>::value_variants().iter().copied();
         for kind in kinds.filter(|kind| named.is_empty() || named.contains(kind)) {
             eprintln!("bench: Cassandra, {}", kind.title());
-            match Database::start(kind, &self.data) {
+            match self.start(kind) {
                 Ok(database) => all.push(self.over(&database, &mut failures)),
                 Err(error) => failures.push(format!("{}: {error}", kind.title())),
             }
         }
         (all, failures)
+    }
+
+    fn start(&self, kind: Kind) -> Result<Database> {
+        let (this, apart) = (process::id(), self.options.apart);
+        if apart {
+            // It is to know of all cores of the machine when it sets itself up.
+            os::pin(this, 0..self.cores)?;
+        }
+        let own = Cassandra::start(kind, &self.data)?;
+        let (title, points, pids) = (kind.title(), own.points.clone(), own.pids()?);
+        if apart {
+            pids.iter().try_for_each(|pid| os::pin(*pid, 0..self.cores / 2))?;
+            os::pin(this, self.cores / 2..self.cores)?;
+        }
+        Ok(Database { title, points, pids, _own: Some(own) })
     }
 
     fn over(&self, database: &Database, failures: &mut Vec<String>) -> Measured {

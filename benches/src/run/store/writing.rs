@@ -13,6 +13,8 @@ use crate::load::{Cost, PublishOutcome};
 
 const MESSAGE_BYTES: u32 = 128;
 const SHARE_MIN: f64 = 0.8;
+/// A publisher is a server, which has a connection and many channels.
+const CONNECTIONS: u32 = 16;
 
 /// Channels that are published to at a time, and publishes under way on each.
 #[derive(Clone, Copy, Serialize)]
@@ -128,7 +130,8 @@ fn through_node(
     let node = bench.node(database)?;
     let mut command = load(&bench.this, "publish", &node);
     for (option, value) in [
-        ("--connections", shape.channels),
+        ("--connections", CONNECTIONS),
+        ("--channels", shape.channels / CONNECTIONS),
         ("--window", shape.under_way),
         ("--seconds", seconds),
         ("--bytes", MESSAGE_BYTES),
