@@ -303,16 +303,22 @@ async fn the_clients_of_a_node_that_stops_keep_their_seats() {
     assert!(try_open(&nodes[0], "", KEY).await.is_none());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away() {
-    let mut cluster = cluster(1).await;
-    let nodes = cluster.nodes();
+/// A connection of the first node is lost, and another node gives the only seat to somebody else. How the lost one comes back.
+async fn lost_and_taken(nodes: &[Node], by: &Node) -> (String, Socket) {
     let lost = Socket::open(&nodes[0], "").await;
     let query = resume(&lost);
     drop(lost);
     until_counted(nodes, 0).await;
-    let mut taken = try_open(&nodes[2], "", KEY).await.expect("the seat is free");
+    let taken = try_open(by, "", KEY).await.expect("the seat is free");
     until_counted(nodes, 1).await;
+    (query, taken)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away() {
+    let mut cluster = cluster(1).await;
+    let nodes = cluster.nodes();
+    let (query, mut taken) = lost_and_taken(nodes, &nodes[2]).await;
     assert!(try_open(&nodes[0], &query, KEY).await.is_none(), "where it was it is known to be lost");
     let mut back = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
     let said = back.find("the end", |frame| frame["op"] == 4).await;
@@ -328,12 +334,7 @@ async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away()
 async fn so_is_who_comes_back_from_a_node_that_has_just_died() {
     let mut cluster = cluster(1).await;
     let nodes = cluster.nodes();
-    let lost = Socket::open(&nodes[0], "").await;
-    let query = resume(&lost);
-    drop(lost);
-    until_counted(nodes, 0).await;
-    let mut taken = try_open(&nodes[2], "", KEY).await.expect("the seat is free");
-    until_counted(nodes, 1).await;
+    let (query, mut taken) = lost_and_taken(nodes, &nodes[2]).await;
     nodes[0].kill();
     let mut back = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
     assert_eq!(back.connected["resumed"], true);
@@ -347,12 +348,7 @@ async fn so_is_who_comes_back_from_a_node_that_has_just_died() {
 async fn going_on_to_a_third_node_at_once_does_not_help() {
     let mut cluster = cluster(1).await;
     let nodes = cluster.nodes();
-    let lost = Socket::open(&nodes[0], "").await;
-    let query = resume(&lost);
-    drop(lost);
-    until_counted(nodes, 0).await;
-    let mut taken = try_open(&nodes[0], "", KEY).await.expect("the seat is free");
-    until_counted(nodes, 1).await;
+    let (query, mut taken) = lost_and_taken(nodes, &nodes[0]).await;
     let second = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
     let mut third = try_open(&nodes[2], &resume(&second), KEY).await.expect("nobody knows there either");
     let said = third.find("the end", |frame| frame["op"] == 4).await;

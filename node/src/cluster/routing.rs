@@ -295,7 +295,7 @@ impl Routing {
 impl hub::Interest for Routing {
     fn join(&self, key: &ChannelKey, number: u64) -> Joins {
         let mut own = self.own.lock();
-        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+        let peers = self.linked();
         let waits = peers.clone();
         let is_done = waits.is_empty();
         let (key_of, since, gone) = (key.clone(), Instant::now(), Serial::default());

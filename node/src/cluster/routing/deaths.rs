@@ -245,28 +245,20 @@ impl Routing {
         for node in unfinished.into_iter().filter_map(|run| self.leaving.name_of(run)) {
             tracing::warn!(%node, "a node has died while it was leaving");
         }
+        let is_elsewhere = |run| members.iter().any(|one| one.incarnation == run && one.is_elsewhere);
+        // One that others hear lives, or did by what they said last.
+        let is_over = |(run, fate): &(u64, Fate)| match fate {
+            Fate::Died { .. } => !is_elsewhere(*run),
+            Fate::Back => false,
+            Fate::Gone { .. } => true,
+        };
+        let ended: Vec<u64> = fates.iter().filter(|fate| is_over(fate)).map(|(run, _)| *run).collect();
+        self.end(&ended);
         for (incarnation, fate) in fates {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
-            let is_elsewhere =
-                || members.iter().any(|one| one.incarnation == incarnation && one.is_elsewhere);
-            match fate {
-                Fate::Back => self.runs.lock().is_back(incarnation),
-                Fate::Died { .. } => {
-                    self.look_at_seats_from(incarnation);
-                    // Otherwise it lives, or did by what the others said last.
-                    if !is_elsewhere() {
-                        self.end(incarnation);
-                    }
-                }
-                Fate::Gone { is_told, .. } => {
-                    if !is_told {
-                        self.look_at_seats_from(incarnation);
-                    }
-                    self.end(incarnation);
-                }
-            }
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
+                    self.look_at_seats_from(incarnation);
                     let mut unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     if is_doubtful {
                         self.hub.doubt(incarnation, &unheard);
@@ -279,8 +271,14 @@ impl Routing {
                     }
                 }
                 // What it has for this node comes, and the answer behind it.
-                Fate::Back => self.say_all(incarnation),
-                Fate::Gone { is_doubtful, is_met, .. } => {
+                Fate::Back => {
+                    self.runs.lock().is_back(incarnation);
+                    self.say_all(incarnation);
+                }
+                Fate::Gone { is_told, is_doubtful, is_met } => {
+                    if !is_told {
+                        self.look_at_seats_from(incarnation);
+                    }
                     let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     let leaves = if is_doubtful { Leaves::Nothing } else { Leaves::Doubt };
                     if fate.is_over() {

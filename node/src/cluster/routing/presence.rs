@@ -120,8 +120,7 @@ impl Routing {
 
     /// A run has ended that had not told whom it has: those who knew it may tell that.
     pub(super) fn ask_all_for_members(&self) {
-        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
-        peers.into_iter().for_each(|peer| self.ask_presence(peer, ALL));
+        self.linked().into_iter().for_each(|peer| self.ask_presence(peer, ALL));
     }
 
     /// The peer is told whom this node has, in these parts of the channels.

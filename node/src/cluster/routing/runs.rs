@@ -146,11 +146,15 @@ impl Routing {
         if is_linked_to { Some(Run::Alive) } else { self.deaths.lock().run(incarnation) }
     }
 
-    /// A run is dead, or no member any more. Peers that began since it was dead may not have that from anybody else.
-    pub(super) fn end(&self, run: u64) {
-        self.runs.lock().died(run, Instant::now());
-        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
-        peers.into_iter().for_each(|peer| self.say_ended(peer));
+    /// These are dead, or no members any more. Peers that began since they were dead may not have that from anybody else.
+    pub(super) fn end(&self, ended: &[u64]) {
+        if ended.is_empty() {
+            return;
+        }
+        let mut runs = self.runs.lock();
+        ended.iter().for_each(|run| runs.died(*run, Instant::now()));
+        drop(runs);
+        self.linked().into_iter().for_each(|peer| self.say_ended(peer));
     }
 
     /// Who came from a run that has died may have no seat, which that one cannot say.
@@ -249,8 +253,8 @@ fn lane_of(connection_id: ConnectionId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Standing;
     use super::super::fixture::{Node, PEER};
+    use super::super::{PeerAddr, Standing};
     use super::*;
 
     #[tokio::test]
@@ -290,14 +294,15 @@ mod tests {
     #[tokio::test]
     async fn a_run_that_was_never_heard_and_that_others_hear_lives() {
         let node = Node::new();
-        let run = |is_elsewhere| {
-            let dead = Standing { incarnation: PEER, is_dead: true, is_elsewhere, ..Standing::default() };
-            node.routing.look_for_deaths(&[dead]);
-            node.routing.runs.lock().told.contains_key(&PEER)
-        };
-        assert!(!run(true));
-        node.routing.look_for_deaths(&[Standing { incarnation: PEER, ..Standing::default() }]);
-        assert!(run(false));
+        let addr = ([127, 0, 0, 1], 1).into();
+        node.routing.set_peers(vec![PeerAddr { peer: node.peer.clone(), addr }], Vec::new());
+        for (is_dead, is_elsewhere, expected) in
+            [(true, true, Run::Alive), (false, false, Run::Alive), (true, false, Run::Ended)]
+        {
+            let standing = Standing { incarnation: PEER, is_dead, is_elsewhere, ..Standing::default() };
+            node.routing.look_for_deaths(&[standing]);
+            assert_eq!(node.routing.run(PEER, Duration::from_secs(60)), Some(expected));
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Connections that were taken up from a run of another node while that was held for alive.
+//! Connections that were taken up from runs of other nodes, of late.
 //!
-//! Such a one is let in whatever the ceiling of its tenant, as the socket that it had there is closed for it; where it had none, that
-//! node says so. One that has died meanwhile cannot, so once that is known it counts as if it had.
+//! Where the run was held for alive, such a one was let in whatever the ceiling of its tenant, as the socket that it had there is closed
+//! for it; where it had none, that node says so. One that has died meanwhile cannot, so once that is known it counts as if it had.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -120,7 +120,7 @@ impl Routing {
     fn tell_changed(&self, seats: &dyn Seats) {
         let _telling = self.counting.telling.lock();
         let changed = seats.take_changed();
-        let peers: Vec<u64> = self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect();
+        let peers = self.linked();
         for part in changed.chunks(ITEM_TENANTS) {
             let counts = part.to_vec();
             let item = Item::tenants(&Tenants::Connections { counts, begins: false, ends: false });
