@@ -45,7 +45,7 @@ pub struct Options {
     /// Length of each measured part.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// How long each database is written to before it is measured, as it gets faster with use.
+    /// How long each database is written to, and then read from, before it is measured, as it gets faster with use.
     #[arg(long, default_value_t = 20)]
     pub warm_up: u32,
     /// Measures only over these.
@@ -188,6 +188,7 @@ impl Bench<'_> {
                 tell(&title, writing.measure(self, database, seconds));
             }
         }
+        tell("warm-up", Reading::default().measure(self, database, warm_up.div_ceil(2)));
         for repetition in 1..=repetitions {
             eprintln!("bench: {}: pages of history, {repetition} of {repetitions}", database.title);
             tell("pages of history", reading.measure(self, database, seconds));

@@ -53,14 +53,15 @@ pub(super) async fn page(shared: &Shared, query: &HistoryQuery) -> Result<Histor
         let Some(place) = best else { return Ok(filling.page) };
         let source = &mut sources[place];
         let Some(row) = source.rows.pop() else { return Ok(filling.page) };
+        // The row that does not fit any more is most often the last that was asked for.
+        if !filling.take(row) {
+            return Ok(filling.page);
+        }
         if source.rows.is_empty() && !source.is_over {
             source.fetch(&database, query, filling.wants()).await?;
         }
         if source.rows.is_empty() {
             sources.swap_remove(place);
-        }
-        if !filling.take(row) {
-            return Ok(filling.page);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What a page of the newest rows asks for, and what it must not miss by that.
 
+use scylla::observability::history::HistoryCollector;
+
 use super::*;
 
 /// Noon of the present day, and the same for the store.
@@ -23,6 +25,23 @@ fn read_often(store: &Scylla, key: &ChannelKey) {
     }
 }
 
+/// The requests of pages of the newest rows from now on.
+fn listen(store: &Scylla) -> Arc<HistoryCollector> {
+    let collector = Arc::new(HistoryCollector::new());
+    let connection = &store.shared.connection;
+    let database = runtime().block_on(async {
+        let session = connection.session().await.expect("a session");
+        let mut database = Database::over(session, &connection.keyspace).await.expect("prepared");
+        let statements = &mut database.statements;
+        for statement in [&mut statements.backwards, &mut statements.days_backwards] {
+            statement.set_history_listener(Arc::clone(&collector) as _);
+        }
+        database
+    });
+    *store.shared.database.write() = Arc::new(database);
+    collector
+}
+
 #[test]
 fn the_newest_rows_are_read_with_one_request() {
     let Some(place) = Keyspace::new() else { return };
@@ -32,6 +51,9 @@ fn the_newest_rows_are_read_with_one_request() {
     append(&store, &key, noon_ms - DAY_MS, 0);
     (1..=10).for_each(|sequence| append(&store, &key, noon_ms + sequence, sequence));
     read_often(&store, &key);
+    let asked = listen(&store);
+    assert_eq!(newest(&store, &key), [10, 9, 8, 7, 6]);
+    assert_eq!(asked.clone_structured_history().requests.len(), 1);
     // Who asked the index would find nothing of this day.
     let today = noon_ms / DAY_MS;
     let keyspace = &place.connection.keyspace;
