@@ -191,7 +191,9 @@ impl Identities {
                 Entry::Vacant(_) => None,
             };
             if let Some(holder) = self.usable(&tenure, record) {
-                let last = record.map_or(tenure.epoch, |record| record.epoch);
+                let last = record.map_or(tenure.epoch, |record| record.epoch.max(tenure.epoch));
+                // What is not known here yet may have taken it from here.
+                let known = record.and_then(|record| record.stands.place());
                 // Above all epochs of former runs too.
                 let epoch = (last + 1).max(self.clock.now_ms());
                 let since_ms = self.now_ms();
@@ -206,8 +208,8 @@ impl Identities {
                     }
                 }
                 self.remember(&self.by_age, since_ms, tenure.connection_id);
-                if let Some(holder) = holder {
-                    self.end_here(holder);
+                for place in [known, holder].into_iter().flatten() {
+                    self.end_here(place);
                 }
                 let taken = Tenure { connection_id: tenure.connection_id, epoch, place };
                 return (taken, Some(holder.unwrap_or(tenure.place)));
@@ -358,7 +360,10 @@ impl Identities {
     fn usable(&self, tenure: &Tenure, record: Option<&Record>) -> Option<Option<Place>> {
         let is_served =
             |place: &Place| self.is_own(place) || (self.elsewhere)(place.incarnation) == Some(Run::Alive);
-        match record.filter(|record| self.now_ms() <= record.since_ms + self.window_ms) {
+        // The key may be of a node that has taken it up since.
+        let is_newest = |record: &&Record| self.owner(record) >= tenure.owner();
+        let is_in_time = |record: &&Record| self.now_ms() <= record.since_ms + self.window_ms;
+        match record.filter(is_newest).filter(is_in_time) {
             Some(Record { stands: Stands::Over(_), .. }) => None,
             Some(record) => Some(record.stands.place().filter(is_served)),
             None if tenure.place.incarnation == self.incarnation => {

@@ -264,6 +264,20 @@ fn one_of_another_node_is_taken_up_above_its_epoch() {
     assert!(among_others().former(&of_run(12, 1)).is_none());
 }
 
+/// Its client is faster than what that node has to say.
+#[test]
+fn a_key_that_is_newer_than_what_is_known_here_says_where_it_is() {
+    let identities = among_others();
+    let (here, _) = identities.begin(identities.former(&of_run(ENDED, 1)), place(1));
+    let there = of_run(OTHER, here.epoch + 7);
+    let (back, former) = identities.begin(identities.former(&there), place(2));
+    assert_eq!((back.epoch, former), (there.epoch + 1, Some(there.place)));
+    assert_eq!(identities.told_to_end(), [1]);
+    identities.over_elsewhere(&Over { connection_id: back.connection_id, owner: back.owner() });
+    assert!(identities.former(&back).is_none());
+    assert!(identities.former(&of_run(OTHER, back.epoch + 1)).is_some_and(|former| former.is_open));
+}
+
 #[test]
 fn what_another_node_takes_up_ends_here_once_and_can_come_back() {
     let identities = among_others();
