@@ -23,6 +23,14 @@ const UNDER_WAY_MAX: usize = 256;
 const GROUP_MAX: usize = 256;
 const GROUP_BYTES_MAX: usize = 512 * 1024;
 
+/// After a write of so many publishes the next one waits for those who publish again once they are answered: else they would be a
+/// write of their own behind that of the others, and so on, with half as much in each.
+const GATHERS_FROM: usize = 8;
+/// Until no more come in so long, or for this part of the time that the write took.
+const GATHER_LOOK: Duration = Duration::from_millis(1);
+const GATHER_PART: u32 = 8;
+const GATHER_MAX: Duration = Duration::from_millis(5);
+
 pub(super) struct Writes {
     lanes: Mutex<HashMap<ChannelKey, VecDeque<Append>>>,
     rows_max: usize,
@@ -53,6 +61,27 @@ struct Order {
     next: u64,
     open: BTreeSet<u64>,
     waiting: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
+}
+
+/// What a lane waits for before its next write.
+struct Gathering {
+    until: Instant,
+    wanted: usize,
+    waiting: Option<usize>,
+}
+
+impl Gathering {
+    /// Behind a write of so many publishes that took so long.
+    fn behind(written: usize, took: Duration, now: Instant) -> Self {
+        let wanted = if written < GATHERS_FROM { 0 } else { written };
+        Self { until: now + (took / GATHER_PART).min(GATHER_MAX), wanted, waiting: None }
+    }
+
+    /// So many wait now: whether it is to look once more.
+    fn goes_on(&mut self, waiting: usize, now: Instant) -> bool {
+        let is_growing = self.waiting.replace(waiting).is_none_or(|before| before < waiting);
+        waiting < self.wanted && is_growing && now + GATHER_LOOK <= self.until
+    }
 }
 
 impl Writes {
@@ -120,6 +149,10 @@ impl Writes {
     /// When the first of those is due that are not begun.
     fn next_deadline(&self, key: &ChannelKey) -> Option<Instant> {
         self.lanes.lock().get(key)?.front().map(|append| append.owed.deadline)
+    }
+
+    fn waiting(&self, key: &ChannelKey) -> usize {
+        self.lanes.lock().get(key).map_or(0, VecDeque::len)
     }
 
     fn take_expired(&self, key: &ChannelKey, now: Instant) -> VecDeque<Append> {
@@ -195,6 +228,7 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
     while let Some((contents, mut owed)) = shared.writes.next_group(&key) {
         let mut results = vec![Ok(()); contents.len()];
         let mut expired = Vec::new();
+        let (begun, written) = (Instant::now(), contents.len());
         {
             let write = rows::write(&shared, &key, &contents, &mut results);
             tokio::pin!(write);
@@ -218,6 +252,10 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
             let number = shared.writes.answer(owed, result);
             shared.writes.close(number);
         }
+        let mut gathering = Gathering::behind(written, begun.elapsed(), Instant::now());
+        while gathering.goes_on(shared.writes.waiting(&key), Instant::now()) {
+            tokio::time::sleep(GATHER_LOOK).await;
+        }
     }
 }
 
@@ -237,4 +275,26 @@ fn expire(shared: &Shared, key: &ChannelKey, owed: &mut VecDeque<Owed>) -> Vec<u
         shared.writes.close(number);
     }
     expired
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_lane_waits_for_those_who_are_about_to_come() {
+        let begun = Instant::now();
+        // How many wait at each look, a millisecond apart, and at which it writes.
+        let looks = |written, took_ms, waiting: &[usize]| {
+            let mut gathering = Gathering::behind(written, Duration::from_millis(took_ms), begun);
+            let mut at = waiting.iter().zip((0..).map(|look| begun + GATHER_LOOK * look));
+            at.position(|(waiting, now)| !gathering.goes_on(*waiting, now))
+        };
+        assert_eq!(looks(GATHERS_FROM - 1, 1_000, &[3, 9]), Some(0), "it is not busy");
+        assert_eq!(looks(64, 7, &[3, 9]), Some(0), "the database is fast");
+        assert_eq!(looks(64, 1_000, &[0, 0, 0]), Some(1), "nobody comes");
+        assert_eq!(looks(64, 1_000, &[3, 20, 64, 70]), Some(2), "all have come");
+        assert_eq!(looks(64, 24, &[3, 20, 30, 40, 50]), Some(3), "its part of the time");
+        assert_eq!(looks(64, 1_000, &[3, 4, 5, 6, 7, 8, 9]), Some(5), "and no longer than that");
+    }
 }
