@@ -332,16 +332,28 @@ async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn so_is_who_comes_back_from_a_node_that_has_just_died() {
+    const TRIES: usize = 5;
+    for _ in 0..TRIES {
+        if comes_back_from_a_node_that_has_just_died().await {
+            return;
+        }
+    }
+    unreachable!("its death was noticed each time");
+}
+
+/// False when that is noticed before: then there is no seat for it.
+async fn comes_back_from_a_node_that_has_just_died() -> bool {
     let mut cluster = cluster(1).await;
     let nodes = cluster.nodes();
     let (query, mut taken) = lost_and_taken(nodes, &nodes[2]).await;
     nodes[0].kill();
-    let mut back = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
+    let Some(mut back) = try_open(&nodes[1], &query, KEY).await else { return false };
     assert_eq!(back.connected["resumed"], true);
     let said = back.find("the end", |frame| frame["op"] == 4).await;
     assert_eq!(said["reason"], "connection_limit");
     until_counted(&nodes[1..], 1).await;
     assert_eq!(taken.ask(json!({"op": 0})).await["op"], 0);
+    true
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -232,7 +232,7 @@ fn assert_same(back: &Socket, before: &Socket) {
 
 async fn assert_taken_up(mut socket: Socket) {
     let (frames, ended) = socket.to_end(SOON).await;
-    assert_eq!(ended, Ended::Closed(4001), "{frames:?}");
+    assert_eq!(ended, Ended::Closed(4001), "on {}: {frames:?}", socket.connected["nodeId"]);
     assert_eq!(frames.last().map(|frame| &frame["code"]), Some(&json!(40800)), "{frames:?}");
 }
 

@@ -177,7 +177,9 @@ impl Identities {
         let tenure = self.keys.open(text, principal, client_id)?;
         let record = self.records.get(&tenure.connection_id);
         let place = self.usable(&tenure, record.as_deref())?;
-        Some(Former { tenure, is_open: place.is_some() })
+        let is_open_here =
+            |record: &Record| record.stands.place().is_some_and(|here| self.is_open_here(here));
+        Some(Former { tenure, is_open: place.is_some() || record.as_deref().is_some_and(is_open_here) })
     }
 
     /// Begins a connection at `place`: the former one if it can still be taken up, whose open socket is told to end,
@@ -285,9 +287,13 @@ impl Identities {
     /// False when it was not open here.
     fn end_here(&self, place: Place) -> bool {
         let Place { shard, slot, generation, .. } = place;
-        let is_open = self.is_own(&place) && self.is_open(place);
+        // At once, as the shard may have another one in the slot by the next moment.
+        let is_open = self.is_own(&place) && {
+            let mut open = self.open.get(usize::from(shard)).map(Mutex::lock);
+            let open = open.as_mut().and_then(|open| open.get_mut(slot as usize));
+            open.is_some_and(|open| *open == generation && std::mem::take(open) != 0)
+        };
         if is_open {
-            self.note_open(place, 0);
             self.handles[usize::from(shard)].push(Input::TakenUp { slot, generation });
         }
         is_open
@@ -361,15 +367,18 @@ impl Identities {
         let is_served =
             |place: &Place| self.is_own(place) || (self.elsewhere)(place.incarnation) == Some(Run::Alive);
         // The key may be of a node that has taken it up since.
-        let is_newest = |record: &&Record| self.owner(record) >= tenure.owner();
-        let is_in_time = |record: &&Record| self.now_ms() <= record.since_ms + self.window_ms;
-        match record.filter(is_newest).filter(is_in_time) {
-            Some(Record { stands: Stands::Over(_), .. }) => None,
-            Some(record) => Some(record.stands.place().filter(is_served)),
-            None if tenure.place.incarnation == self.incarnation => {
+        let is_newest = |record: &Record| self.owner(record) >= tenure.owner();
+        match record.filter(|record| self.now_ms() <= record.since_ms + self.window_ms) {
+            Some(record @ Record { stands: Stands::Over(_), .. }) if is_newest(record) => None,
+            Some(record @ Record { stands: Stands::At(place), .. }) => {
+                Some(Some(if is_newest(record) { *place } else { tenure.place }).filter(is_served))
+            }
+            // Its seat may have been given to another since it was lost, whoever has it now.
+            Some(Record { stands: Stands::Lost, .. }) => Some(None),
+            _ if tenure.place.incarnation == self.incarnation => {
                 self.is_open(tenure.place).then_some(Some(tenure.place))
             }
-            None => {
+            _ => {
                 let of = |(run, _): &&(u64, u64)| *run == tenure.place.incarnation;
                 if let Some((_, passed_ms)) = self.former.iter().find(of) {
                     return (passed_ms + self.now_ms() <= self.window_ms).then_some(None);
@@ -403,6 +412,10 @@ impl Identities {
             open.resize(slot + 1, 0);
         }
         open[slot] = generation;
+    }
+
+    fn is_open_here(&self, place: Place) -> bool {
+        self.is_own(&place) && self.is_open(place)
     }
 
     fn is_open(&self, place: Place) -> bool {

@@ -279,6 +279,28 @@ fn a_key_that_is_newer_than_what_is_known_here_says_where_it_is() {
 }
 
 #[test]
+fn one_that_was_lost_here_has_no_seat_whoever_has_it_by_now() {
+    let identities = among_others();
+    let lost = identities.fresh(1);
+    identities.end(&lost, false, Vec::new());
+    let there = Tenure { connection_id: lost.connection_id, ..of_run(OTHER, NOW_MS) };
+    let former = identities.former(&there).expect("within the window");
+    assert!(!former.is_open);
+    let (back, former) = identities.begin(Some(former), place(2));
+    assert_eq!((back.epoch, former), (NOW_MS + 1, Some(there.place)));
+}
+
+#[test]
+fn one_that_is_open_here_keeps_its_seat_though_its_key_is_of_a_run_that_has_ended() {
+    let identities = among_others();
+    let (here, _) = identities.begin(identities.former(&of_run(OTHER, 1)), place(1));
+    let former = identities.former(&of_run(ENDED, here.epoch + 1)).expect("within the window");
+    assert!(former.is_open);
+    identities.begin(Some(former), place(2));
+    assert_eq!(identities.told_to_end(), [1]);
+}
+
+#[test]
 fn what_another_node_takes_up_ends_here_once_and_can_come_back() {
     let identities = among_others();
     let first = identities.fresh(1);
