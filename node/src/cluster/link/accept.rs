@@ -1,6 +1,7 @@
 //! The side of a lane that takes: the listener, who may speak, and what each peer has sent so far.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -283,7 +284,7 @@ impl OpenLane {
         let mut is_bad = false;
         for item in Items::new(batch.items) {
             let bad = match item {
-                Ok(item) => inbound::take(item, &self.peer, inbound).err().map(|error| error.to_string()),
+                Ok(item) => self.take_item(item, inbound).err(),
                 Err(error) => Some(error.to_string()),
             };
             // Sent again it would be no better, so it counts as lost: once for all of them, since that concerns every channel.
@@ -296,6 +297,12 @@ impl OpenLane {
             lost(&self.peer, inbound);
         }
         Ok(taken.sequence)
+    }
+
+    /// A panic is that of one item, as what the batch has behind it would be missed by nobody.
+    fn take_item(&self, item: v1::Item, inbound: &dyn Inbound) -> Result<(), String> {
+        let taken = catch_unwind(AssertUnwindSafe(|| inbound::take(item, &self.peer, inbound)));
+        taken.map_err(|_| "what it asks for panicked".to_owned())?.map_err(|error| error.to_string())
     }
 }
 

@@ -28,6 +28,8 @@ use crate::model::{
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const SECRET: [u8; 32] = [7; 32];
+/// A channel whose messages nobody can take.
+const PANICS: &str = "panics";
 const ONE_LANE: LinkSettings = LinkSettings { lanes: 1, queue: QueueBounds { bytes: 1 << 20, items: 1000 } };
 
 /// What a node was handed.
@@ -79,6 +81,7 @@ impl Inbound for Recorder {
     fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
 
     fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
+        assert_ne!(forwarded.key.channel(), PANICS);
         self.seen.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));
     }
 

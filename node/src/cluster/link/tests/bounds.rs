@@ -94,3 +94,15 @@ async fn messages_that_another_run_numbered_are_not_taken_from_this_one() {
     assert_eq!((seen.sequences("room"), &seen.lost[..]), (vec![1], &[1][..]));
     assert_eq!(seen.forwarded[0].1.incarnation, 1);
 }
+
+#[tokio::test]
+async fn an_item_that_panics_is_told_as_lost_and_what_follows_it_is_taken() {
+    let (sender, taker) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
+    sender.link_to(&[&taker]).await;
+    for (channel, sequence) in [("a", 1), (PANICS, 1), ("a", 2)] {
+        drop(sender.send(&taker, channel, sequence));
+    }
+    let seen = taker.until("all that can be taken", |seen| seen.sequences("a") == [1, 2]).await;
+    assert_eq!(seen.downs, 0);
+    taker.until("the loss", |seen| seen.lost == [1]).await;
+}
