@@ -134,10 +134,6 @@ impl Runs {
 impl Routing {
     /// None for a run that this node does not know, or of which it has known for longer than `window` that it ended.
     pub fn run(&self, incarnation: u64, window: Duration) -> Option<Run> {
-        // Gossip may not have heard it for a moment.
-        if self.is_up(incarnation) {
-            return Some(Run::Alive);
-        }
         let ended = {
             let runs = self.runs.lock();
             runs.ended(incarnation).or_else(|| runs.told.get(&incarnation).copied())
@@ -307,19 +303,6 @@ mod tests {
             node.routing.look_for_deaths(&[standing]);
             assert_eq!(node.routing.run(PEER, Duration::from_secs(60)), Some(expected));
         }
-    }
-
-    #[tokio::test]
-    async fn a_run_lives_while_its_link_is_up_whatever_gossip_says() {
-        let node = Node::new();
-        let run = || node.routing.run(PEER, Duration::from_secs(60));
-        node.has_a_link();
-        node.finds_the_peer();
-        let addr = ([127, 0, 0, 1], 1).into();
-        node.routing.set_peers(vec![PeerAddr { peer: node.peer.clone(), addr }], Vec::new());
-        assert_eq!(run(), Some(Run::Alive));
-        node.loses_its_links();
-        assert_eq!(run(), Some(Run::Ended));
     }
 
     #[test]

@@ -194,8 +194,8 @@ impl Identities {
             };
             if let Some(holder) = self.usable(&tenure, record) {
                 let last = record.map_or(tenure.epoch, |record| record.epoch.max(tenure.epoch));
-                // What is not known here yet may have taken it from here.
-                let known = record.and_then(|record| record.stands.place());
+                // Whoever took it from here would have said so.
+                let former = holder.or_else(|| record.and_then(|record| record.stands.place()));
                 // Above all epochs of former runs too.
                 let epoch = (last + 1).max(self.clock.now_ms());
                 let since_ms = self.now_ms();
@@ -210,8 +210,8 @@ impl Identities {
                     }
                 }
                 self.remember(&self.by_age, since_ms, tenure.connection_id);
-                for place in [known, holder].into_iter().flatten() {
-                    self.end_here(place);
+                if let Some(former) = former {
+                    self.end_here(former);
                 }
                 let taken = Tenure { connection_id: tenure.connection_id, epoch, place };
                 return (taken, Some(holder.unwrap_or(tenure.place)));
@@ -224,16 +224,17 @@ impl Identities {
     /// none.
     pub fn taken_elsewhere(&self, taken: &TakenUp) -> Option<NotOpen> {
         let TakenUp { tenure, former } = taken;
+        let not_open = NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch };
         let since_ms = self.now_ms();
         let here = match self.records.entry(tenure.connection_id) {
             Entry::Occupied(mut occupied) => {
                 let record = occupied.get_mut();
-                if self.owner(record) >= tenure.owner() {
-                    // Whoever has it now took it from this one, and could not tell where it was before.
-                    if record.stands != Stands::At(*former) {
-                        self.end_here(*former);
-                    }
-                    return None;
+                let owner = self.owner(record);
+                if owner >= tenure.owner() {
+                    // Whoever has it now took it from this one, and could not tell where it was before: nor whether it had a seat.
+                    let is_former = owner == tenure.owner() || record.stands == Stands::At(*former);
+                    let is_ended = is_former || !self.is_own(former) || self.end_here(*former);
+                    return (!is_ended).then_some(not_open);
                 }
                 (record.epoch, record.since_ms) = (tenure.epoch, since_ms);
                 std::mem::replace(&mut record.stands, Stands::At(tenure.place)).place()
@@ -248,7 +249,7 @@ impl Identities {
         // What is on a third node is that one's to end.
         let is_not_open =
             here.is_none_or(|here| here.incarnation == self.incarnation && !self.end_here(here));
-        is_not_open.then_some(NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch })
+        is_not_open.then_some(not_open)
     }
 
     /// A connection ended for good on another node. Who has taken it up before this was known goes on with it.
@@ -278,7 +279,7 @@ impl Identities {
         drop(record);
         let Place { incarnation, shard, slot, generation } = place;
         if !self.is_own(&place) {
-            return (epoch > not_open.epoch).then_some((incarnation, NotOpen { epoch, ..not_open }));
+            return Some((incarnation, NotOpen { epoch, ..not_open }));
         }
         self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
         None
@@ -367,18 +368,15 @@ impl Identities {
         let is_served =
             |place: &Place| self.is_own(place) || (self.elsewhere)(place.incarnation) == Some(Run::Alive);
         // The key may be of a node that has taken it up since.
-        let is_newest = |record: &Record| self.owner(record) >= tenure.owner();
-        match record.filter(|record| self.now_ms() <= record.since_ms + self.window_ms) {
-            Some(record @ Record { stands: Stands::Over(_), .. }) if is_newest(record) => None,
-            Some(record @ Record { stands: Stands::At(place), .. }) => {
-                Some(Some(if is_newest(record) { *place } else { tenure.place }).filter(is_served))
-            }
-            // Its seat may have been given to another since it was lost, whoever has it now.
-            Some(Record { stands: Stands::Lost, .. }) => Some(None),
-            _ if tenure.place.incarnation == self.incarnation => {
+        let is_newest = |record: &&Record| self.owner(record) >= tenure.owner();
+        let is_in_time = |record: &&Record| self.now_ms() <= record.since_ms + self.window_ms;
+        match record.filter(is_newest).filter(is_in_time) {
+            Some(Record { stands: Stands::Over(_), .. }) => None,
+            Some(record) => Some(record.stands.place().filter(is_served)),
+            None if tenure.place.incarnation == self.incarnation => {
                 self.is_open(tenure.place).then_some(Some(tenure.place))
             }
-            _ => {
+            None => {
                 let of = |(run, _): &&(u64, u64)| *run == tenure.place.incarnation;
                 if let Some((_, passed_ms)) = self.former.iter().find(of) {
                     return (passed_ms + self.now_ms() <= self.window_ms).then_some(None);

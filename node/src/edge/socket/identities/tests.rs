@@ -272,22 +272,27 @@ fn a_key_that_is_newer_than_what_is_known_here_says_where_it_is() {
     let there = of_run(OTHER, here.epoch + 7);
     let (back, former) = identities.begin(identities.former(&there), place(2));
     assert_eq!((back.epoch, former), (there.epoch + 1, Some(there.place)));
-    assert_eq!(identities.told_to_end(), [1]);
+    let taken = TakenUp { tenure: there, former: here.place };
+    assert_eq!((identities.taken_elsewhere(&taken), identities.told_to_end()), (None, vec![1]));
     identities.over_elsewhere(&Over { connection_id: back.connection_id, owner: back.owner() });
     assert!(identities.former(&back).is_none());
     assert!(identities.former(&of_run(OTHER, back.epoch + 1)).is_some_and(|former| former.is_open));
 }
 
 #[test]
-fn one_that_was_lost_here_has_no_seat_whoever_has_it_by_now() {
+fn whoever_has_it_now_is_told_by_way_of_the_one_that_has_had_it_since() {
     let identities = among_others();
     let lost = identities.fresh(1);
     identities.end(&lost, false, Vec::new());
     let there = Tenure { connection_id: lost.connection_id, ..of_run(OTHER, NOW_MS) };
     let former = identities.former(&there).expect("within the window");
-    assert!(!former.is_open);
+    assert!(former.is_open, "there");
     let (back, former) = identities.begin(Some(former), place(2));
     assert_eq!((back.epoch, former), (NOW_MS + 1, Some(there.place)));
+    let not_open = NotOpen { connection_id: lost.connection_id, epoch: there.epoch };
+    let taken = TakenUp { tenure: there, former: lost.place };
+    assert_eq!(identities.taken_elsewhere(&taken), Some(not_open), "it had no seat to take along");
+    assert!(identities.told_to_end().is_empty());
 }
 
 #[test]
@@ -394,7 +399,11 @@ fn whoever_has_it_now_is_told_that_there_was_no_socket() {
     identities.taken_elsewhere(&TakenUp { tenure: third, former: second.place });
     let of_third = NotOpen { epoch: third.epoch, ..of_first };
     assert_eq!(identities.not_open(of_second), Some((OTHER, of_third)));
-    assert_eq!(identities.not_open(of_third), None, "that one knows");
+    assert_eq!(
+        identities.not_open(of_third),
+        Some((OTHER, of_third)),
+        "of two in one epoch it was the other"
+    );
     let (fourth, _) = identities.begin(identities.former(&third), place(6));
     identities.end(&fourth, false, Vec::new());
     told();
