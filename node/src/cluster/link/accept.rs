@@ -281,10 +281,15 @@ impl OpenLane {
             lost(&self.peer, inbound);
         }
         taken.sequence = batch.sequence;
-        let mut is_bad = false;
+        let (mut is_bad, mut has_panicked) = (false, false);
         for item in Items::new(batch.items) {
-            let bad = match item {
-                Ok(item) => self.take_item(item, inbound).err(),
+            let take = |item| catch_unwind(AssertUnwindSafe(|| inbound::take(item, &self.peer, inbound)));
+            let bad = match item.map(take) {
+                Ok(Ok(taken)) => taken.err().map(|error| error.to_string()),
+                Ok(Err(_)) => {
+                    has_panicked = true;
+                    Some("what it asks for panicked".to_owned())
+                }
                 Err(error) => Some(error.to_string()),
             };
             // Sent again it would be no better, so it counts as lost: once for all of them, since that concerns every channel.
@@ -296,13 +301,8 @@ impl OpenLane {
         if is_bad {
             lost(&self.peer, inbound);
         }
-        Ok(taken.sequence)
-    }
-
-    /// A panic is that of one item, as what the batch has behind it would be missed by nobody.
-    fn take_item(&self, item: v1::Item, inbound: &dyn Inbound) -> Result<(), String> {
-        let taken = catch_unwind(AssertUnwindSafe(|| inbound::take(item, &self.peer, inbound)));
-        taken.map_err(|_| "what it asks for panicked".to_owned())?.map_err(|error| error.to_string())
+        // The same may come again, and then it waits for the next attempt of the peer.
+        if has_panicked { Err(Status::internal("an item panicked")) } else { Ok(taken.sequence) }
     }
 }
 
