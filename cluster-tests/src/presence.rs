@@ -34,14 +34,19 @@ pub async fn listed(socket: &mut Socket) -> BTreeMap<String, Value> {
     let mut members = BTreeMap::new();
     loop {
         let page = socket.find("a page of members", |frame| frame["op"] == 14).await;
-        for member in page["members"].as_array().expect("members") {
-            let name = member["clientId"].as_str().expect("a clientId").to_owned();
-            assert!(members.insert(name, member["data"].clone()).is_none(), "{member} twice");
-        }
-        if page["more"] == false {
+        if take_page(&page, &mut members) {
             return members;
         }
     }
+}
+
+/// True when it is the last one.
+fn take_page(page: &Value, members: &mut BTreeMap<String, Value>) -> bool {
+    for member in page["members"].as_array().expect("members") {
+        let name = member["clientId"].as_str().expect("a clientId").to_owned();
+        assert!(members.insert(name, member["data"].clone()).is_none(), "{member} twice");
+    }
+    page["more"] == false
 }
 
 /// Attaches, and gives the list of who is there; none when nobody is.
@@ -73,6 +78,8 @@ pub async fn names(node: &Node, channel: &str) -> Vec<String> {
 pub struct Watcher {
     socket: Socket,
     pub list: BTreeMap<String, Value>,
+    /// Of a list that it gets anew, the pages so far.
+    pages: BTreeMap<String, Value>,
     /// All that it was told since it came.
     pub events: Vec<(String, String)>,
 }
@@ -81,12 +88,18 @@ impl Watcher {
     pub async fn on(node: &Node, channel: &str) -> Self {
         let mut socket = Socket::open(node, "").await;
         let list = attach(&mut socket, channel).await;
-        Self { socket, list, events: Vec::new() }
+        Self { socket, list, pages: BTreeMap::new(), events: Vec::new() }
     }
 
-    /// Takes the next event, if there is one by then.
+    /// Takes the next event or list, if there is one by then.
     pub async fn take_until(&mut self, end: Instant) -> bool {
         while let Ok(frame) = self.socket.next_within(end.saturating_duration_since(Instant::now())).await {
+            // It is attached anew, since it may have missed something, and a list follows unless nobody is there.
+            let is_alone = frame["op"] == 9 && frame["presence"] == false;
+            if is_alone || frame["op"] == 14 && take_page(&frame, &mut self.pages) {
+                self.list = std::mem::take(&mut self.pages);
+                return true;
+            }
             if frame["op"] != 12 {
                 continue;
             }
@@ -114,9 +127,10 @@ impl Watcher {
 
     /// Nothing happens for so long.
     pub async fn assert_quiet(&mut self, within: Duration) {
-        let known = self.events.len();
-        self.take_until(Instant::now() + within).await;
-        assert_eq!(self.events[known..], [], "nothing was to happen");
+        let (known, end) = (self.events.len(), Instant::now() + within);
+        while self.take_until(end).await {
+            assert_eq!(self.events[known..], [], "nothing was to happen");
+        }
     }
 }
 
