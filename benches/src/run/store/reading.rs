@@ -24,7 +24,7 @@ pub(super) struct Reading {
 impl Reading {
     /// Once each, in turn; the rows are those that the node has written just before.
     pub(super) fn measure(&mut self, bench: &Bench<'_>, database: &Database, seconds: u32) -> Result<()> {
-        let channel = format!("bench:history:{}", self.node.len());
+        let channel = format!("bench:history:{}", bench.fresh_prefix());
         let node = bench.node(database)?;
         let mut pages = load(&bench.this, "history", &node);
         pages.args(["--channel", &channel, "--fill", &FILL.to_string()]);
