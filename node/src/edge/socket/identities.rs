@@ -279,7 +279,9 @@ impl Identities {
         drop(record);
         let Place { incarnation, shard, slot, generation } = place;
         if !self.is_own(&place) {
-            return Some((incarnation, NotOpen { epoch, ..not_open }));
+            // Of two in one epoch the greater incarnation has it. The word goes no other way, so that it never goes round.
+            let is_greater = (epoch, incarnation) > (not_open.epoch, self.incarnation);
+            return is_greater.then_some((incarnation, NotOpen { epoch, ..not_open }));
         }
         self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
         None

@@ -404,6 +404,10 @@ fn whoever_has_it_now_is_told_that_there_was_no_socket() {
         Some((OTHER, of_third)),
         "of two in one epoch it was the other"
     );
+    let lesser = Tenure { connection_id: ConnectionId::from_bytes([9; 16]), ..of_run(OWN - 1, 7) };
+    identities.taken_elsewhere(&TakenUp { tenure: lesser, former: second.place });
+    let of_lesser = NotOpen { connection_id: lesser.connection_id, epoch: 7 };
+    assert_eq!(identities.not_open(of_lesser), None, "it would come back");
     let (fourth, _) = identities.begin(identities.former(&third), place(6));
     identities.end(&fourth, false, Vec::new());
     told();
