@@ -232,9 +232,10 @@ impl Identities {
                 let owner = self.owner(record);
                 if owner >= tenure.owner() {
                     // Whoever has it now took it from this one, and could not tell where it was before: nor whether it had a seat.
-                    let is_former = owner == tenure.owner() || record.stands == Stands::At(*former);
-                    let is_ended = is_former || !self.is_own(former) || self.end_here(*former);
-                    return (!is_ended).then_some(not_open);
+                    let is_before = self.is_own(former) && record.stands != Stands::At(*former);
+                    let is_not_open = is_before && !self.end_here(*former);
+                    // Of what was heard already that was said.
+                    return (is_not_open && owner > tenure.owner()).then_some(not_open);
                 }
                 (record.epoch, record.since_ms) = (tenure.epoch, since_ms);
                 std::mem::replace(&mut record.stands, Stands::At(tenure.place)).place()

@@ -311,9 +311,8 @@ fn what_another_node_takes_up_ends_here_once_and_can_come_back() {
     let first = identities.fresh(1);
     let there = Tenure { connection_id: first.connection_id, ..of_run(OTHER, 5) };
     let taken = TakenUp { tenure: there, former: first.place };
-    identities.taken_elsewhere(&taken);
-    identities.taken_elsewhere(&taken);
-    assert_eq!(identities.told_to_end(), [1]);
+    let says = [&taken, &taken].map(|taken| identities.taken_elsewhere(taken));
+    assert_eq!((says, identities.told_to_end()), ([None, None], vec![1]));
     assert!(!identities.end(&first, false, Vec::new()), "it is another's");
     // With its key of before: whoever has it now is told.
     let former = identities.former(&first).expect("within the window");
@@ -350,6 +349,16 @@ fn its_socket_here_ends_though_the_second_to_take_it_up_is_heard_first() {
     identities.taken_elsewhere(&TakenUp { tenure: first, former: here.place });
     assert_eq!(identities.told_to_end(), [1]);
     assert!(!identities.end(&here, false, Vec::new()), "it is another's");
+}
+
+#[test]
+fn its_socket_here_ends_though_its_end_elsewhere_is_heard_first() {
+    let identities = among_others();
+    let here = identities.fresh(1);
+    let there = Tenure { connection_id: here.connection_id, ..of_run(OTHER, 5) };
+    identities.over_elsewhere(&Over { connection_id: here.connection_id, owner: there.owner() });
+    let taken = TakenUp { tenure: there, former: here.place };
+    assert_eq!((identities.taken_elsewhere(&taken), identities.told_to_end()), (None, vec![1]));
 }
 
 #[test]
