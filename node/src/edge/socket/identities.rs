@@ -57,6 +57,8 @@ struct Record {
     epoch: u64,
     since_ms: u64,
     stands: Stands,
+    /// The last place here whose socket was told to end for another: its seat went along.
+    left: Option<Place>,
     held: Held,
 }
 
@@ -135,6 +137,15 @@ pub struct Former {
     pub is_open: bool,
 }
 
+/// What was taken up.
+struct Taken {
+    tenure: Tenure,
+    /// Where it was, as far as is known.
+    former: Place,
+    /// A socket ends for it, here or on another node, which says if it does not.
+    has_replaced: bool,
+}
+
 impl Identities {
     pub fn new(
         keys: ConnectionKeys,
@@ -186,38 +197,47 @@ impl Identities {
     /// else a fresh one. With the former one comes where it was.
     pub(super) fn begin(&self, former: Option<Former>, place: Place) -> (Tenure, Option<Place>) {
         self.note_open(place, place.generation);
-        if let Some(Former { tenure, .. }) = former {
-            let entry = self.records.entry(tenure.connection_id);
-            let record = match &entry {
-                Entry::Occupied(occupied) => Some(occupied.get()),
-                Entry::Vacant(_) => None,
-            };
-            if let Some(holder) = self.usable(&tenure, record) {
-                let last = record.map_or(tenure.epoch, |record| record.epoch.max(tenure.epoch));
-                // Whoever took it from here would have said so.
-                let former = holder.or_else(|| record.and_then(|record| record.stands.place()));
-                // Above all epochs of former runs too.
-                let epoch = (last + 1).max(self.clock.now_ms());
-                let since_ms = self.now_ms();
-                match entry {
-                    Entry::Occupied(mut occupied) => {
-                        let record = occupied.get_mut();
-                        (record.epoch, record.since_ms, record.stands) = (epoch, since_ms, Stands::At(place));
-                    }
-                    Entry::Vacant(vacant) => {
-                        let held = self.nothing_held();
-                        vacant.insert(Record { epoch, since_ms, stands: Stands::At(place), held });
-                    }
-                }
-                self.remember(&self.by_age, since_ms, tenure.connection_id);
-                if let Some(former) = former {
-                    self.end_here(former);
-                }
-                let taken = Tenure { connection_id: tenure.connection_id, epoch, place };
-                return (taken, Some(holder.unwrap_or(tenure.place)));
-            }
+        let taken = former.as_ref().and_then(|former| self.take_up(&former.tenure, place));
+        let has_replaced = taken.as_ref().is_some_and(|taken| taken.has_replaced);
+        // It was let in for a socket that was open, whose seat may have been given to another since.
+        if former.is_some_and(|former| former.is_open) && !has_replaced {
+            let Place { shard, slot, generation, .. } = place;
+            self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
         }
-        (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, None)
+        match taken {
+            Some(Taken { tenure, former, .. }) => (tenure, Some(former)),
+            None => (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, None),
+        }
+    }
+
+    /// None: it cannot be taken up any more.
+    fn take_up(&self, tenure: &Tenure, place: Place) -> Option<Taken> {
+        let connection_id = tenure.connection_id;
+        let entry = self.records.entry(connection_id);
+        let record = match &entry {
+            Entry::Occupied(occupied) => Some(occupied.get()),
+            Entry::Vacant(_) => None,
+        };
+        let holder = self.usable(tenure, record)?;
+        let last = record.map_or(tenure.epoch, |record| record.epoch.max(tenure.epoch));
+        // Above all epochs of former runs too.
+        let epoch = (last + 1).max(self.clock.now_ms());
+        let since_ms = self.now_ms();
+        let mut record = entry.or_insert_with(|| {
+            let held = self.nothing_held();
+            Record { epoch, since_ms, stands: Stands::Lost, left: None, held }
+        });
+        let known = std::mem::replace(&mut record.stands, Stands::At(place)).place();
+        (record.epoch, record.since_ms) = (epoch, since_ms);
+        // Also what the key's node has not said yet that it took up from here, or cannot say any more.
+        let mut has_replaced = holder.is_some_and(|holder| !self.is_own(&holder));
+        for former in [known, holder].into_iter().flatten() {
+            has_replaced |= self.leave(&mut record, former);
+        }
+        drop(record);
+        self.remember(&self.by_age, since_ms, connection_id);
+        let former = holder.unwrap_or(tenure.place);
+        Some(Taken { tenure: Tenure { connection_id, epoch, place }, former, has_replaced })
     }
 
     /// Another node goes on with a connection; the socket that it may have here is told to end. Something, if it was here and had
@@ -226,30 +246,31 @@ impl Identities {
         let TakenUp { tenure, former } = taken;
         let not_open = NotOpen { connection_id: tenure.connection_id, epoch: tenure.epoch };
         let since_ms = self.now_ms();
-        let here = match self.records.entry(tenure.connection_id) {
-            Entry::Occupied(mut occupied) => {
-                let record = occupied.get_mut();
-                let owner = self.owner(record);
+        let (mut record, here) = match self.records.entry(tenure.connection_id) {
+            Entry::Occupied(occupied) => {
+                let mut record = occupied.into_ref();
+                let owner = self.owner(&record);
                 if owner >= tenure.owner() {
                     // Whoever has it now took it from this one, and could not tell where it was before: nor whether it had a seat.
                     let is_before = self.is_own(former) && record.stands != Stands::At(*former);
-                    let is_not_open = is_before && !self.end_here(*former);
+                    let is_left = record.left == Some(*former);
+                    let is_not_open = is_before && !is_left && !self.leave(&mut record, *former);
                     // Of what was heard already that was said.
                     return (is_not_open && owner > tenure.owner()).then_some(not_open);
                 }
                 (record.epoch, record.since_ms) = (tenure.epoch, since_ms);
-                std::mem::replace(&mut record.stands, Stands::At(tenure.place)).place()
+                let here = std::mem::replace(&mut record.stands, Stands::At(tenure.place)).place();
+                (record, here)
             }
             Entry::Vacant(vacant) => {
                 let (epoch, stands, held) = (tenure.epoch, Stands::At(tenure.place), self.nothing_held());
-                vacant.insert(Record { epoch, since_ms, stands, held });
-                Some(*former)
+                (vacant.insert(Record { epoch, since_ms, stands, left: None, held }), Some(*former))
             }
         };
-        self.remember(&self.by_age, since_ms, tenure.connection_id);
         // What is on a third node is that one's to end.
-        let is_not_open =
-            here.is_none_or(|here| here.incarnation == self.incarnation && !self.end_here(here));
+        let is_not_open = here.is_none_or(|here| self.is_own(&here) && !self.leave(&mut record, here));
+        drop(record);
+        self.remember(&self.by_age, since_ms, tenure.connection_id);
         is_not_open.then_some(not_open)
     }
 
@@ -268,7 +289,7 @@ impl Identities {
 
     fn over(&self, owner: Owner, since_ms: u64) -> Record {
         let (epoch, stands, held) = (owner.epoch, Stands::Over(owner.incarnation), self.nothing_held());
-        Record { epoch, since_ms, stands, held }
+        Record { epoch, since_ms, stands, left: None, held }
     }
 
     /// What was taken up here had no socket where it was before. Whoever has taken it up since has come by its seat in the same
@@ -286,6 +307,15 @@ impl Identities {
         }
         self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
         None
+    }
+
+    /// The socket that the connection may have at `place` ends for another. False when none was open there.
+    fn leave(&self, record: &mut Record, place: Place) -> bool {
+        let is_open = self.end_here(place);
+        if is_open {
+            record.left = Some(place);
+        }
+        is_open
     }
 
     /// False when it was not open here.
@@ -343,7 +373,7 @@ impl Identities {
         }
         let mut record = entry.or_insert_with(|| {
             let held = self.nothing_held();
-            Record { epoch: tenure.epoch, since_ms, stands: Stands::Lost, held }
+            Record { epoch: tenure.epoch, since_ms, stands: Stands::Lost, left: None, held }
         });
         (record.epoch, record.since_ms, record.stands) = (tenure.epoch, since_ms, Stands::Lost);
         record.held.forget_before(since_ms.saturating_sub(self.window_ms));

@@ -56,17 +56,26 @@ impl Identities {
         tenure
     }
 
-    fn told_to_end(&self) -> Vec<u32> {
-        let mut told = Vec::new();
+    /// Whose socket is to end, and who has taken up what had none.
+    fn told(&self) -> (Vec<u32>, Vec<u32>) {
+        let (mut to_end, mut not_open, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
         for handle in &self.handles {
-            let mut inputs = Vec::new();
             handle.inbox.take(&mut inputs);
-            told.extend(inputs.into_iter().map(|input| match input {
-                Input::TakenUp { generation, .. } => generation,
-                _ => unreachable!("nothing else is said"),
-            }));
+            for input in inputs.drain(..) {
+                match input {
+                    Input::TakenUp { generation, .. } => to_end.push(generation),
+                    Input::NotOpen { generation, .. } => not_open.push(generation),
+                    _ => unreachable!("nothing else is said"),
+                }
+            }
         }
-        told
+        (to_end, not_open)
+    }
+
+    fn told_to_end(&self) -> Vec<u32> {
+        let (to_end, not_open) = self.told();
+        assert!(not_open.is_empty());
+        to_end
     }
 }
 
@@ -124,6 +133,21 @@ fn what_ended_for_good_is_over() {
     assert!(identities.former(&first).is_none());
     let (fresh, resumed) = identities.take(former, place(2));
     assert!(!resumed && fresh.connection_id != first.connection_id, "it ended between look and begin");
+}
+
+#[test]
+fn who_was_let_in_for_a_socket_that_has_gone_since_is_looked_at() {
+    for for_good in [false, true] {
+        let identities = within(60_000);
+        let first = identities.fresh(1);
+        let former = identities.former(&first);
+        assert!(former.as_ref().is_some_and(|former| former.is_open));
+        identities.end(&first, for_good, Vec::new());
+        let (second, resumed) = identities.take(former, place(2));
+        assert_eq!((resumed, identities.told()), (!for_good, (vec![], vec![2])));
+        identities.take(identities.former(&second), place(3));
+        assert_eq!(identities.told(), (vec![2], vec![]), "it has its place");
+    }
 }
 
 #[test]
@@ -272,8 +296,13 @@ fn a_key_that_is_newer_than_what_is_known_here_says_where_it_is() {
     let there = of_run(OTHER, here.epoch + 7);
     let (back, former) = identities.begin(identities.former(&there), place(2));
     assert_eq!((back.epoch, former), (there.epoch + 1, Some(there.place)));
+    assert_eq!(
+        identities.told_to_end(),
+        [1],
+        "that node may not know that it was here, or die before it says so"
+    );
     let taken = TakenUp { tenure: there, former: here.place };
-    assert_eq!((identities.taken_elsewhere(&taken), identities.told_to_end()), (None, vec![1]));
+    assert_eq!((identities.taken_elsewhere(&taken), identities.told_to_end()), (None, vec![]));
     identities.over_elsewhere(&Over { connection_id: back.connection_id, owner: back.owner() });
     assert!(identities.former(&back).is_none());
     assert!(identities.former(&of_run(OTHER, back.epoch + 1)).is_some_and(|former| former.is_open));
@@ -352,6 +381,17 @@ fn its_socket_here_ends_though_the_second_to_take_it_up_is_heard_first() {
 }
 
 #[test]
+fn of_two_that_have_it_from_the_same_socket_neither_is_told_that_there_was_none() {
+    let identities = among_others();
+    let here = identities.fresh(1);
+    for epoch in [6, 5, 7] {
+        let tenure = Tenure { connection_id: here.connection_id, ..of_run(OTHER, epoch) };
+        assert_eq!(identities.taken_elsewhere(&TakenUp { tenure, former: here.place }), None);
+    }
+    assert_eq!(identities.told_to_end(), [1]);
+}
+
+#[test]
 fn its_socket_here_ends_though_its_end_elsewhere_is_heard_first() {
     let identities = among_others();
     let here = identities.fresh(1);
@@ -385,19 +425,7 @@ fn whoever_has_it_now_is_told_that_there_was_no_socket() {
     let identities = among_others();
     let former = identities.former(&of_run(OTHER, 1));
     let (first, _) = identities.begin(former, place(4));
-    let told = || {
-        let mut told = Vec::new();
-        for handle in &identities.handles {
-            let mut inputs = Vec::new();
-            handle.inbox.take(&mut inputs);
-            let generation = |input: Input| match input {
-                Input::NotOpen { generation, .. } => Some(generation),
-                _ => None,
-            };
-            told.extend(inputs.into_iter().filter_map(generation));
-        }
-        told
-    };
+    let told = || identities.told().1;
     let of_first = NotOpen { connection_id: first.connection_id, epoch: first.epoch };
     assert_eq!((identities.not_open(of_first), told()), (None, vec![4]));
     let (second, _) = identities.begin(identities.former(&first), place(5));
