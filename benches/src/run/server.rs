@@ -53,10 +53,10 @@ impl Server {
     }
 
     /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes, and for the
-    /// delivery window where one is given.
-    pub(super) fn node(binary: &Path, data: &Path, store: &str, window_ms: Option<u32>) -> Result<Self> {
-        let window = window_ms.map(|ms| ("FANFARE_LIMITS_DELIVERY_WINDOW_MS", ms.to_string()));
-        let environment: Vec<_> = window.into_iter().chain([("FANFARE_STORE", store.to_owned())]).collect();
+    /// variable that is `set`.
+    pub(super) fn node(binary: &Path, data: &Path, store: &str, set: Option<(&str, u32)>) -> Result<Self> {
+        let set = set.map(|(variable, value)| (variable, value.to_string()));
+        let environment: Vec<_> = set.into_iter().chain([("FANFARE_STORE", store.to_owned())]).collect();
         Self::development(binary, data, &environment)
     }
 

@@ -11,6 +11,9 @@ use super::servers;
 use crate::Result;
 use crate::wire::dialect::Dialect;
 
+const WINDOW: &str = "FANFARE_LIMITS_DELIVERY_WINDOW_MS";
+const THREADS: &str = "FANFARE_THREADS";
+
 /// A server, with how it is set and what is spoken with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -26,6 +29,7 @@ pub(super) enum Contender {
     #[value(name = "fanfare-window-5")]
     #[serde(rename = "fanfare-window-5")]
     FanfareWindow5,
+    FanfareOneThread,
     CentrifugeJson,
     CentrifugeJsonBatching,
     CentrifugeProtobuf,
@@ -69,6 +73,7 @@ impl Contender {
             Self::Fanfare => "Fanfare",
             Self::FanfareWindow0 => "Fanfare, no window",
             Self::FanfareWindow5 => "Fanfare, 5 ms window",
+            Self::FanfareOneThread => "Fanfare, one thread",
             Self::CentrifugeJson => "centrifuge, JSON",
             Self::CentrifugeJsonBatching => "centrifuge, JSON, 5 ms batching",
             Self::CentrifugeProtobuf => "centrifuge, Protobuf",
@@ -80,7 +85,7 @@ impl Contender {
 
     /// Whether a fault of it is an error.
     pub(super) fn is_fanfare(self) -> bool {
-        matches!(self, Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5)
+        matches!(self, Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 | Self::FanfareOneThread)
     }
 
     pub(super) fn is_peer(self) -> bool {
@@ -113,7 +118,9 @@ impl Contender {
             Self::Floor | Self::FloorWindow | Self::FloorIoUring | Self::FloorWindowIoUring => {
                 Dialect::Fanfare
             }
-            Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 => Dialect::Fanfare,
+            Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 | Self::FanfareOneThread => {
+                Dialect::Fanfare
+            }
             Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
             Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
             Self::Nats => Dialect::Nats,
@@ -128,8 +135,9 @@ impl Contender {
             Self::FloorIoUring => Server::floor_by_ring(&places.bench, 0),
             Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1),
             Self::Fanfare => Server::node(&places.node, &places.data, "none", None),
-            Self::FanfareWindow0 => Server::node(&places.node, &places.data, "none", Some(0)),
-            Self::FanfareWindow5 => Server::node(&places.node, &places.data, "none", Some(5)),
+            Self::FanfareWindow0 => Server::node(&places.node, &places.data, "none", Some((WINDOW, 0))),
+            Self::FanfareWindow5 => Server::node(&places.node, &places.data, "none", Some((WINDOW, 5))),
+            Self::FanfareOneThread => Server::node(&places.node, &places.data, "none", Some((THREADS, 1))),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => {
                 servers::centrifuge(&places.peers.join("centrifuge"), false)
             }
@@ -169,6 +177,7 @@ impl Contender {
             Self::FanfareWindow5 => {
                 (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 5")
             }
+            Self::FanfareOneThread => (ask(places.node.clone(), "--version"), "as Fanfare, threads 1"),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => (
                 ask(places.peers.join("centrifuge"), "-version"),
                 "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024",
