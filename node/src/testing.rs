@@ -238,8 +238,13 @@ pub(crate) struct DirectoryText(String);
 
 impl DirectoryText {
     /// An account in a tenant of the same id.
-    pub(crate) fn account(mut self, id: &str) -> Self {
-        write!(self.0, "[[tenants]]\nid = \"{id}\"\n[[tenants.accounts]]\nid = \"{id}\"\n")
+    pub(crate) fn account(self, id: &str) -> Self {
+        self.account_in(id, "")
+    }
+
+    /// The same; `tenant` is a line of the tenant's, such as `connection_limit = 1`.
+    pub(crate) fn account_in(mut self, id: &str, tenant: &str) -> Self {
+        write!(self.0, "[[tenants]]\nid = \"{id}\"\n{tenant}\n[[tenants.accounts]]\nid = \"{id}\"\n")
             .expect("a String takes all");
         self
     }

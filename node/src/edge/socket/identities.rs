@@ -137,10 +137,19 @@ pub struct Former {
     pub is_open: bool,
 }
 
+/// A connection that has begun.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub tenure: Tenure,
+    /// Where it was before, as far as is known. None: it is a fresh one.
+    pub former: Option<Place>,
+    /// False when it was let in for a socket that was open and is not any more: its seat may have been given to another since.
+    pub is_seated: bool,
+}
+
 /// What was taken up.
 struct Taken {
     tenure: Tenure,
-    /// Where it was, as far as is known.
     former: Place,
     /// A socket ends for it, here or on another node, which says if it does not.
     has_replaced: bool,
@@ -194,19 +203,19 @@ impl Identities {
     }
 
     /// Begins a connection at `place`: the former one if it can still be taken up, whose open socket is told to end,
-    /// else a fresh one. With the former one comes where it was.
-    pub(super) fn begin(&self, former: Option<Former>, place: Place) -> (Tenure, Option<Place>) {
+    /// else a fresh one.
+    pub(super) fn begin(&self, former: Option<Former>, place: Place) -> Begun {
         self.note_open(place, place.generation);
         let taken = former.as_ref().and_then(|former| self.take_up(&former.tenure, place));
-        let has_replaced = taken.as_ref().is_some_and(|taken| taken.has_replaced);
-        // It was let in for a socket that was open, whose seat may have been given to another since.
-        if former.is_some_and(|former| former.is_open) && !has_replaced {
-            let Place { shard, slot, generation, .. } = place;
-            self.handles[usize::from(shard)].push(Input::NotOpen { slot, generation });
-        }
+        let was_open = former.is_some_and(|former| former.is_open);
         match taken {
-            Some(Taken { tenure, former, .. }) => (tenure, Some(former)),
-            None => (Tenure { connection_id: ConnectionId::random(), epoch: 0, place }, None),
+            Some(Taken { tenure, former, has_replaced }) => {
+                Begun { tenure, former: Some(former), is_seated: has_replaced || !was_open }
+            }
+            None => {
+                let tenure = Tenure { connection_id: ConnectionId::random(), epoch: 0, place };
+                Begun { tenure, former: None, is_seated: !was_open }
+            }
         }
     }
 

@@ -63,6 +63,9 @@ pub struct Shard {
     rounds: VecDeque<Round>,
     /// Publishes by their deadline. Bounded by what sessions may have in flight within the wait.
     unanswered: VecDeque<Unanswered>,
+    /// Who was let in for a socket that went meanwhile, and when each is looked at: its slot and generation. Bounded by who comes until
+    /// then.
+    unseated: VecDeque<(u64, u32, u32)>,
     /// Of the questions to the store.
     next_question: u64,
     buffer: Box<[u8]>,
@@ -121,6 +124,7 @@ impl Shard {
             taken: Vec::new(),
             rounds: VecDeque::new(),
             unanswered: VecDeque::new(),
+            unseated: VecDeque::new(),
             next_question: 0,
             buffer: vec![0; READ_BYTES].into_boxed_slice(),
             started: Instant::now(),
@@ -221,7 +225,7 @@ impl Shard {
         let unanswered = self.unanswered.front().map(|unanswered| unanswered.deadline_ms);
         let look = Some(self.directory_look_ms).filter(|_| self.slots.len() > self.free.len());
         let moving = self.moving.next_ms(self.now_ms);
-        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms, look, moving];
+        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms, look, moving, self.seat_look_ms()];
         let due_ms = due_ms.into_iter().flatten().min()?;
         let now = self.started.elapsed();
         Some((Duration::from_millis(due_ms) + Duration::from_micros(500)).saturating_sub(now))

@@ -10,12 +10,15 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use parking_lot::Mutex;
 
 use super::connection::{Connection, Open, Stage};
+use super::identities::Former;
 use super::*;
-use crate::accounts::{Account, Accounts};
+use crate::accounts::{Account, Accounts, Seat};
 use crate::auth::{ConnectionKeys, Credentials, Principal};
 use crate::model::{ConnectionId, Place, PresenceEvent, Published, Tenure};
 use crate::origin::history::{Done, FoundIds, IdScope};
 use crate::testing::{DirectoryText, FakeStore, NoTokens};
+
+const CEILING: usize = 100;
 
 const UPGRADE: &str = "GET /realtime?key=secret-of-all.all HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
      upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
@@ -51,6 +54,8 @@ pub(super) struct Node {
     auth: Arc<Authenticator>,
     limits: Limits,
     hub: Arc<Hub>,
+    connections: Arc<TenantConnections>,
+    identities: Arc<Identities>,
     /// It reads nothing of what is asked.
     _reader: BacklogReader,
 }
@@ -72,20 +77,23 @@ impl Node {
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
         let identities = Arc::new(identities_of(&shards, &clock, &limits));
         let store = Arc::new(Store::default());
-        let directory =
-            DirectoryText::default().account("acme").key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
+        let ceiling = format!("connection_limit = {CEILING}");
+        let directory = DirectoryText::default()
+            .account_in("acme", &ceiling)
+            .key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
         let accounts = Accounts::from_text(directory.text()).unwrap();
         let auth =
             Arc::new(Authenticator::new(Arc::clone(&accounts), NoTokens, clock.clone(), &limits, true));
         let publisher = Publisher::new(&hub, &(Arc::clone(&store) as _), &limits, None);
         let (backlog, reader) = Backlog::new(&publisher, &accounts, &clock, &[], &limits);
+        let connections = Arc::new(TenantConnections::default());
         let services = Services {
             publisher,
             backlog,
             hub: Arc::clone(&hub),
             auth: Arc::clone(&auth),
-            connections: Arc::default(),
-            identities,
+            connections: Arc::clone(&connections),
+            identities: Arc::clone(&identities),
             limits: limits.clone(),
             clock,
             node_id: "node-1".into(),
@@ -95,7 +103,19 @@ impl Node {
         let ready = polls.into_iter().enumerate().map(make).collect();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (shards, open) = (Arc::new(shards), Arc::default());
-        (Self { listener, shards, store, open, auth, limits, hub, _reader: reader }, ready)
+        let node = Self {
+            listener,
+            shards,
+            store,
+            open,
+            auth,
+            limits,
+            hub,
+            connections,
+            identities,
+            _reader: reader,
+        };
+        (node, ready)
     }
 
     pub(super) fn permit(&self) -> Permit {
@@ -127,6 +147,11 @@ impl Node {
 
     /// A client whose upgrade came through the HTTP side.
     fn adopted(&self, principal: &Arc<Principal>) -> TcpStream {
+        let seat = TenantConnections::default().admit(&Account::plain("acme")).unwrap();
+        self.adopted_from(principal, seat, None)
+    }
+
+    fn adopted_from(&self, principal: &Arc<Principal>, seat: Seat, former: Option<Former>) -> TcpStream {
         let (client, server) = self.pair();
         let opening = Box::new(Opening {
             principal: Arc::clone(principal),
@@ -134,9 +159,9 @@ impl Node {
             format: Format::Json,
             echo: true,
             heartbeat_pings: false,
-            seat: TenantConnections::default().admit(&Account::plain("acme")).unwrap(),
+            seat,
             transport: Transport::WebSocket,
-            former: None,
+            former,
         });
         let permit = Permit::take(&self.open);
         self.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });
@@ -307,6 +332,26 @@ fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
     // When this one is told, the shard has looked and will not look again.
     read_until(&mut early, "40100");
     read_until(&mut node.adopted(&principal), "40100");
+}
+
+#[test]
+fn who_was_let_in_for_a_socket_that_has_gone_leaves_where_its_seat_is_taken() {
+    let node = Node::start();
+    let principal = node.principal();
+    let take = || node.connections.admit(&principal.account).expect("below the ceiling");
+    let _others: Vec<_> = (1..CEILING).map(|_| take()).collect();
+    let seat = take();
+    let mut there = node.adopted_from(&principal, seat, None);
+    // Of the run before, so no socket is open under it any more, as there was when it was looked at.
+    let place = Place { incarnation: 2, shard: 0, slot: 0, generation: 1 };
+    let tenure = Tenure { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, place };
+    let key = node.identities.keys().seal(&tenure, &principal, None);
+    let mut former = node.identities.look(&key, &principal, None).expect("within the window");
+    former.is_open = true;
+    let seat = node.connections.admit_successor(&principal.account);
+    read_until(&mut node.adopted_from(&principal, seat, Some(former)), "42900");
+    there.write_all(&frame(r#"{"op":0,"id":"1"}"#)).unwrap();
+    read_until(&mut there, r#""id":"1""#);
 }
 
 #[test]

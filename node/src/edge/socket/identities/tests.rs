@@ -46,7 +46,7 @@ impl Identities {
     }
 
     fn take(&self, former: Option<Former>, place: Place) -> (Tenure, bool) {
-        let (tenure, former) = self.begin(former, place);
+        let Begun { tenure, former, .. } = self.begin(former, place);
         (tenure, former.is_some())
     }
 
@@ -73,9 +73,7 @@ impl Identities {
     }
 
     fn told_to_end(&self) -> Vec<u32> {
-        let (to_end, not_open) = self.told();
-        assert!(not_open.is_empty());
-        to_end
+        self.told().0
     }
 }
 
@@ -141,12 +139,13 @@ fn who_was_let_in_for_a_socket_that_has_gone_since_is_looked_at() {
         let identities = within(60_000);
         let first = identities.fresh(1);
         let former = identities.former(&first);
-        assert!(former.as_ref().is_some_and(|former| former.is_open));
         identities.end(&first, for_good, Vec::new());
-        let (second, resumed) = identities.take(former, place(2));
-        assert_eq!((resumed, identities.told()), (!for_good, (vec![], vec![2])));
-        identities.take(identities.former(&second), place(3));
-        assert_eq!(identities.told(), (vec![2], vec![]), "it has its place");
+        let second = identities.begin(former, place(2));
+        assert_eq!((second.former.is_none(), second.is_seated), (for_good, false));
+        let third = identities.begin(identities.former(&second.tenure), place(3));
+        assert!(third.is_seated && identities.told_to_end() == [2]);
+        identities.end(&third.tenure, false, Vec::new());
+        assert!(identities.begin(identities.former(&third.tenure), place(4)).is_seated, "as anybody");
     }
 }
 
@@ -280,7 +279,7 @@ fn one_of_another_node_is_taken_up_above_its_epoch() {
         let there = of_run(run, NOW_MS + 7);
         let former = identities.former(&there).expect("of a run that is known");
         assert_eq!(former.is_open, is_open);
-        let (tenure, former) = identities.begin(Some(former), place(1));
+        let Begun { tenure, former, .. } = identities.begin(Some(former), place(1));
         assert_eq!((tenure.connection_id, tenure.epoch), (there.connection_id, NOW_MS + 8));
         assert_eq!(former, Some(there.place));
         assert!(identities.told_to_end().is_empty(), "its place means nothing here");
@@ -292,9 +291,9 @@ fn one_of_another_node_is_taken_up_above_its_epoch() {
 #[test]
 fn a_key_that_is_newer_than_what_is_known_here_says_where_it_is() {
     let identities = among_others();
-    let (here, _) = identities.begin(identities.former(&of_run(ENDED, 1)), place(1));
+    let (here, _) = identities.take(identities.former(&of_run(ENDED, 1)), place(1));
     let there = of_run(OTHER, here.epoch + 7);
-    let (back, former) = identities.begin(identities.former(&there), place(2));
+    let Begun { tenure: back, former, .. } = identities.begin(identities.former(&there), place(2));
     assert_eq!((back.epoch, former), (there.epoch + 1, Some(there.place)));
     assert_eq!(
         identities.told_to_end(),
@@ -316,7 +315,7 @@ fn whoever_has_it_now_is_told_by_way_of_the_one_that_has_had_it_since() {
     let there = Tenure { connection_id: lost.connection_id, ..of_run(OTHER, NOW_MS) };
     let former = identities.former(&there).expect("within the window");
     assert!(former.is_open, "there");
-    let (back, former) = identities.begin(Some(former), place(2));
+    let Begun { tenure: back, former, .. } = identities.begin(Some(former), place(2));
     assert_eq!((back.epoch, former), (NOW_MS + 1, Some(there.place)));
     let not_open = NotOpen { connection_id: lost.connection_id, epoch: there.epoch };
     let taken = TakenUp { tenure: there, former: lost.place };
@@ -327,7 +326,7 @@ fn whoever_has_it_now_is_told_by_way_of_the_one_that_has_had_it_since() {
 #[test]
 fn one_that_is_open_here_keeps_its_seat_though_its_key_is_of_a_run_that_has_ended() {
     let identities = among_others();
-    let (here, _) = identities.begin(identities.former(&of_run(OTHER, 1)), place(1));
+    let (here, _) = identities.take(identities.former(&of_run(OTHER, 1)), place(1));
     let former = identities.former(&of_run(ENDED, here.epoch + 1)).expect("within the window");
     assert!(former.is_open);
     identities.begin(Some(former), place(2));
@@ -346,7 +345,7 @@ fn what_another_node_takes_up_ends_here_once_and_can_come_back() {
     // With its key of before: whoever has it now is told.
     let former = identities.former(&first).expect("within the window");
     assert!(former.is_open, "there");
-    let (second, former) = identities.begin(Some(former), place(2));
+    let Begun { tenure: second, former, .. } = identities.begin(Some(former), place(2));
     assert!(second.epoch > there.epoch && former == Some(there.place));
     identities.taken_elsewhere(&taken);
     assert!(identities.told_to_end().is_empty(), "that was before");
@@ -358,7 +357,7 @@ fn of_two_nodes_that_take_it_up_at_once_the_same_one_has_it_everywhere() {
     for (epoch_ahead, stays) in [(0, false), (1, false), (-1, true)] {
         let identities = among_others();
         let former = identities.former(&of_run(ENDED, 1));
-        let (here, _) = identities.begin(former, place(1));
+        let (here, _) = identities.take(former, place(1));
         let there = of_run(OTHER, here.epoch.checked_add_signed(epoch_ahead).unwrap());
         assert_eq!(here.owner() > there.owner(), stays);
         identities.taken_elsewhere(&TakenUp { tenure: there, former: of_run(ENDED, 1).place });
@@ -424,11 +423,11 @@ fn what_had_no_socket_here_is_told_to_whoever_takes_it_up() {
 fn whoever_has_it_now_is_told_that_there_was_no_socket() {
     let identities = among_others();
     let former = identities.former(&of_run(OTHER, 1));
-    let (first, _) = identities.begin(former, place(4));
+    let (first, _) = identities.take(former, place(4));
     let told = || identities.told().1;
     let of_first = NotOpen { connection_id: first.connection_id, epoch: first.epoch };
     assert_eq!((identities.not_open(of_first), told()), (None, vec![4]));
-    let (second, _) = identities.begin(identities.former(&first), place(5));
+    let (second, _) = identities.take(identities.former(&first), place(5));
     let of_second = NotOpen { epoch: second.epoch, ..of_first };
     assert_eq!((identities.not_open(of_first), told()), (None, vec![5]));
     assert_eq!(identities.not_open(NotOpen { epoch: second.epoch + 1, ..of_first }), None, "it is not known");
@@ -445,7 +444,7 @@ fn whoever_has_it_now_is_told_that_there_was_no_socket() {
     identities.taken_elsewhere(&TakenUp { tenure: lesser, former: second.place });
     let of_lesser = NotOpen { connection_id: lesser.connection_id, epoch: 7 };
     assert_eq!(identities.not_open(of_lesser), None, "it would come back");
-    let (fourth, _) = identities.begin(identities.former(&third), place(6));
+    let (fourth, _) = identities.take(identities.former(&third), place(6));
     identities.end(&fourth, false, Vec::new());
     told();
     assert_eq!((identities.not_open(of_third), told()), (None, vec![]), "it is lost");
@@ -461,7 +460,7 @@ fn what_ended_for_good_elsewhere_is_over_here() {
         let former = identities.former(&there);
         identities.over_elsewhere(&over(&there));
         assert!(identities.former(&there).is_none());
-        let (fresh, former) = identities.begin(former, place(1));
+        let Begun { tenure: fresh, former, .. } = identities.begin(former, place(1));
         assert!(former.is_none() && fresh.connection_id != there.connection_id, "it ended in between");
         // Somebody who had not heard that has it.
         let taken = Tenure { epoch: 6, ..of_run(OTHER, 6) };
@@ -478,7 +477,7 @@ fn what_ended_for_good_elsewhere_is_over_here() {
 fn the_keys_of_before_are_no_good_when_what_was_taken_up_here_is_over() {
     for of in [of_run(OTHER, 1), of_run(ENDED, 1), of_run(FORMER, 1)] {
         let identities = among_others();
-        let (here, former) = identities.begin(identities.former(&of), place(1));
+        let Begun { tenure: here, former, .. } = identities.begin(identities.former(&of), place(1));
         assert!(former.is_some());
         assert!(identities.end(&here, true, vec![(7, 70)]));
         assert!(identities.former(&of).is_none() && identities.former(&here).is_none());

@@ -224,6 +224,7 @@ impl Shard {
                 self.answered(late.slot, late.generation, late.ticket, PublishResult::Unavailable);
             }
         }
+        self.look_at_seats();
     }
 
     /// False when the connection's time is over.

@@ -5,15 +5,18 @@ use std::sync::Arc;
 use fanfare_proto::frame::{close, code};
 
 use super::super::connection::{Connection, Subscription};
-use super::super::identities::Former;
+use super::super::identities::{Begun, Former};
 use super::Shard;
 use super::lifecycle::{CLOSE_AFTER_MS, refused_ms};
 use crate::model::{Over, Place, TakenUp, Tenure};
 
+/// Until then a seat that is free may still be counted, and one that was given away elsewhere not yet.
+const SEAT_LOOK_MS: u64 = 500;
+
 impl Shard {
     /// Whose connection a fresh socket carries on, and whether it was another's before.
     pub(super) fn begin_tenure(
-        &self,
+        &mut self,
         connection: &Connection,
         slot: u32,
         former: Option<Former>,
@@ -24,7 +27,10 @@ impl Shard {
             slot,
             generation: connection.generation,
         };
-        let (tenure, former) = self.services.identities.begin(former, place);
+        let Begun { tenure, former, is_seated } = self.services.identities.begin(former, place);
+        if !is_seated {
+            self.unseated.push_back((self.now_ms + SEAT_LOOK_MS, slot, connection.generation));
+        }
         if let Some(former) = former {
             self.services.publisher.taken_up(&TakenUp { tenure, former });
         }
@@ -47,6 +53,19 @@ impl Shard {
             self.with_session(slot, |session, _, out| {
                 session.fail("taken up by another socket", code::TAKEN_UP, close::CREDENTIAL, out);
             });
+        }
+    }
+
+    /// When the first of those is to be looked at that may have no seat.
+    pub(super) fn seat_look_ms(&self) -> Option<u64> {
+        self.unseated.front().map(|(due_ms, ..)| *due_ms)
+    }
+
+    pub(super) fn look_at_seats(&mut self) {
+        while self.seat_look_ms().is_some_and(|due_ms| due_ms <= self.now_ms) {
+            if let Some((_, slot, generation)) = self.unseated.pop_front() {
+                self.keep_if_seated(slot, generation);
+            }
         }
     }
 
