@@ -9,6 +9,20 @@ use scylla::client::session::Session;
 use serde_json::json;
 
 const KEY: &str = "secret.k1";
+const TABLES: [&str; 12] = [
+    "days",
+    "history",
+    "members",
+    "message_ids",
+    "metrics",
+    "nodes",
+    "nonces",
+    "policies",
+    "queue_rules",
+    "queues",
+    "revocations",
+    "schema_version",
+];
 /// Of which no node of a database can be.
 const NOWHERE: &str = "127.0.0.1:1";
 
@@ -83,6 +97,9 @@ async fn three_that_apply_at_once_make_one_schema() {
     }
     let session = cassandra.session().await;
     let made = tables(&session, &keyspace).await;
+    let mut names: Vec<_> = made.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, TABLES);
     let text = said(apply(&points, &keyspace), 0).await;
     assert_eq!(text, format!("the keyspace {keyspace} has everything already"));
     assert_eq!(tables(&session, &keyspace).await, made);
@@ -123,18 +140,20 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
 
     // One of before what runs say of their channels, over which nodes that start make what is missing.
     let dropped = async |what: String| session.query_unpaged(what, ()).await.expect("dropped");
-    dropped(format!("DROP TABLE {keyspace}.policies")).await;
+    for table in ["policies", "queues", "queue_rules"] {
+        dropped(format!("DROP TABLE {keyspace}.{table}")).await;
+    }
     dropped(format!("ALTER TABLE {keyspace}.history DROP is_continued")).await;
     dropped(format!("DELETE FROM {keyspace}.schema_version WHERE part = 'marked'")).await;
     set_version(&session, &keyspace, 1).await;
     assert!(
-        refusal(&points, &keyspace, "check").await.contains("has version 1 of the schema, and 3 is needed")
+        refusal(&points, &keyspace, "check").await.contains("has version 1 of the schema, and 5 is needed")
     );
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
     let options = NodeOptions::default().directory(directory, KEY).limit("store_wait_ms", 8_000);
     drop(Node::start(cassandra.store(options, &keyspace)).await);
     assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
-    assert!(tables(&session, &keyspace).await.iter().any(|(name, _)| name == "policies"));
+    assert_eq!(tables(&session, &keyspace).await.len(), TABLES.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]

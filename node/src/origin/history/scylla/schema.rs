@@ -10,8 +10,9 @@ use scylla::statement::Statement;
 
 use super::connection::Connection;
 
-/// The tables and columns that each version adds to the one before; a keyspace has the version of the last one that was applied to it.
-const MIGRATIONS: &[(&[&str], &[Column])] = &[(FIRST, &[]), (POLICIES, &[]), (&[], MARKS)];
+/// The tables and columns that each version adds or alters to the one before; a keyspace has the version of the last one that was applied to it.
+const MIGRATIONS: &[(&[&str], &[Column])] =
+    &[(FIRST, &[]), (POLICIES, &[]), (&[], MARKS), (QUEUES, &[]), (GRACE, &[])];
 /// Of which table, its name, and its type. A table that is made now has it at once, as several may make it at the same time.
 type Column = (&'static str, &'static str, &'static str);
 
@@ -43,6 +44,20 @@ const FIRST: &[&str] = &[
 const POLICIES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.policies (part text, node_id text, incarnation bigint, policies bigint, \
      is_over boolean, marks boolean, PRIMARY KEY (part, node_id, incarnation, policies)) WITH gc_grace_seconds = 3600",
+];
+/// Nothing is in them as long as accounts have no queues. What a rule takes, its filter, is JSON.
+const QUEUES: &[&str] = &[
+    "CREATE TABLE IF NOT EXISTS {}.queues (account text, name text, id uuid, max_length bigint, enabled boolean, \
+     PRIMARY KEY (account, name))",
+    "CREATE TABLE IF NOT EXISTS {}.queue_rules (account text, queue text, id uuid, source_pattern text, filter text, \
+     enabled boolean, PRIMARY KEY (account, queue, id))",
+];
+/// What was deleted, or outlived its time, is gone from the disk within hours: a scan over days of it would be refused.
+const GRACE: &[&str] = &[
+    "ALTER TABLE {}.members WITH gc_grace_seconds = 3600",
+    "ALTER TABLE {}.revocations WITH gc_grace_seconds = 3600",
+    "ALTER TABLE {}.message_ids WITH gc_grace_seconds = 3600",
+    "ALTER TABLE {}.nonces WITH gc_grace_seconds = 3600",
 ];
 const MARKS: &[Column] = &[("history", "is_continued", "boolean static"), ("policies", "marks", "boolean")];
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text PRIMARY KEY, version int)";
