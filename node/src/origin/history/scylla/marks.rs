@@ -7,9 +7,11 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
+use futures_util::future::try_join_all;
+
 use super::buckets::{Bucket, day_of};
 use super::connection::Database;
-use super::values::{kind_value, number, ttl_s};
+use super::values::{kind_value, ttl_s, written_at};
 use super::{DAY_MS, Shared, failed};
 use crate::model::ChannelKey;
 use crate::origin::history::{HistoryQuery, RowKind, StoreError};
@@ -81,16 +83,16 @@ pub(super) async fn mark(
     let is_narrow = bucket != Bucket::whole(bucket.day);
     let days = [bucket.day - 1, bucket.day].into_iter().take(1 + usize::from(is_narrow));
     let marks = days.filter_map(|day| {
-        let until_ms = Bucket::whole(day).times().end.saturating_add(DAY_MS);
-        let ttl = ttl_s(until_ms, now_ms)?;
+        let times = Bucket::whole(day).times();
+        let ttl = ttl_s(times.end.saturating_add(DAY_MS), now_ms)?;
         let (account, channel) = (key.account().as_str(), key.channel());
-        Some((ttl, number(until_ms), account, channel, kind_value(kind), day))
+        // A time of its day, as the rows have: a table of the database's is dropped once it is older than all that lives.
+        Some((ttl, written_at(times.start), account, channel, kind_value(kind), day))
     });
-    let marks: Vec<_> = marks.collect();
-    if marks.is_empty() {
-        return Ok(());
-    }
-    database.write_all(&database.statements.mark, &marks).await
+    // Each is of a partition of its own.
+    let each: Vec<_> =
+        marks.map(|mark| database.session.execute_unpaged(&database.statements.mark, mark)).collect();
+    try_join_all(each).await.map(drop).map_err(failed)
 }
 
 /// Reads since when everything is marked, where that is not known yet.

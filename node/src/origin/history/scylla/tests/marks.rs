@@ -85,6 +85,20 @@ fn the_newest_rows_are_given_whichever_partition_another_node_has_written_them_t
     }
     (11..=14).for_each(|sequence| append(&other, &narrower, noon_ms + sequence, sequence));
     assert_eq!(newest(&store, &narrower), [14, 13, 12, 11, 10]);
+    let asked = format!(
+        "SELECT writetime(is_continued) FROM {}.history WHERE account = 'acme' AND channel = 'narrower' \
+         AND kind = 0 AND day = {} AND bucket = 0 LIMIT 1",
+        place.connection.keyspace,
+        noon_ms / DAY_MS
+    );
+    let found = runtime().block_on(store.shared.database().session.query_unpaged(asked, ())).expect("asked");
+    let marked = found.into_rows_result().expect("rows").single_row::<(Option<i64>,)>().expect("a mark");
+    let midnight_ms = noon_ms / DAY_MS * DAY_MS;
+    assert_eq!(
+        marked,
+        (Some(values::written_at(midnight_ms)),),
+        "older, no table of the day could be dropped"
+    );
     // Its clock is ahead.
     append(&other, &later, noon_ms + DAY_MS / 2, 11);
     assert_eq!(newest(&store, &later), [11, 10, 9, 8, 7]);
