@@ -245,9 +245,8 @@ statements! {
         AND bucket >= ? AND bucket <= ? ORDER BY day ASC, bucket ASC LIMIT ?";
     claim_id: "INSERT INTO {}.message_ids (account, channel, key_name, client_id, id, owner) \
         VALUES (?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?";
-    take_id: "UPDATE {}.message_ids USING TTL ? SET owner = ?, incarnation = null, sequence = null, \
-        timestamp_ms = null, bucket = null WHERE account = ? AND channel = ? AND key_name = ? AND client_id = ? \
-        AND id = ? IF owner = ? AND incarnation = ? AND sequence = ?";
+    take_id: "UPDATE {}.message_ids USING TTL ? SET owner = ? WHERE account = ? AND channel = ? AND key_name = ? \
+        AND client_id = ? AND id = ? IF owner = ? AND incarnation = ? AND sequence = ?";
     stamp_id: "UPDATE {}.message_ids USING TTL ? SET owner = ?, incarnation = ?, sequence = ?, timestamp_ms = ?, \
         bucket = ? WHERE account = ? AND channel = ? AND key_name = ? AND client_id = ? AND id = ? IF owner = ?";
     insert_id: "INSERT INTO {}.message_ids (account, channel, key_name, client_id, id, owner, incarnation, sequence, \
@@ -265,12 +264,12 @@ statements! {
         WHERE node_id = ?";
     node: "SELECT runs, highest_ms FROM {}.nodes WHERE node_id = ?";
     set_runs: "INSERT INTO {}.nodes (node_id, runs) VALUES (?, ?)";
-    set_highest: "INSERT INTO {}.nodes (node_id, highest_ms) VALUES (?, ?)";
+    set_highest: "INSERT INTO {}.nodes (node_id, highest_ms) VALUES (?, ?) USING TIMESTAMP ?";
     insert_policies: "INSERT INTO {}.policies (part, node_id, incarnation, policies, is_over, marks) \
         VALUES ('all', ?, ?, ?, ?, true) USING TTL ? AND TIMESTAMP ?";
     policies: "SELECT node_id, incarnation, policies, is_over, marks FROM {}.policies WHERE part = 'all'";
     insert_metric: "INSERT INTO {}.metrics (account, day, minute_ms, node_id, incarnation, kind, counted, bytes) \
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ?";
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?";
     metrics: "SELECT minute_ms, node_id, incarnation, kind, counted, bytes FROM {}.metrics WHERE account = ? \
         AND day = ? AND minute_ms >= ?";
 }

@@ -2,7 +2,8 @@
 //!
 //! Before a message is numbered its id is claimed for this run of the node. Before its row is written the claim is given its
 //! stamp, unless another node has taken it over meanwhile. So whoever meets a claim can tell what became of it: with a stamp and a row
-//! it is a repeat; without a row the place of the row is closed, in case that write is still on its way, and the claim taken over.
+//! it is a repeat; without a row, once nobody can acknowledge that write any more, the claim is taken over and the place of the row
+//! closed, in case the write is still on its way. The stamp stays until there is another one, so that who could not close it does so later.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use scylla::client::session::Session;
+use scylla::serialize::row::SerializeRow;
+use scylla::statement::prepared::PreparedStatement;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::buckets::{Bucket, day_of};
@@ -19,13 +23,17 @@ use super::{Shared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp, random_bytes};
 use crate::origin::history::{FoundIds, IdScope, Position, RowKind, StoreError};
 
-/// Lookups that wait, over all lanes; beyond it `Busy`.
+/// Lookups that are not answered, over all lanes; beyond it `Busy`.
 const LOOKUPS_MAX: usize = 65_536;
 /// Those of one lane.
 const LANE_MAX: usize = 4_096;
-/// How long another node may take between a claim and its row before the claim is taken over.
+/// How long another node may take between a claim and its stamp before the claim is taken over.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// What a node has stamped it acknowledges within its wait for the store, by its own clock, which may be so much behind.
+const CLOCKS: Duration = Duration::from_secs(1);
+/// Requests of ids at the database at a time.
+const UNDER_WAY_MAX: usize = 256;
 /// A claim outlives the window by this, since clocks differ.
 pub(super) const SLACK_MS: u64 = 60_000;
 /// In the place of a partition: of a channel without history.
@@ -51,6 +59,7 @@ struct Lookup {
     scope: IdScope,
     ids: Vec<Box<str>>,
     found: FoundIds,
+    begun: Instant,
 }
 
 pub(super) struct GivenIds {
@@ -60,11 +69,13 @@ pub(super) struct GivenIds {
     lanes: Mutex<Lanes>,
     /// Ids whose write has not ended, with who waits for that.
     pending: Mutex<HashMap<(IdScope, Box<str>), Pending>>,
+    permits: Semaphore,
 }
 
 #[derive(Default)]
 struct Lanes {
     lanes: HashMap<Lane, VecDeque<Lookup>>,
+    /// That are not answered.
     count: usize,
 }
 
@@ -77,7 +88,8 @@ struct Pending {
 impl GivenIds {
     pub(super) fn new(window_ms: u64) -> Self {
         let owner = i64::from_be_bytes(random_bytes());
-        Self { owner, window_ms, lanes: Mutex::default(), pending: Mutex::default() }
+        let permits = Semaphore::new(UNDER_WAY_MAX);
+        Self { owner, window_ms, lanes: Mutex::default(), pending: Mutex::default(), permits }
     }
 
     /// They are about to be written.
@@ -145,7 +157,7 @@ impl GivenIds {
             names.4,
             self.owner,
         );
-        let answer = conditional(session, &statements.stamp_id, values).await?;
+        let answer = self.conditional(session, &statements.stamp_id, values).await?;
         if answer.applied {
             return Ok(());
         }
@@ -164,7 +176,7 @@ impl GivenIds {
                 bucket,
                 self.ttl_s(),
             );
-            if conditional(session, &statements.insert_id, values).await?.applied {
+            if self.conditional(session, &statements.insert_id, values).await?.applied {
                 return Ok(());
             }
         }
@@ -184,24 +196,22 @@ impl GivenIds {
             let (session, statements) = (&database.session, &database.statements);
             let (account, channel, key_name, client_id, id) = names(scope, id);
             let values = (account, channel, key_name, client_id, id, self.owner, self.ttl_s());
-            let answer = conditional(session, &statements.claim_id, values).await?;
+            let answer = self.conditional(session, &statements.claim_id, values).await?;
             if answer.applied {
                 return Ok(None);
             }
             let Some(former) = Claim::read(&answer) else { continue };
-            let mut closes = None;
-            if let Some(stamped) = &former.stamped {
-                let oldest_ms = shared.clock.now_ms().saturating_sub(self.window_ms);
-                let is_forgotten = stamped.timestamp_ms < oldest_ms;
-                if !is_forgotten && stamped.is_stored(shared, &scope.key).await? {
+            let now_ms = shared.clock.now_ms();
+            let is_known = |stamped: &&Stamped| stamped.timestamp_ms >= now_ms.saturating_sub(self.window_ms);
+            let closes = former.stamped.as_ref().filter(is_known);
+            let may_come = match closes {
+                Some(stamped) if stamped.is_stored(shared, &scope.key).await? => {
                     return Ok(Some(stamped.stamp));
                 }
-                closes = Some(stamped).filter(|_| !is_forgotten);
-                if !is_forgotten && former.owner != self.owner && Instant::now() < patient_until {
-                    tokio::time::sleep(LOOK_AGAIN).await;
-                    continue;
-                }
-            } else if former.owner != self.owner && Instant::now() < patient_until {
+                Some(stamped) => now_ms < stamped.acknowledged_until_ms(shared),
+                None => Instant::now() < patient_until,
+            };
+            if may_come && former.owner != self.owner {
                 tokio::time::sleep(LOOK_AGAIN).await;
                 continue;
             }
@@ -220,13 +230,26 @@ impl GivenIds {
                 incarnation,
                 sequence,
             );
-            if conditional(session, &statements.take_id, values).await?.applied {
+            if self.conditional(session, &statements.take_id, values).await?.applied {
                 if let Some(closes) = closes {
                     closes.close(shared, &scope.key).await?;
                 }
                 return Ok(None);
             }
         }
+    }
+}
+
+impl GivenIds {
+    async fn conditional(
+        &self,
+        session: &Session,
+        statement: &PreparedStatement,
+        values: impl SerializeRow,
+    ) -> Result<Applied, StoreError> {
+        // Never closed.
+        let _permit = self.permits.acquire().await;
+        conditional(session, statement, values).await
     }
 }
 
@@ -263,6 +286,12 @@ impl Claim {
 }
 
 impl Stamped {
+    /// By the clock of this node.
+    fn acknowledged_until_ms(&self, shared: &Shared) -> u64 {
+        let within = (shared.options.wait + CLOCKS).as_millis();
+        self.timestamp_ms.saturating_add(u64::try_from(within).unwrap_or(u64::MAX))
+    }
+
     fn position(&self) -> (i64, i64, i64) {
         let Stamp { incarnation, sequence } = self.stamp;
         super::values::position_values(Position { timestamp_ms: self.timestamp_ms, sequence, incarnation })
@@ -276,6 +305,8 @@ impl Stamped {
         let day = day_of(self.timestamp_ms);
         let (account, channel) = (key.account().as_str(), key.channel());
         let values = (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation);
+        // Never closed.
+        let _permit = shared.ids.permits.acquire().await;
         let found = database.session.execute_unpaged(&database.statements.find_row, values).await;
         let rows = found.map_err(failed)?.into_rows_result().map_err(failed)?;
         Ok(rows.rows_num() > 0)
@@ -291,6 +322,8 @@ impl Stamped {
         let day = day_of(self.timestamp_ms);
         let (account, channel) = (key.account().as_str(), key.channel());
         let values = (later, account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation);
+        // Never closed.
+        let _permit = shared.ids.permits.acquire().await;
         let closed = database.session.execute_unpaged(&database.statements.delete_row, values).await;
         closed.map(drop).map_err(failed)
     }
@@ -304,7 +337,7 @@ pub(super) fn names<'a>(scope: &'a IdScope, id: &'a str) -> (&'a str, &'a str, &
 
 pub(super) fn look_up(shared: &Arc<Shared>, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
     let lane = Lane { key: scope.key.clone(), client_id: scope.client_id.clone() };
-    let lookup = Lookup { scope, ids, found };
+    let lookup = Lookup { scope, ids, found, begun: Instant::now() };
     let mut lanes = shared.ids.lanes.lock();
     let waiting = lanes.lanes.get(&lane).map_or(0, VecDeque::len);
     if lanes.count >= LOOKUPS_MAX || waiting >= LANE_MAX {
@@ -327,23 +360,27 @@ async fn run(shared: Arc<Shared>, lane: Lane) {
         let next = {
             let mut lanes = shared.ids.lanes.lock();
             let next = lanes.lanes.get_mut(&lane).and_then(VecDeque::pop_front);
-            match &next {
-                Some(_) => lanes.count -= 1,
-                None => drop(lanes.lanes.remove(&lane)),
+            if next.is_none() {
+                lanes.lanes.remove(&lane);
             }
             next
         };
-        let Some(Lookup { scope, ids, found }) = next else { return };
+        let Some(Lookup { scope, ids, found, begun }) = next else { return };
         let wait = shared.options.wait;
         let asked = async {
             let each = ids.iter().map(|id| shared.ids.find(&shared, &scope, id));
             futures_util::future::join_all(each).await.into_iter().collect()
         };
-        let answer = tokio::time::timeout(wait, asked).await;
-        let unknown = |_| Err(failed(format_args!("the database did not answer for {wait:?}")));
-        let answer = answer.unwrap_or_else(unknown);
+        let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
+        // Who comes when the database is back is not to wait for all of those for whom nobody waits any more.
+        let answer = if begun.elapsed() < wait {
+            tokio::time::timeout_at(begun + wait, asked).await.unwrap_or_else(|_| unknown())
+        } else {
+            unknown()
+        };
         if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
             tracing::error!("a callback of the store panicked");
         }
+        shared.ids.lanes.lock().count -= 1;
     }
 }

@@ -20,11 +20,13 @@ const UNDER_WAY_MAX: usize = 32;
 /// Rows that a read takes at a time.
 const PAGE_ROWS: i32 = 1_000;
 
-type Values = (String, i32, i64, Arc<str>, i64, &'static str, i64, i64, i32);
+type Values = (String, i32, i64, Arc<str>, i64, &'static str, i64, i64, i32, i64);
 
 /// Rows that have outlived their time are left out.
 pub(super) async fn write(shared: &Shared, rows: Vec<MetricRow>) -> Result<(), StoreError> {
     let now_ms = shared.clock.now_ms();
+    // Of two writes of a row the later flush counts, whichever comes last.
+    let at = shared.next_change(now_ms);
     let mut parts: BTreeMap<(AccountId, i32), Vec<Values>> = BTreeMap::new();
     for MetricRow { account, minute_ms, node_id, incarnation, kind, amount } in rows {
         let Some(ttl) = ttl_s(minute_ms.saturating_add(KEPT_MS + DAY_MS), now_ms) else { continue };
@@ -32,7 +34,7 @@ pub(super) async fn write(shared: &Shared, rows: Vec<MetricRow>) -> Result<(), S
         let (incarnation, name) = (incarnation.cast_signed(), account.as_str().to_owned());
         let (counted, bytes) = (number(amount.count), number(amount.bytes));
         let kind = kind.as_str();
-        let values = (name, day, number(minute_ms), node_id, incarnation, kind, counted, bytes, ttl);
+        let values = (name, day, number(minute_ms), node_id, incarnation, kind, counted, bytes, ttl, at);
         parts.entry((account, day)).or_default().push(values);
     }
     let database = shared.database();

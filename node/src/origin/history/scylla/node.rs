@@ -3,7 +3,7 @@
 use std::sync::Weak;
 use std::time::Duration;
 
-use super::values::{natural, number};
+use super::values::{natural, number, written_at};
 use super::{Shared, failed, policies};
 use crate::origin::history::{FormerRun, Kept, StoreError, runs};
 
@@ -56,7 +56,8 @@ pub(super) async fn note_highest(shared: &Shared) -> Result<(), StoreError> {
         return Ok(());
     }
     let database = shared.database();
-    let values = (&*shared.options.node_id, number(highest_ms));
+    // The higher one stays, whichever comes last.
+    let values = (&*shared.options.node_id, number(highest_ms), written_at(highest_ms));
     let noted = database.session.execute_unpaged(&database.statements.set_highest, values).await;
     noted.map(drop).map_err(failed)
 }

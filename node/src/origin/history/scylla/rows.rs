@@ -156,8 +156,6 @@ pub(super) async fn write(
     contents: &[Content],
     results: &mut [Result<(), StoreError>],
 ) {
-    // Never closed.
-    let _permit = shared.writes.permits.acquire().await;
     let mut placed: Vec<_> = contents.iter().map(|content| place(shared, key, content)).collect();
     let stamped = contents.iter().zip(&placed).map(|(content, rows)| stamp(shared, content, rows));
     let stamped: Vec<_> = stamped.collect();
@@ -201,8 +199,13 @@ pub(super) async fn write(
 }
 
 async fn stamp(shared: &Shared, content: &Content, rows: &[PlacedRow]) -> Result<(), StoreError> {
-    let bucket = rows.first().map(|row| row.bucket);
-    let each: Vec<_> = content.ids.iter().map(|given| shared.ids.stamp(shared, given, bucket)).collect();
+    let bucket = |given: &GivenId| {
+        // Each row of a publish has a partition of its own where the one before was full.
+        let row = rows.iter().find(|row| row.values.6 == number(given.stamp.sequence));
+        row.map(|row| row.bucket)
+    };
+    let each: Vec<_> =
+        content.ids.iter().map(|given| shared.ids.stamp(shared, given, bucket(given))).collect();
     try_join_all(each).await.map(drop)
 }
 

@@ -88,10 +88,14 @@ fn append(store: &Scylla, key: &ChannelKey, timestamp_ms: u64, sequence: u64) {
 }
 
 fn find(store: &Scylla, key: &ChannelKey, id: &str) -> Option<Stamp> {
+    look_up(store, key, id).expect("looked up")
+}
+
+fn look_up(store: &Scylla, key: &ChannelKey, id: &str) -> Result<Option<Stamp>, StoreError> {
     let (send, receive) = mpsc::channel();
     let found = Box::new(move |found| send.send(found).expect("test waits"));
     store.find_ids(scope(key), vec![id.into()], found);
-    receive.recv_timeout(PATIENCE).expect("answered").expect("looked up")[0]
+    receive.recv_timeout(PATIENCE).expect("answered").map(|found| found[0])
 }
 
 fn publish_own(store: &Scylla, key: &ChannelKey, sequence: u64) -> Result<(), StoreError> {
@@ -169,8 +173,10 @@ fn a_page_is_the_same_over_partitions_of_every_width() {
 #[test]
 fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
     let Some(place) = Keyspace::new() else { return };
-    let clock = Clock::system();
-    let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &clock));
+    let clock = Clock::manual(Clock::system().now_ms());
+    let one = place.open_with(Keyspace::options(), &clock);
+    let other =
+        place.open_with(ScyllaOptions { wait: Duration::from_secs(3), ..Keyspace::options() }, &clock);
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
     assert_eq!(find(&other, &key, "own"), None, "the first has claimed it, and nothing came of it");
@@ -198,7 +204,21 @@ fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
         );
         database.session.query_unpaged(removed, ()).await.expect("removed");
     });
+    assert!(look_up(&other, &late, "own").is_err(), "its owner may still acknowledge it");
+    clock.raise(timestamp_ms + 4_000);
     assert_eq!(find(&other, &late, "own"), None, "there is no row");
+    let claim = runtime().block_on(async {
+        let (scope, asked) = (
+            scope(&late),
+            format!(
+                "SELECT sequence FROM {keyspace}.message_ids WHERE account = ? \
+            AND channel = ? AND key_name = ? AND client_id = ? AND id = ?"
+            ),
+        );
+        let found = database.session.query_unpaged(asked, ids::names(&scope, "own")).await.expect("asked");
+        found.into_rows_result().expect("rows").single_row::<(Option<i64>,)>().expect("the claim")
+    });
+    assert_eq!(claim, (Some(7),), "where that could not be closed it is closed the next time");
     runtime().block_on(async {
         let (t, s, i) = values::position_values(position);
         let come = format!(
@@ -212,6 +232,25 @@ fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
     assert!(wait(one.read(query(&late))).expect("read").rows.is_empty(), "it has come too late");
     publish_own(&other, &late, 8).expect("stored");
     assert_eq!(sequences(&wait(one.read(query(&late))).expect("read")), [8]);
+}
+
+#[test]
+fn each_id_of_a_publish_is_found_in_whichever_partition_its_row_is() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let options = || ScyllaOptions { partition_rows: 2, ..Keyspace::options() };
+    let [one, other] = [(), ()].map(|()| place.open_with(options(), &clock));
+    let key = channel("acme", "a");
+    let ids = ["first", "second", "third"];
+    ids.iter().for_each(|id| assert_eq!(find(&one, &key, id), None));
+    let given: Vec<_> = (1..).zip(ids).collect();
+    let (send, receive) = mpsc::channel();
+    let done = Box::new(move |result| send.send(result).expect("test waits"));
+    one.append(with_ids(&key, clock.now_ms(), &given), Some(72), done);
+    receive.recv_timeout(PATIENCE).expect("answered").expect("stored");
+    for (sequence, id) in given {
+        assert_eq!(find(&other, &key, id), Some(Stamp { incarnation: 0xfa_fa, sequence }), "{id}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::Instant;
 
 use super::rows::{self, Content};
@@ -225,7 +225,10 @@ pub(super) fn begin(shared: &Arc<Shared>, key: &ChannelKey, content: Content, do
 
 /// Until nothing of the channel waits.
 async fn run(shared: Arc<Shared>, key: ChannelKey) {
-    while let Some((contents, mut owed)) = shared.writes.next_group(&key) {
+    loop {
+        // First, so that what nobody waits for any more when its turn comes is not written.
+        let permit = permit(&shared, &key).await;
+        let Some((contents, mut owed)) = shared.writes.next_group(&key) else { return };
         let mut results = vec![Ok(()); contents.len()];
         let mut expired = Vec::new();
         let (begun, written) = (Instant::now(), contents.len());
@@ -243,6 +246,7 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
                 }
             }
         }
+        drop(permit);
         shared.ids.end(contents.iter().flat_map(Content::given));
         let refused = results.iter().find(|result| result.is_err()).cloned();
         shared.health.wrote(&refused.unwrap_or(Ok(())));
@@ -255,6 +259,20 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
         let mut gathering = Gathering::behind(written, begun.elapsed(), Instant::now());
         while gathering.goes_on(shared.writes.waiting(&key), Instant::now()) {
             tokio::time::sleep(GATHER_LOOK).await;
+        }
+    }
+}
+
+/// To write at all. What is due meanwhile is answered.
+async fn permit<'a>(shared: &'a Shared, key: &ChannelKey) -> Option<SemaphorePermit<'a>> {
+    let permit = shared.writes.permits.acquire();
+    tokio::pin!(permit);
+    loop {
+        let due = shared.writes.next_deadline(key).unwrap_or_else(|| Instant::now() + shared.options.wait);
+        tokio::select! {
+            // Never closed.
+            permit = &mut permit => return permit.ok(),
+            () = tokio::time::sleep_until(due) => drop(expire(shared, key, &mut VecDeque::new())),
         }
     }
 }
