@@ -39,9 +39,11 @@ bench:
 	cargo build --release --locked -p fanfare
 	cargo run --release --locked -p fanfare-benches --bin bench -- run
 
+# The database has half of the cores, so that it has as much beside a node as beside the driver alone.
+bench-store: OPTIONS := --apart
 bench-cluster bench-store:
 	cargo build --release --locked -p fanfare -p fanfare-benches
-	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) --out "target/$@.json"
+	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) $(OPTIONS) --out "target/$@.json"
 
 # The peers are built once for each version. Go keeps its modules in its own cache, and checks them against go.sum.
 PEERS := $(TOOLS)/peers
