@@ -146,12 +146,16 @@ fn members_converge(grace: Duration, have_left: bool) {
         drop(cuts);
         let healed = Instant::now();
         let end = healed + CONVERGED_WITHIN;
-        for (node, watcher) in nodes.iter().zip(&mut watchers) {
+        for node in &*nodes {
             let left = end.saturating_duration_since(Instant::now());
             wait_until(left, "the node to have all members", async || is_listed(node, &expected).await).await;
-            assert!(watcher.has_by(&expected, end).await, "{:?} after {:?}", watcher.list, watcher.events);
         }
         println!("converged {:?} after the cut was healed", healed.elapsed());
+        // A leave that was on its way between two nodes may still come before that, and is taken back.
+        for watcher in &mut watchers {
+            while watcher.take_until(end).await {}
+            assert_eq!(watcher.list, expected, "after {:?}", watcher.events);
+        }
         let (said, ended) = former.to_end(SOON).await;
         assert_eq!((&said.last().expect("it is told")["code"], ended), (&json!(40800), Ended::Closed(4001)));
         for watcher in &mut watchers {
