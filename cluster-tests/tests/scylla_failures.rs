@@ -136,8 +136,9 @@ async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec
         if number % 4 == 0 {
             body["id"] = json!(data);
         }
-        let has_id = body.get("id").is_some();
+        let (has_id, end) = (body.get("id").is_some(), Instant::now() + 3 * SOON);
         loop {
+            assert!(Instant::now() < end, "{body} is never acknowledged");
             let answer = publish(&node, &channel, body.clone()).await;
             match answer.status {
                 200 => acked.push(data.clone()),

@@ -245,8 +245,8 @@ statements! {
         AND bucket >= ? AND bucket <= ? ORDER BY day ASC, bucket ASC LIMIT ?";
     claim_id: "INSERT INTO {}.message_ids (account, channel, key_name, client_id, id, owner) \
         VALUES (?, ?, ?, ?, ?, ?) IF NOT EXISTS USING TTL ?";
-    take_id: "UPDATE {}.message_ids USING TTL ? SET owner = ? WHERE account = ? AND channel = ? AND key_name = ? \
-        AND client_id = ? AND id = ? IF owner = ? AND incarnation = ? AND sequence = ?";
+    take_id: "UPDATE {}.message_ids USING TTL ? SET owner = ?, bucket = ? WHERE account = ? AND channel = ? AND \
+        key_name = ? AND client_id = ? AND id = ? IF owner = ? AND incarnation = ? AND sequence = ?";
     stamp_id: "UPDATE {}.message_ids USING TTL ? SET owner = ?, incarnation = ?, sequence = ?, timestamp_ms = ?, \
         bucket = ? WHERE account = ? AND channel = ? AND key_name = ? AND client_id = ? AND id = ? IF owner = ?";
     insert_id: "INSERT INTO {}.message_ids (account, channel, key_name, client_id, id, owner, incarnation, sequence, \

@@ -3,13 +3,15 @@
 //! Before a message is numbered its id is claimed for this run of the node. Before its row is written the claim is given its
 //! stamp, unless another node has taken it over meanwhile. So whoever meets a claim can tell what became of it: with a stamp and a row
 //! it is a repeat; without a row, once nobody can acknowledge that write any more, the claim is taken over and the place of the row
-//! closed, in case the write is still on its way. The stamp stays until there is another one, so that who could not close it does so later.
+//! closed, in case the write is still on its way. The stamp stays, as one that was left, until there is another one: what comes to its place
+//! does not count any more, and who could not close it does so later.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use parking_lot::Mutex;
 use scylla::client::session::Session;
 use scylla::serialize::row::SerializeRow;
@@ -38,6 +40,10 @@ const UNDER_WAY_MAX: usize = 256;
 pub(super) const SLACK_MS: u64 = 60_000;
 /// In the place of a partition: of a channel without history.
 pub(super) const NO_ROW: i32 = -1;
+/// And of a claim that was taken over: less the partition that its row was to be in.
+const LEFT: i32 = -2;
+/// Ids of one lookup that are asked for at a time.
+const TOGETHER: usize = 32;
 
 /// An id, and what its message was numbered.
 #[derive(Clone)]
@@ -204,13 +210,13 @@ impl GivenIds {
             let now_ms = shared.clock.now_ms();
             let is_known = |stamped: &&Stamped| stamped.timestamp_ms >= now_ms.saturating_sub(self.window_ms);
             let closes = former.stamped.as_ref().filter(is_known);
-            let may_come = match closes {
-                Some(stamped) if stamped.is_stored(shared, &scope.key).await? => {
+            let mut may_come = Instant::now() < patient_until;
+            if let Some(stamped) = closes.filter(|stamped| !stamped.is_left) {
+                if stamped.is_stored(shared, &scope.key).await? {
                     return Ok(Some(stamped.stamp));
                 }
-                Some(stamped) => now_ms < stamped.acknowledged_until_ms(shared),
-                None => Instant::now() < patient_until,
-            };
+                may_come |= now_ms < stamped.acknowledged_until_ms(shared);
+            }
             if may_come && former.owner != self.owner {
                 tokio::time::sleep(LOOK_AGAIN).await;
                 continue;
@@ -218,9 +224,11 @@ impl GivenIds {
             let of = former.stamped.as_ref().map(|stamped| stamped.stamp);
             let (incarnation, sequence) =
                 (of.map(|stamp| ordered(stamp.incarnation)), of.map(|stamp| number(stamp.sequence)));
+            let left = former.stamped.as_ref().map(|stamped| LEFT - stamped.bucket.unwrap_or(0));
             let values = (
                 self.ttl_s(),
                 self.owner,
+                left,
                 account,
                 channel,
                 key_name,
@@ -264,6 +272,8 @@ struct Stamped {
     timestamp_ms: u64,
     /// None: the channel keeps no history.
     bucket: Option<i32>,
+    /// The claim was taken over from who has stamped it.
+    is_left: bool,
 }
 
 impl Claim {
@@ -271,7 +281,9 @@ impl Claim {
     fn read(answer: &Applied) -> Option<Self> {
         let owner = answer.number("owner")?;
         let stamped = || {
-            let bucket = i32::try_from(answer.number("bucket")?).ok()?;
+            let noted = i32::try_from(answer.number("bucket")?).ok()?;
+            let is_left = noted <= LEFT;
+            let bucket = if is_left { LEFT - noted } else { noted };
             Some(Stamped {
                 stamp: Stamp {
                     incarnation: unordered(answer.number("incarnation")?),
@@ -279,6 +291,7 @@ impl Claim {
                 },
                 timestamp_ms: natural(answer.number("timestamp_ms")?),
                 bucket: Some(bucket).filter(|bucket| *bucket != NO_ROW),
+                is_left,
             })
         };
         Some(Self { owner, stamped: stamped() })
@@ -368,8 +381,8 @@ async fn run(shared: Arc<Shared>, lane: Lane) {
         let Some(Lookup { scope, ids, found, begun }) = next else { return };
         let wait = shared.options.wait;
         let asked = async {
-            let each = ids.iter().map(|id| shared.ids.find(&shared, &scope, id));
-            futures_util::future::join_all(each).await.into_iter().collect()
+            let each: Vec<_> = ids.iter().map(|id| shared.ids.find(&shared, &scope, id)).collect();
+            stream::iter(each).buffered(TOGETHER).try_collect().await
         };
         let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
         // Who comes when the database is back is not to wait for all of those for whom nobody waits any more.

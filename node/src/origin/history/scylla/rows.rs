@@ -200,9 +200,9 @@ pub(super) async fn write(
 
 async fn stamp(shared: &Shared, content: &Content, rows: &[PlacedRow]) -> Result<(), StoreError> {
     let bucket = |given: &GivenId| {
-        // Each row of a publish has a partition of its own where the one before was full.
-        let row = rows.iter().find(|row| row.values.6 == number(given.stamp.sequence));
-        row.map(|row| row.bucket)
+        // In the order of their sequences, each with a partition of its own where the one before was full.
+        let at = rows.binary_search_by_key(&number(given.stamp.sequence), |row| row.values.6);
+        at.ok().map(|at| rows[at].bucket)
     };
     let each: Vec<_> =
         content.ids.iter().map(|given| shared.ids.stamp(shared, given, bucket(given))).collect();
