@@ -246,9 +246,7 @@ impl GivenIds {
             }
         }
     }
-}
 
-impl GivenIds {
     async fn conditional(
         &self,
         session: &Session,
