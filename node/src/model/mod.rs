@@ -29,5 +29,5 @@ pub use once::{GivenIds, IdScope, KeptNonce, Nonce, NoncePage, StampedIds};
 pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
 pub use presence_elsewhere::{ForwardedPresence, ToldMember, ToldMembers};
 pub use revocation::Revocation;
-pub use tenure::{NotOpen, Over, Owner, Place, Run, TakenUp, Tenure};
+pub use tenure::{NotOpen, Over, Owner, Place, Run, SEATS_SETTLE, TakenUp, Tenure};
 pub use usage::{Amount, Usage, UsageKind};

@@ -1,6 +1,12 @@
 //! A connection over its sockets: where each is served, and which of them has it.
 
+use std::time::Duration;
+
 use super::ids::ConnectionId;
+
+/// Whether who was let in for a former socket has its seat is looked at so long after: until then the counts may be those from before a
+/// seat was given back, or to another.
+pub const SEATS_SETTLE: Duration = Duration::from_millis(500);
 
 /// Where a connection is served: a slot of a shard holds one generation after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

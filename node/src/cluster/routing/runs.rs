@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::Routing;
 use crate::cluster::inbound::{ConnectionSaid, Interest};
 use crate::cluster::link::Item;
-use crate::model::{ConnectionId, NotOpen, Over, Run, TakenUp, Tenure};
+use crate::model::{ConnectionId, NotOpen, Over, Run, SEATS_SETTLE, TakenUp, Tenure};
 use crate::tasks::OnStop;
 
 /// Runs that ended; beyond it the earliest is forgotten, and with it the way back of its connections.
@@ -17,8 +17,6 @@ const ENDED_MAX: usize = 1024;
 /// Nobody comes back to what ended longer ago.
 const TOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Until then the counts of other nodes may be those from before a seat was given to another.
-const SEATS_SETTLE: Duration = Duration::from_millis(500);
 /// Connections that wait for this; a further one is looked at when it comes, and may be asked to come back once too often.
 pub(super) const SEATS_MAX: usize = 16_384;
 

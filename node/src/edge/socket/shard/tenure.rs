@@ -8,10 +8,7 @@ use super::super::connection::{Connection, Subscription};
 use super::super::identities::{Begun, Former};
 use super::Shard;
 use super::lifecycle::{CLOSE_AFTER_MS, refused_ms};
-use crate::model::{Over, Place, TakenUp, Tenure};
-
-/// Until then a seat that is free may still be counted, and one that was given away elsewhere not yet.
-const SEAT_LOOK_MS: u64 = 500;
+use crate::model::{Over, Place, SEATS_SETTLE, TakenUp, Tenure};
 
 impl Shard {
     /// Whose connection a fresh socket carries on, and whether it was another's before.
@@ -29,7 +26,8 @@ impl Shard {
         };
         let Begun { tenure, former, is_seated } = self.services.identities.begin(former, place);
         if !is_seated {
-            self.unseated.push_back((self.now_ms + SEAT_LOOK_MS, slot, connection.generation));
+            let due_ms = self.now_ms + u64::try_from(SEATS_SETTLE.as_millis()).unwrap_or(u64::MAX);
+            self.unseated.push_back((due_ms, slot, connection.generation));
         }
         if let Some(former) = former {
             self.services.publisher.taken_up(&TakenUp { tenure, former });
