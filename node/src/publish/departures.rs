@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Inner, Publisher};
 use crate::accounts::Account;
 use crate::model::{
-    AccountId, Capability, ChannelKey, ClientId, ConnectionId, MemberId, Operation, Over, Owner,
+    AccountId, Capability, ChannelKey, ClientId, ConnectionId, MemberId, NotOpen, Operation, Over, Owner,
     PresenceEvent, TakenUp,
 };
 
@@ -113,6 +113,13 @@ impl Publisher {
     pub fn is_over(&self, over: &Over) {
         if let Some(routing) = &self.inner.routing {
             routing.tell_over(over);
+        }
+    }
+
+    /// Another node's run has a connection that had no open socket where it was before.
+    pub fn tell_not_open(&self, told: Option<(u64, NotOpen)>) {
+        if let Some(routing) = &self.inner.routing {
+            routing.tell_not_open(told);
         }
     }
 

@@ -220,7 +220,8 @@ impl Routing {
         self.tell_not_open(not_open.map(|not_open| (from, not_open)));
     }
 
-    fn tell_not_open(&self, told: Option<(u64, NotOpen)>) {
+    /// Tells that run, if any is to be told.
+    pub fn tell_not_open(&self, told: Option<(u64, NotOpen)>) {
         if let Some((links, (to, not_open))) = self.links.get().zip(told) {
             drop(links.send(to, lane_of(not_open.connection_id), &Item::not_open(&not_open)));
         }

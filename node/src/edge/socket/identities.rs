@@ -458,7 +458,8 @@ impl Identities {
         self.is_own(&place) && self.is_open(place)
     }
 
-    fn is_open(&self, place: Place) -> bool {
+    /// Of a place here.
+    pub(super) fn is_open(&self, place: Place) -> bool {
         let Some(open) = self.open.get(usize::from(place.shard)) else { return false };
         open.lock().get(place.slot as usize) == Some(&place.generation)
     }

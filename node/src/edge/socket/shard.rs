@@ -29,6 +29,7 @@ use super::ring::Ring;
 use super::timers::Timers;
 use super::{Input, Services, ShardHandle};
 use crate::hub::Subscribers;
+use crate::model::Tenure;
 use crate::session::{Context, Output, PublishResult};
 pub(super) use attach::Attaching;
 pub(super) use replay::Replay;
@@ -63,9 +64,8 @@ pub struct Shard {
     rounds: VecDeque<Round>,
     /// Publishes by their deadline. Bounded by what sessions may have in flight within the wait.
     unanswered: VecDeque<Unanswered>,
-    /// Who was let in for a socket that went meanwhile, and when each is looked at: its slot and generation. Bounded by who comes until
-    /// then.
-    unseated: VecDeque<(u64, u32, u32)>,
+    /// Who was let in for a socket that went meanwhile, and when each is looked at. Bounded by who comes until then.
+    unseated: VecDeque<(u64, Tenure)>,
     /// Of the questions to the store.
     next_question: u64,
     buffer: Box<[u8]>,

@@ -41,9 +41,9 @@ impl FakeStore for Store {
     }
 }
 
-fn identities_of(shards: &Shards, clock: &Clock, limits: &Limits) -> Identities {
+fn identities_of(incarnation: u64, shards: &Shards, clock: &Clock, limits: &Limits) -> Identities {
     let keys = ConnectionKeys::new(&[1; 32]);
-    Identities::new(keys, 1, vec![(2, 0)], shards.handles(), clock.clone(), limits)
+    Identities::new(keys, incarnation, vec![(2, 0)], shards.handles(), clock.clone(), limits)
 }
 
 pub(super) struct Node {
@@ -75,7 +75,7 @@ impl Node {
         let (shards, polls) = Shards::prepare(1).unwrap();
         let clock = Clock::system();
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
-        let identities = Arc::new(identities_of(&shards, &clock, &limits));
+        let identities = Arc::new(identities_of(hub.incarnation(), &shards, &clock, &limits));
         let store = Arc::new(Store::default());
         let ceiling = format!("connection_limit = {CEILING}");
         let directory = DirectoryText::default()
@@ -153,7 +153,14 @@ impl Node {
 
     fn adopted_from(&self, principal: &Arc<Principal>, seat: Seat, former: Option<Former>) -> TcpStream {
         let (client, server) = self.pair();
-        let opening = Box::new(Opening {
+        let opening = Box::new(Self::opening(principal, seat, former));
+        let permit = Permit::take(&self.open);
+        self.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });
+        client
+    }
+
+    pub(super) fn opening(principal: &Arc<Principal>, seat: Seat, former: Option<Former>) -> Opening {
+        Opening {
             principal: Arc::clone(principal),
             client_id: None,
             format: Format::Json,
@@ -162,13 +169,34 @@ impl Node {
             seat,
             transport: Transport::WebSocket,
             former,
-        });
-        let permit = Permit::take(&self.open);
-        self.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });
-        client
+        }
     }
 
-    fn principal(&self) -> Arc<Principal> {
+    /// All that an account may have.
+    pub(super) fn all_seats(&self, account: &Account) -> Vec<Seat> {
+        let take = || self.connections.admit(account).expect("below the ceiling");
+        std::iter::repeat_with(take).take(CEILING).collect()
+    }
+
+    /// A connection of the run before, under which no socket is open any more, as there was when it was looked at.
+    pub(super) fn former_gone(&self, principal: &Principal) -> Former {
+        let place = Place { incarnation: 2, shard: 0, slot: 0, generation: 1 };
+        let tenure = Tenure { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, place };
+        let mut former = self.former(&tenure, principal);
+        former.is_open = true;
+        former
+    }
+
+    pub(super) fn former(&self, tenure: &Tenure, principal: &Principal) -> Former {
+        let key = self.identities.keys().seal(tenure, principal, None);
+        self.identities.look(&key, principal, None).expect("it may be taken up")
+    }
+
+    pub(super) fn successor(&self, account: &Arc<Account>) -> Seat {
+        self.connections.admit_successor(account)
+    }
+
+    pub(super) fn principal(&self) -> Arc<Principal> {
         let credentials = Credentials { authorization: vec![], query: "key=secret-of-all.all", socket: true };
         Arc::new(self.auth.authenticate(&credentials).unwrap())
     }
@@ -338,17 +366,10 @@ fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
 fn who_was_let_in_for_a_socket_that_has_gone_leaves_where_its_seat_is_taken() {
     let node = Node::start();
     let principal = node.principal();
-    let take = || node.connections.admit(&principal.account).expect("below the ceiling");
-    let _others: Vec<_> = (1..CEILING).map(|_| take()).collect();
-    let seat = take();
-    let mut there = node.adopted_from(&principal, seat, None);
-    // Of the run before, so no socket is open under it any more, as there was when it was looked at.
-    let place = Place { incarnation: 2, shard: 0, slot: 0, generation: 1 };
-    let tenure = Tenure { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, place };
-    let key = node.identities.keys().seal(&tenure, &principal, None);
-    let mut former = node.identities.look(&key, &principal, None).expect("within the window");
-    former.is_open = true;
-    let seat = node.connections.admit_successor(&principal.account);
+    let mut seats = node.all_seats(&principal.account);
+    let mut there = node.adopted_from(&principal, seats.remove(0), None);
+    let seat = node.successor(&principal.account);
+    let former = node.former_gone(&principal);
     read_until(&mut node.adopted_from(&principal, seat, Some(former)), "42900");
     there.write_all(&frame(r#"{"op":0,"id":"1"}"#)).unwrap();
     read_until(&mut there, r#""id":"1""#);

@@ -1,5 +1,8 @@
 //! A connection is taken up by another socket, lost, or over.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use fanfare_proto::frame::{close, code};
@@ -8,7 +11,7 @@ use super::super::connection::{Connection, Subscription};
 use super::super::identities::{Begun, Former};
 use super::Shard;
 use super::lifecycle::{CLOSE_AFTER_MS, refused_ms};
-use crate::model::{Over, Place, SEATS_SETTLE, TakenUp, Tenure};
+use crate::model::{NotOpen, Over, Place, SEATS_SETTLE, TakenUp, Tenure};
 
 impl Shard {
     /// Whose connection a fresh socket carries on, and whether it was another's before.
@@ -27,7 +30,7 @@ impl Shard {
         let Begun { tenure, former, is_seated } = self.services.identities.begin(former, place);
         if !is_seated {
             let due_ms = self.now_ms + u64::try_from(SEATS_SETTLE.as_millis()).unwrap_or(u64::MAX);
-            self.unseated.push_back((due_ms, slot, connection.generation));
+            self.unseated.push_back((due_ms, tenure));
         }
         if let Some(former) = former {
             self.services.publisher.taken_up(&TakenUp { tenure, former });
@@ -56,13 +59,18 @@ impl Shard {
 
     /// When the first of those is to be looked at that may have no seat.
     pub(super) fn seat_look_ms(&self) -> Option<u64> {
-        self.unseated.front().map(|(due_ms, ..)| *due_ms)
+        self.unseated.front().map(|(due_ms, _)| *due_ms)
     }
 
     pub(super) fn look_at_seats(&mut self) {
         while self.seat_look_ms().is_some_and(|due_ms| due_ms <= self.now_ms) {
-            if let Some((_, slot, generation)) = self.unseated.pop_front() {
-                self.keep_if_seated(slot, generation);
+            let Some((_, Tenure { connection_id, epoch, place })) = self.unseated.pop_front() else { return };
+            if self.services.identities.is_open(place) {
+                self.keep_if_seated(place.slot, place.generation);
+            } else {
+                // Whoever has taken it up since has no seat by it either.
+                let told = self.services.identities.not_open(NotOpen { connection_id, epoch });
+                self.services.publisher.tell_not_open(told);
             }
         }
     }
