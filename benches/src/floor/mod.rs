@@ -3,23 +3,26 @@
 //! One thread, one epoll loop. A published message is encoded once and written straight into the socket of each
 //! subscriber. It speaks as much of the protocol as the generator hears: connected, attached, message, ack.
 //! With a window, what is published within it goes out together: one write for each subscriber, all of them in one loop.
-//! With io_uring one call of the kernel writes what goes to many.
+//! With io_uring one call of the kernel writes what goes to many. With more threads each has a part of the connections and a loop of
+//! its own, and hears from the one that was published to what goes to its part.
 //! There are no credentials, no queues and no names checked; a subscriber whose socket is full is closed.
 
 mod channel;
 mod peer;
 mod ring;
+mod threads;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _};
 use std::mem;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use mio::net::TcpListener;
+use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use socket2::{Domain, Socket, Type};
 
@@ -29,6 +32,7 @@ use crate::wire::reader::SHARED_BYTES;
 use channel::Channel;
 use peer::Peer;
 use ring::Ring;
+use threads::{Entrance, Ground, Handed, WAKE};
 
 const LISTENER: Token = Token(usize::MAX);
 const BACKLOG: i32 = 4096;
@@ -44,29 +48,29 @@ pub struct Options {
     /// Writes messages to many sockets with one call of the kernel.
     #[arg(long)]
     pub io_uring: bool,
+    /// Each with its part of the connections.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub threads: u8,
 }
 
 /// Serves on a free port, which is the one line on stdout, until stdin ends.
 pub fn serve(options: &Options) -> Result<()> {
-    let mut floor = Floor::bind(options)?;
-    println!("{}", floor.listener.local_addr()?);
+    let listener = listen()?;
+    println!("{}", listener.local_addr()?);
     thread::spawn(exit_with_stdin);
-    let mut events = Events::with_capacity(1024);
-    let mut shared = vec![0; SHARED_BYTES];
-    loop {
-        match floor.poll.poll(&mut events, floor.left()) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            polled => polled?,
+    let mut grounds = threads::grounds(usize::from(options.threads))?;
+    let own = grounds.remove(0);
+    thread::scope(|scope| {
+        for ground in grounds {
+            scope.spawn(move || {
+                if let Err(error) = Floor::new(ground, None, options).and_then(Floor::run) {
+                    eprintln!("a thread of the floor ends: {error}");
+                    std::process::exit(1);
+                }
+            });
         }
-        for event in &events {
-            match event.token() {
-                LISTENER => floor.accept()?,
-                Token(peer) => floor.serve_peer(peer, &mut shared),
-            }
-        }
-        floor.flush_when_due()?;
-        floor.beat_when_due();
-    }
+        Ok(Floor::new(own, Some(listener), options)?.run()?)
+    })
 }
 
 fn exit_with_stdin() {
@@ -85,7 +89,11 @@ fn listen() -> io::Result<TcpListener> {
 
 struct Floor {
     poll: Poll,
-    listener: TcpListener,
+    /// Of one of them, which deals out the connections.
+    listener: Option<TcpListener>,
+    accepted: usize,
+    inbox: Receiver<Handed>,
+    others: Vec<Entrance>,
     /// By token; a token is not used again.
     peers: Vec<Option<Peer>>,
     channels: HashMap<String, Channel>,
@@ -102,14 +110,19 @@ struct Floor {
 }
 
 impl Floor {
-    fn bind(options: &Options) -> io::Result<Self> {
-        let poll = Poll::new()?;
-        let mut listener = listen()?;
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+    /// To be called on the thread that runs it.
+    fn new(ground: Ground, mut listener: Option<TcpListener>, options: &Options) -> io::Result<Self> {
+        let Ground { poll, inbox, others } = ground;
+        if let Some(listener) = &mut listener {
+            poll.registry().register(listener, LISTENER, Interest::READABLE)?;
+        }
         let [window, heartbeat] = [options.window_ms, options.heartbeat_ms].map(Duration::from_millis);
         Ok(Self {
             poll,
             listener,
+            accepted: 0,
+            inbox,
+            others,
             peers: Vec::new(),
             channels: HashMap::new(),
             window,
@@ -121,6 +134,27 @@ impl Floor {
         })
     }
 
+    /// Until it fails.
+    fn run(mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(1024);
+        let mut shared = vec![0; SHARED_BYTES];
+        loop {
+            match self.poll.poll(&mut events, self.left()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                polled => polled?,
+            }
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept()?,
+                    WAKE => self.take_handed()?,
+                    Token(peer) => self.serve_peer(peer, &mut shared),
+                }
+            }
+            self.flush_when_due()?;
+            self.beat_when_due();
+        }
+    }
+
     /// How long it may wait for a socket: until a window ends or a heartbeat is due.
     fn left(&self) -> Option<Duration> {
         let beat = self.beats.front().map(|(due, _)| *due);
@@ -129,19 +163,39 @@ impl Floor {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        loop {
-            let mut stream = match self.listener.accept() {
+        while let Some(listener) = &self.listener {
+            let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             };
             stream.set_nodelay(true)?;
-            self.poll.registry().register(&mut stream, Token(self.peers.len()), Interest::READABLE)?;
-            if !self.heartbeat.is_zero() {
-                self.beats.push_back((Instant::now() + self.heartbeat, self.peers.len()));
+            self.accepted += 1;
+            match self.others.get(self.accepted % (self.others.len() + 1)) {
+                Some(other) => other.hand(Handed::Peer(stream))?,
+                None => self.add(stream)?,
             }
-            self.peers.push(Some(Peer::new(stream)));
         }
+        Ok(())
+    }
+
+    fn add(&mut self, mut stream: TcpStream) -> io::Result<()> {
+        self.poll.registry().register(&mut stream, Token(self.peers.len()), Interest::READABLE)?;
+        if !self.heartbeat.is_zero() {
+            self.beats.push_back((Instant::now() + self.heartbeat, self.peers.len()));
+        }
+        self.peers.push(Some(Peer::new(stream)));
+        Ok(())
+    }
+
+    fn take_handed(&mut self) -> io::Result<()> {
+        while let Ok(handed) = self.inbox.try_recv() {
+            match handed {
+                Handed::Peer(stream) => self.add(stream)?,
+                Handed::Message(name, frame) => self.deliver(&name, &frame)?,
+            }
+        }
+        Ok(())
     }
 
     fn serve_peer(&mut self, at: usize, shared: &mut [u8]) {
@@ -176,35 +230,44 @@ impl Floor {
     fn publish(&mut self, at: usize, text: &str) -> io::Result<()> {
         let name = frames::text_field(text, "channel").ok_or(io::ErrorKind::InvalidData)?;
         let channel = self.channels.entry(name.to_owned()).or_default();
-        let encoded = channel.message(name, text).ok_or(io::ErrorKind::InvalidData)?;
+        let frame: Arc<[u8]> = channel.message(name, text).ok_or(io::ErrorKind::InvalidData)?.into();
         let ack = channel.ack(text);
-        if self.window.is_zero() {
-            let mut full = Vec::new();
-            if let Some(ring) = &mut self.ring {
-                let write = |to: &usize| Some(self.peers[*to].as_ref()?.written(*to, &encoded));
-                full = ring.write(&channel.subscribers.iter().filter_map(write).collect::<Vec<_>>())?;
-            } else {
-                for &subscriber in &channel.subscribers {
-                    if let Some(peer) = &mut self.peers[subscriber]
-                        && peer.write(&encoded).is_err()
-                    {
-                        full.push(subscriber);
-                    }
-                }
-            }
-            full.into_iter().for_each(|subscriber| self.close(subscriber));
-        } else {
-            let encoded: Rc<[u8]> = encoded.into();
+        for other in &self.others {
+            other.hand(Handed::Message(name.to_owned(), Arc::clone(&frame)))?;
+        }
+        self.deliver(name, &frame)?;
+        self.send(at, &ack)
+    }
+
+    /// To the subscribers of this thread.
+    fn deliver(&mut self, name: &str, frame: &Arc<[u8]>) -> io::Result<()> {
+        let Some(channel) = self.channels.get(name) else { return Ok(()) };
+        if !self.window.is_zero() {
             for &subscriber in &channel.subscribers {
                 if let Some(peer) = &mut self.peers[subscriber]
-                    && peer.push(Rc::clone(&encoded))
+                    && peer.push(Arc::clone(frame))
                 {
                     self.dirty.push(subscriber);
                 }
             }
             self.due.get_or_insert_with(|| Instant::now() + self.window);
+            return Ok(());
         }
-        self.send(at, &ack)
+        let mut full = Vec::new();
+        if let Some(ring) = &mut self.ring {
+            let write = |to: &usize| Some(self.peers[*to].as_ref()?.written(*to, frame));
+            full = ring.write(&channel.subscribers.iter().filter_map(write).collect::<Vec<_>>())?;
+        } else {
+            for &subscriber in &channel.subscribers {
+                if let Some(peer) = &mut self.peers[subscriber]
+                    && peer.write(frame).is_err()
+                {
+                    full.push(subscriber);
+                }
+            }
+        }
+        full.into_iter().for_each(|subscriber| self.close(subscriber));
+        Ok(())
     }
 
     fn flush_when_due(&mut self) -> io::Result<()> {

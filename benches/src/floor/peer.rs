@@ -1,6 +1,6 @@
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use mio::net::TcpStream;
 
@@ -14,7 +14,7 @@ pub(super) struct Peer {
     stream: TcpStream,
     stage: Stage,
     /// Frames for the next flush.
-    waiting: Vec<Rc<[u8]>>,
+    waiting: Vec<Arc<[u8]>>,
 }
 
 /// More than the system takes in one call is written in several.
@@ -55,7 +55,7 @@ impl Peer {
     }
 
     /// Keeps a frame for the next flush; returns whether it is the first.
-    pub(super) fn push(&mut self, frame: Rc<[u8]>) -> bool {
+    pub(super) fn push(&mut self, frame: Arc<[u8]>) -> bool {
         self.waiting.push(frame);
         self.waiting.len() == 1
     }

@@ -41,10 +41,11 @@ impl Server {
         Self::announcing(Command::new(bench).args(["floor-server", "--window-ms", &window_ms.to_string()]))
     }
 
-    /// The same, which writes to many sockets with one call.
-    pub(super) fn floor_by_ring(bench: &Path, window_ms: u32) -> Result<Self> {
-        let window_ms = window_ms.to_string();
-        Self::announcing(Command::new(bench).args(["floor-server", "--io-uring", "--window-ms", &window_ms]))
+    /// The same in so many threads, which writes to many sockets with one call.
+    pub(super) fn floor_by_ring(bench: &Path, window_ms: u32, threads: u8) -> Result<Self> {
+        let (window_ms, threads) = (window_ms.to_string(), threads.to_string());
+        let options = ["floor-server", "--io-uring", "--window-ms", &window_ms, "--threads", &threads];
+        Self::announcing(Command::new(bench).args(options))
     }
 
     /// A floor that says as often as the node does by default that it is there.

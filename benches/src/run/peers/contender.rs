@@ -22,6 +22,7 @@ pub(super) enum Contender {
     FloorWindow,
     FloorIoUring,
     FloorWindowIoUring,
+    FloorTwoThreads,
     Fanfare,
     #[value(name = "fanfare-window-0")]
     #[serde(rename = "fanfare-window-0")]
@@ -58,7 +59,7 @@ impl Contender {
     pub(super) fn chosen(named: &[Self]) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         let is_asked = |contender: &Self| match named {
-            [] => !matches!(contender, Self::FloorIoUring | Self::FloorWindowIoUring),
+            [] => !matches!(contender, Self::FloorIoUring | Self::FloorWindowIoUring | Self::FloorTwoThreads),
             _ => named.contains(contender),
         };
         all.filter(is_asked).collect()
@@ -70,6 +71,7 @@ impl Contender {
             Self::FloorWindow => "floor, 1 ms window",
             Self::FloorIoUring => "floor, io_uring",
             Self::FloorWindowIoUring => "floor, io_uring, 1 ms window",
+            Self::FloorTwoThreads => "floor, io_uring, 1 ms window, two threads",
             Self::Fanfare => "Fanfare",
             Self::FanfareWindow0 => "Fanfare, no window",
             Self::FanfareWindow5 => "Fanfare, 5 ms window",
@@ -115,9 +117,11 @@ impl Contender {
 
     pub(super) fn dialect(self) -> Dialect {
         match self {
-            Self::Floor | Self::FloorWindow | Self::FloorIoUring | Self::FloorWindowIoUring => {
-                Dialect::Fanfare
-            }
+            Self::Floor
+            | Self::FloorWindow
+            | Self::FloorIoUring
+            | Self::FloorWindowIoUring
+            | Self::FloorTwoThreads => Dialect::Fanfare,
             Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 | Self::FanfareOneThread => {
                 Dialect::Fanfare
             }
@@ -132,8 +136,9 @@ impl Contender {
         match self {
             Self::Floor => Server::floor(&places.bench, 0),
             Self::FloorWindow => Server::floor(&places.bench, 1),
-            Self::FloorIoUring => Server::floor_by_ring(&places.bench, 0),
-            Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1),
+            Self::FloorIoUring => Server::floor_by_ring(&places.bench, 0, 1),
+            Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1, 1),
+            Self::FloorTwoThreads => Server::floor_by_ring(&places.bench, 1, 2),
             Self::Fanfare => Server::node(&places.node, &places.data, "none", None),
             Self::FanfareWindow0 => Server::node(&places.node, &places.data, "none", Some((WINDOW, 0))),
             Self::FanfareWindow5 => Server::node(&places.node, &places.data, "none", Some((WINDOW, 5))),
@@ -166,6 +171,9 @@ impl Contender {
             Self::FloorIoUring => (bench, "as floor, all subscribers written to with one call"),
             Self::FloorWindowIoUring => {
                 (bench, "as floor, 1 ms window, all subscribers written to with one call")
+            }
+            Self::FloorTwoThreads => {
+                (bench, "as floor, 1 ms window, all subscribers of a thread written to with one call")
             }
             Self::Fanfare => (
                 format!("{}, {}", ask(places.node.clone(), "--version"), io_uring(places)),
