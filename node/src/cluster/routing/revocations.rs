@@ -19,10 +19,10 @@ const PART: usize = 1_000;
 const PARTS_AT_ONCE: usize = 32;
 
 impl Routing {
-    /// Tells every node that can be reached. False when one of them can, and does not remember it in time: it may be in force there.
+    /// Tells every node that can be reached, also while gossip is silent about it: its link stays, so it would not be told later. False when one of them can, and does not remember it in time: it may be in force there.
     pub async fn revoke(&self, revocation: Revocation) -> bool {
         let request = &Request::Revoke(vec![revocation]);
-        let told = self.reachable().into_iter().map(|peer| async move {
+        let told = self.linked().into_iter().map(|peer| async move {
             let answer = self.ask_one(peer, 0, request, REVOKE_WAIT).await;
             // Whose link is down by now is told when it is up again.
             answer == Some(Answer::Done) || !self.is_up(peer)
@@ -49,5 +49,27 @@ impl Routing {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PeerAddr;
+    use super::super::fixture::Node;
+    use super::*;
+
+    #[tokio::test]
+    async fn who_can_be_reached_is_asked_while_gossip_is_silent_about_it() {
+        let node = Node::new();
+        let revocation = || Revocation { key_name: "k1".into(), client_id: None, issued_before_ms: 1 };
+        for (has_link, is_everywhere) in [(false, true), (true, false)] {
+            let addr = ([127, 0, 0, 1], 1).into();
+            node.routing.set_peers(vec![PeerAddr { peer: node.peer.clone(), addr }], Vec::new());
+            if has_link {
+                node.has_a_link();
+            }
+            let revoked = node.routing.revoke(revocation()).await;
+            assert_eq!(revoked, is_everywhere, "it answers nothing, if it is asked");
+        }
     }
 }
