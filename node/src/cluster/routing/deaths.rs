@@ -123,6 +123,12 @@ impl Deaths {
         Some(if run.is_dead { model::Run::Ended } else { model::Run::Alive })
     }
 
+    /// It is a member, not held for dead, and nothing says that it leaves: should it die, that is noticed.
+    pub(super) fn would_be_missed(&self, incarnation: u64) -> bool {
+        let is_missed = |run: &Run| run.is_member && !run.is_dead && !run.has_left && !run.is_draining;
+        self.runs.get(&incarnation).is_some_and(is_missed)
+    }
+
     fn left(&mut self, incarnation: u64) {
         if let Some(run) = self.runs.get_mut(&incarnation) {
             run.has_left = true;

@@ -130,8 +130,12 @@ impl Runs {
 }
 
 impl Routing {
-    /// None for a run that this node does not know, or of which it has known for longer than `window` that it ended.
+    /// None for a run that this node does not know, or of which it has known for longer than `window` that it ended. One that gossip
+    /// does not hear, and does not hold for dead yet, is alive: its connections still count.
     pub fn run(&self, incarnation: u64, window: Duration) -> Option<Run> {
+        if self.deaths.lock().would_be_missed(incarnation) {
+            return Some(Run::Alive);
+        }
         let ended = {
             let runs = self.runs.lock();
             runs.ended(incarnation).or_else(|| runs.told.get(&incarnation).copied())
@@ -273,6 +277,24 @@ mod tests {
         node.routing.look_for_deaths(&[Standing { is_dead: true, ..back }]);
         node.routing.look_for_deaths(&[back]);
         assert_eq!(run(), Some(Run::Alive));
+    }
+
+    #[tokio::test]
+    async fn a_run_that_is_silent_is_alive_until_it_is_held_for_dead() {
+        let node = Node::new();
+        node.finds_the_peer();
+        let run = || node.routing.run(PEER, Duration::from_secs(60));
+        let addr = ([127, 0, 0, 1], 1).into();
+        node.routing.set_peers(vec![PeerAddr { peer: node.peer.clone(), addr }], Vec::new());
+        let silent = Standing { incarnation: PEER, ..Standing::default() };
+        for (standing, expected) in [
+            (silent, Run::Alive),
+            (Standing { is_draining: true, ..silent }, Run::Ended),
+            (Standing { is_dead: true, ..silent }, Run::Ended),
+        ] {
+            node.routing.look_for_deaths(&[standing]);
+            assert_eq!(run(), Some(expected), "nobody misses one that leaves");
+        }
     }
 
     #[tokio::test]
