@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::error::Mistake;
 use super::settings::Setting;
 use super::{Config, StoreKind, is_loopback};
-use crate::model::Limits;
+use crate::model::{FORWARD_BYTES_MAX, Limits};
 
 /// Where each setting that was given stands; the strongest source counts.
 #[derive(Debug, Default)]
@@ -88,6 +88,14 @@ fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
         let problem = "needs --cluster-key-file, a file that is the same on every node: \
                        make it with `openssl rand -base64 32`";
         wrong("gossip_listen", problem.to_owned());
+    }
+    let forwarded = config.limits.forward_bytes();
+    if forwarded > FORWARD_BYTES_MAX {
+        let problem = format!(
+            "one publish could be {forwarded} bytes for the other nodes, and they take {FORWARD_BYTES_MAX}: lower \
+             limits.http_body_bytes, limits.socket_message_bytes, limits.publish_messages or limits.client_id_bytes"
+        );
+        wrong("gossip_listen", problem);
     }
     if config.peer_listen.is_none() {
         wrong("gossip_listen", "needs --peer-listen as well, where other nodes connect".to_owned());

@@ -1,5 +1,10 @@
 //! Every bound of the service with its default, in one place.
 
+/// What one publish may come to on its way to another node, which takes it in one piece.
+pub const FORWARD_BYTES_MAX: usize = 15 * 1024 * 1024;
+/// Beside its text and the clientId a message has ids, a time and the names of its fields.
+const FORWARD_MESSAGE_BYTES: usize = 160;
+
 /// Sizes in bytes, times in milliseconds, rates per second; 0 means no limit where the field says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -185,6 +190,15 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// The most that one publish may come to on its way to another node, by the limits on what comes in.
+    pub fn forward_bytes(&self) -> usize {
+        // The shortest texts of MessagePack are a sixth of what they are in JSON.
+        let texts = self.http_body_bytes.max(self.socket_message_bytes.saturating_mul(6));
+        // The characters that JSON puts a backslash before are two.
+        let each = self.client_id_bytes.saturating_mul(2).saturating_add(FORWARD_MESSAGE_BYTES);
+        self.publish_messages.saturating_mul(each).saturating_add(texts)
+    }
+
     /// From the moment of a revocation: afterwards no token is left that it could refuse.
     pub fn revocation_kept_ms(&self) -> u64 {
         self.jwt_lifetime_ms.saturating_add(self.jwt_ahead_ms)

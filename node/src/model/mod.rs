@@ -23,7 +23,7 @@ pub use forwarded::{Forwarded, ForwardedParts};
 
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
 pub(crate) use ids::{check_name, random_bytes};
-pub use limits::Limits;
+pub use limits::{FORWARD_BYTES_MAX, Limits};
 pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
 pub use once::{GivenIds, IdScope, KeptNonce, Nonce, NoncePage, StampedIds};
 pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};

@@ -13,13 +13,15 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::coop::{Unconstrained, unconstrained};
 use tokio::time::Instant;
 
+use crate::model::FORWARD_BYTES_MAX;
+
 /// A batch is closed at either; an item that is longer goes alone.
 const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_ITEMS: usize = 4096;
 /// Sent and not confirmed: when it is full the lane waits, and what follows waits in its queue.
 const SENT_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// No item that a node makes comes near it; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
-pub(super) const ITEM_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// No item that a node makes is longer, by its configuration; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
+pub(super) const ITEM_BYTES_MAX: usize = FORWARD_BYTES_MAX;
 
 /// What one lane may hold, sent or not. When it is full all of it is lost: the lane is cut, its receipts fail, the
 /// peer sees the gap when the lane is back, and whoever publishes has not waited.

@@ -105,3 +105,19 @@ fn the_peer_listener_has_an_address_of_its_own() {
     let mistakes = load("", &[], &given).unwrap_err();
     assert_eq!(mistakes, ["--peer-listen: 127.0.0.1:9000 is taken by --listen, 127.0.0.1:9000"]);
 }
+
+#[test]
+fn a_publish_that_is_too_much_for_the_other_nodes_is_not_allowed() {
+    let limit = |name: &str, value: &str| load("", &[(name, value)], &GOOD);
+    let mistakes = limit("FANFARE_LIMITS_HTTP_BODY_BYTES", "16777216").unwrap_err();
+    let expected = "--gossip-listen: one publish could be 23497216 bytes for the other nodes, and they take 15728640: lower \
+                    limits.http_body_bytes, limits.socket_message_bytes, limits.publish_messages or limits.client_id_bytes";
+    assert_eq!(mistakes, [expected]);
+    assert!(
+        limit("FANFARE_LIMITS_SOCKET_MESSAGE_BYTES", "2097152").is_err(),
+        "MessagePack is shorter than JSON"
+    );
+    assert!(limit("FANFARE_LIMITS_CLIENT_ID_BYTES", "4096").is_err(), "each message has it");
+    limit("FANFARE_LIMITS_HTTP_BODY_BYTES", "8388608").unwrap();
+    load("", &[("FANFARE_LIMITS_HTTP_BODY_BYTES", "16777216")], &[]).unwrap();
+}
