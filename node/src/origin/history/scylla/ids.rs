@@ -4,14 +4,15 @@
 //! stamp, unless another node has taken it over meanwhile. So whoever meets a claim can tell what became of it: with a stamp and a row
 //! it is a repeat; without a row, once nobody can acknowledge that write any more, the claim is taken over and the place of the row
 //! closed, in case the write is still on its way. The stamp stays, as one that was left, until there is another one: what comes to its place
-//! does not count any more, and who could not close it does so later.
+//! does not count any more, and who could not close it does so later. Each take-over has an owner of its own, so that a stamp that was
+//! given up and comes late finds the claim to be another's, also where it was this run's.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use parking_lot::Mutex;
 use scylla::client::session::Session;
 use scylla::serialize::row::SerializeRow;
@@ -44,6 +45,8 @@ pub(super) const NO_ROW: i32 = -1;
 const LEFT: i32 = -2;
 /// Ids of one lookup that are asked for at a time.
 const TOGETHER: usize = 32;
+/// Take-overs that are remembered. One that is forgotten before its stamp is written is another's then, and nothing is stored.
+const TAKEN_MAX: usize = 16_384;
 
 /// An id, and what its message was numbered.
 #[derive(Clone)]
@@ -69,8 +72,9 @@ struct Lookup {
 }
 
 pub(super) struct GivenIds {
-    /// What stands in a claim of this run.
+    /// What stands in a claim of this run that was nobody's before.
     owner: i64,
+    taken: Mutex<Taken>,
     window_ms: u64,
     lanes: Mutex<Lanes>,
     /// Ids whose write has not ended, with who waits for that.
@@ -85,6 +89,26 @@ struct Lanes {
     count: usize,
 }
 
+/// What stands in claims that were taken over, the latest ones.
+#[derive(Default)]
+struct Taken {
+    owners: HashMap<(IdScope, Box<str>), i64>,
+    by_age: VecDeque<((IdScope, Box<str>), i64)>,
+}
+
+impl Taken {
+    fn put(&mut self, name: (IdScope, Box<str>), owner: i64) {
+        self.owners.insert(name.clone(), owner);
+        self.by_age.push_back((name, owner));
+        if self.by_age.len() > TAKEN_MAX
+            && let Some((name, owner)) = self.by_age.pop_front()
+            && self.owners.get(&name) == Some(&owner)
+        {
+            self.owners.remove(&name);
+        }
+    }
+}
+
 #[derive(Default)]
 struct Pending {
     writes: usize,
@@ -95,7 +119,14 @@ impl GivenIds {
     pub(super) fn new(window_ms: u64) -> Self {
         let owner = i64::from_be_bytes(random_bytes());
         let permits = Semaphore::new(UNDER_WAY_MAX);
-        Self { owner, window_ms, lanes: Mutex::default(), pending: Mutex::default(), permits }
+        Self {
+            owner,
+            taken: Mutex::default(),
+            window_ms,
+            lanes: Mutex::default(),
+            pending: Mutex::default(),
+            permits,
+        }
     }
 
     /// They are about to be written.
@@ -146,12 +177,12 @@ impl GivenIds {
         let GivenId { scope, id, stamp, timestamp_ms } = given;
         let database = shared.database();
         let (session, statements) = (&database.session, &database.statements);
-        let names = names(scope, id);
+        let (names, owner) = (names(scope, id), self.owner_of(&(scope.clone(), id.clone())));
         let stamped = (ordered(stamp.incarnation), number(stamp.sequence), number(*timestamp_ms));
         let bucket = bucket.map_or(NO_ROW, |bucket| bucket.number);
         let values = (
             self.ttl_s(),
-            self.owner,
+            owner,
             stamped.0,
             stamped.1,
             stamped.2,
@@ -161,7 +192,7 @@ impl GivenIds {
             names.2,
             names.3,
             names.4,
-            self.owner,
+            owner,
         );
         let answer = self.conditional(session, &statements.stamp_id, values).await?;
         if answer.applied {
@@ -175,7 +206,7 @@ impl GivenIds {
                 names.2,
                 names.3,
                 names.4,
-                self.owner,
+                owner,
                 stamped.0,
                 stamped.1,
                 stamped.2,
@@ -193,9 +224,15 @@ impl GivenIds {
         i32::try_from((self.window_ms + SLACK_MS).div_ceil(1_000)).unwrap_or(i32::MAX)
     }
 
+    /// What stands in the claim of this run.
+    fn owner_of(&self, name: &(IdScope, Box<str>)) -> i64 {
+        self.taken.lock().owners.get(name).copied().unwrap_or(self.owner)
+    }
+
     /// None: it is claimed for this run.
     async fn find(&self, shared: &Shared, scope: &IdScope, id: &str) -> Result<Option<Stamp>, StoreError> {
         self.wait_for(scope, id).await;
+        let name = (scope.clone(), Box::from(id));
         let patient_until = Instant::now() + OTHERS_WAIT;
         loop {
             let database = shared.database();
@@ -204,6 +241,7 @@ impl GivenIds {
             let values = (account, channel, key_name, client_id, id, self.owner, self.ttl_s());
             let answer = self.conditional(session, &statements.claim_id, values).await?;
             if answer.applied {
+                self.taken.lock().owners.remove(&name);
                 return Ok(None);
             }
             let Some(former) = Claim::read(&answer) else { continue };
@@ -217,7 +255,8 @@ impl GivenIds {
                 }
                 may_come |= now_ms < stamped.acknowledged_until_ms(shared);
             }
-            if may_come && former.owner != self.owner {
+            let is_own = former.owner == self.owner || former.owner == self.owner_of(&name);
+            if may_come && !is_own {
                 tokio::time::sleep(LOOK_AGAIN).await;
                 continue;
             }
@@ -225,9 +264,12 @@ impl GivenIds {
             let (incarnation, sequence) =
                 (of.map(|stamp| ordered(stamp.incarnation)), of.map(|stamp| number(stamp.sequence)));
             let left = former.stamped.as_ref().map(|stamped| LEFT - stamped.bucket.unwrap_or(0));
+            let owner = i64::from_be_bytes(random_bytes());
+            // Before, since the answer may be lost.
+            self.taken.lock().put(name.clone(), owner);
             let values = (
                 self.ttl_s(),
-                self.owner,
+                owner,
                 left,
                 account,
                 channel,
@@ -382,6 +424,8 @@ async fn run(shared: Arc<Shared>, lane: Lane) {
             let each: Vec<_> = ids.iter().map(|id| shared.ids.find(&shared, &scope, id)).collect();
             stream::iter(each).buffered(TOGETHER).try_collect().await
         };
+        let asked = AssertUnwindSafe(asked).catch_unwind();
+        let asked = asked.map(|asked| asked.unwrap_or_else(|_| Err(failed("the question for ids panicked"))));
         let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
         // Who comes when the database is back is not to wait for all of those for whom nobody waits any more.
         let answer = if begun.elapsed() < wait {

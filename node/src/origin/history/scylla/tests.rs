@@ -237,6 +237,31 @@ fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
 }
 
 #[test]
+fn a_stamp_that_was_given_up_does_not_count_when_it_comes_late() {
+    let Some(place) = Keyspace::new() else { return };
+    let store = place.open_with(Keyspace::options(), &Clock::system());
+    let key = channel("acme", "a");
+    let (database, keyspace) = (store.shared.database(), &place.connection.keyspace);
+    let named = "account = ? AND channel = ? AND key_name = ? AND client_id = ? AND id = 'own'";
+    let scope = scope(&key);
+    let (account, channel, key_name, client_id, _) = ids::names(&scope, "own");
+    let names = (account, channel, key_name, client_id);
+    assert_eq!(find(&store, &key, "own"), None);
+    let first: i64 = runtime().block_on(async {
+        let asked = format!("SELECT owner FROM {keyspace}.message_ids WHERE {named}");
+        let found = database.session.query_unpaged(asked, names).await.expect("asked");
+        found.into_rows_result().expect("rows").single_row::<(i64,)>().expect("the claim").0
+    });
+    // The store was not answered, so the client tries it again.
+    assert_eq!(find(&store, &key, "own"), None);
+    publish_own(&store, &key, 2).expect("stored");
+    let late = format!("UPDATE {keyspace}.message_ids SET sequence = 1 WHERE {named} IF owner = {first}");
+    runtime().block_on(database.session.query_unpaged(late, names)).expect("answered");
+    let stored = Some(Stamp { incarnation: 0xfa_fa, sequence: 2 });
+    assert_eq!(find(&store, &key, "own"), stored, "it names what was acknowledged");
+}
+
+#[test]
 fn each_id_of_a_publish_is_found_in_whichever_partition_its_row_is() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::Instant;
@@ -232,8 +233,8 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
         let mut results = vec![Ok(()); contents.len()];
         let mut expired = Vec::new();
         let (begun, written) = (Instant::now(), contents.len());
-        {
-            let write = rows::write(&shared, &key, &contents, &mut results);
+        let ended = {
+            let write = AssertUnwindSafe(rows::write(&shared, &key, &contents, &mut results)).catch_unwind();
             tokio::pin!(write);
             loop {
                 let due = owed.front().map(|owed| owed.deadline);
@@ -241,12 +242,18 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
                 // Nobody waits: a look now and then whether somebody does.
                 let due = due.unwrap_or_else(|| Instant::now() + shared.options.wait);
                 tokio::select! {
-                    () = &mut write => break,
+                    ended = &mut write => break ended,
                     () = tokio::time::sleep_until(due) => expired.extend(expire(&shared, &key, &mut owed)),
                 }
             }
+        };
+        if ended.is_err() {
+            tracing::error!("a write of the store panicked");
+            results.fill(Err(failed("the write panicked")));
         }
         drop(permit);
+        // What came too late may have been taken over since, so nobody is told that it is there.
+        expired.extend(expire(&shared, &key, &mut owed));
         shared.ids.end(contents.iter().flat_map(Content::given));
         let refused = results.iter().find(|result| result.is_err()).cloned();
         shared.health.wrote(&refused.unwrap_or(Ok(())));
