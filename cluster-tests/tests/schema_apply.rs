@@ -87,6 +87,16 @@ async fn set_version(session: &Session, keyspace: &str, version: i32) {
 #[tokio::test(flavor = "multi_thread")]
 async fn three_that_apply_at_once_make_one_schema() {
     let Some(cassandra) = Cassandra::shared() else { return };
+    make_one_schema(&cassandra).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_that_apply_at_once_over_three_nodes_of_the_database_make_one_schema() {
+    let Some(cassandra) = Cassandra::start(3) else { return };
+    make_one_schema(&cassandra).await;
+}
+
+async fn make_one_schema(cassandra: &Cassandra) {
     let (points, keyspace) = (cassandra.points().join(","), cassandra.keyspace());
     let missing = refusal(&points, &keyspace, "check").await;
     assert!(missing.contains("has no tables of this program: run `fanfare schema apply`"), "{missing}");
@@ -100,6 +110,13 @@ async fn three_that_apply_at_once_make_one_schema() {
     let mut names: Vec<_> = made.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(names, TABLES);
+    for table in ["members", "revocations", "message_ids", "nonces", "policies"] {
+        let asked =
+            "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
+        let found = session.query_unpaged(asked, (&keyspace, table)).await.expect("read").into_rows_result();
+        let (grace_s,) = found.expect("rows").single_row::<(i32,)>().expect("a table");
+        assert_eq!(grace_s, 3_600, "{table}: what was deleted is gone within hours");
+    }
     let text = said(apply(&points, &keyspace), 0).await;
     assert_eq!(text, format!("the keyspace {keyspace} has everything already"));
     assert_eq!(tables(&session, &keyspace).await, made);

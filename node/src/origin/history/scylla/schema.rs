@@ -172,16 +172,18 @@ pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<
         let marked = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('marked', 0)");
         alter(session, keyspace, &marked).await?;
     }
-    for (made, (tables, columns)) in (1..).zip(MIGRATIONS).skip(found.unwrap_or(0)) {
+    for (tables, columns) in MIGRATIONS.iter().skip(found.unwrap_or(0)) {
         for table in *tables {
             alter(session, keyspace, &table.replace("{}", keyspace)).await?;
         }
         for column in *columns {
             add_column(session, keyspace, *column).await?;
         }
-        let noted = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('all', {made})");
-        alter(session, keyspace, &noted).await?;
     }
+    // Once, and no other: whoever is slower is not to say less than who has finished.
+    let noted =
+        format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('all', {})", MIGRATIONS.len());
+    alter(session, keyspace, &noted).await?;
     // The driver sends a row to its replicas once it knows how the keyspace is replicated.
     session.refresh_metadata().await.ok();
     Ok(true)
@@ -250,7 +252,8 @@ async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(),
     }
     let state = session.get_cluster_state();
     let nodes = state.get_nodes_info();
-    let local = nodes.first().and_then(|node| node.datacenter.clone());
+    let first = || nodes.first().and_then(|node| node.datacenter.clone());
+    let local = connection.datacenter.clone().or_else(first);
     let of_local = nodes.iter().filter(|node| node.datacenter == local).count();
     let copies = connection.replication.unwrap_or(of_local.clamp(1, COPIES_MAX));
     let place = local.unwrap_or_else(|| "replication_factor".to_owned());
