@@ -9,6 +9,7 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use tempfile::TempDir;
 
+use crate::network::Host;
 use crate::{NodeOptions, SOON, wait_for};
 
 /// Where the server is that all tests of a run share; `cassandra/with` sets it.
@@ -59,11 +60,28 @@ impl Cassandra {
         Self::start_with(&["--access", "users"])
     }
 
+    /// The same, of one node on that host. [`Cassandra::fetch`] must have been called where there is a network.
+    pub fn start_on(host: &Host) -> Option<Self> {
+        let address = host.address().to_string();
+        Self::start_by(|own| host.within(|| own.run(&["start", "--address", &address])))
+    }
+
+    /// Fetches what a start needs, where that is possible.
+    pub fn fetch() {
+        let fetched = Command::new(script("cassandra")).arg("fetch").stdout(Stdio::null()).status();
+        assert!(fetched.is_ok(), "the script can be started: {fetched:?}");
+    }
+
     fn start_with(options: &[&str]) -> Option<Self> {
+        Self::start_by(|own| own.run(&[&["start", "--address", "auto"], options].concat()))
+    }
+
+    /// `start` gives what the script prints.
+    fn start_by(start: impl FnOnce(&Own) -> Option<String>) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let keeper = keeper(&folder);
         let own = Own { folder, keeper: Mutex::new(keeper) };
-        let points = own.run(&[&["start", "--address", "auto"], options].concat());
+        let points = start(&own);
         if points.is_none() {
             assert!(std::env::var("CI").as_deref() != Ok("true"), "Cassandra cannot be started");
             eprintln!("NOT CHECKED: Cassandra cannot be started");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::network::{Lost, isolated};
 use fanfare_cluster_tests::{
     Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_until,
 };
@@ -27,9 +28,12 @@ async fn node(cassandra: &Cassandra) -> Node {
 }
 
 async fn node_with(cassandra: &Cassandra, keyspace: &str) -> Node {
+    Node::start(cassandra.store(options(), keyspace)).await
+}
+
+fn options() -> NodeOptions {
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
-    let options = NodeOptions::default().directory(directory, KEY).environment("FANFARE_NODE_ID", "n1");
-    Node::start(cassandra.store(options, keyspace)).await
+    NodeOptions::default().directory(directory, KEY).environment("FANFARE_NODE_ID", "n1")
 }
 
 /// As the database has it.
@@ -61,65 +65,96 @@ async fn until_well(node: &Node) -> Duration {
     begun.elapsed()
 }
 
+/// Waits until the store is missed, and then holds the node to what it promises without one.
+async fn assert_told_in_time(node: &Node, subscriber: &mut Socket, why: &str) {
+    // A process that is told to end may still answer for a moment.
+    wait_until(SOON, "a refused publish", async || {
+        publish(node, "probe", json!({"data": 1})).await.status == 503
+    })
+    .await;
+    for body in [json!({"data": why}), json!({"data": why, "id": format!("own-{why}")})] {
+        let begun = Instant::now();
+        let answer = publish(node, "room", body).await;
+        assert_eq!(answer.status, 503, "{:?}", answer.body);
+        assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
+    }
+    // Not stored, but delivered.
+    subscriber.find("the live message", |frame| frame["messages"][0]["data"] == why).await;
+    let begun = Instant::now();
+    let nack = subscriber.ask(json!({"op": 13, "channel": "room", "data": "socket"})).await;
+    assert_eq!((&nack["op"], &nack["code"]), (&json!(2), &json!(50003)), "{nack}");
+    assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
+    assert_eq!(status(node, "/api/channels/room/history").await, 503, "never an empty list");
+    assert_eq!(status(node, "/api/channels/room/presence/history").await, 503);
+    assert_eq!(status(node, "/api/metrics/series").await, 503);
+    let request = sign::token_request(&KEY.parse().expect("a key"), TokenParams::default());
+    let body = serde_json::to_string(&request.expect("a request")).expect("it is JSON");
+    let token = http::request(node.addr(), "POST", "/keys/k1/requestToken", &[], body).await;
+    assert_eq!(token.status, 503, "a nonce of which nothing is known gives no token");
+    let ready = http::request(node.admin(), "GET", "/ready", &[], "").await;
+    assert_eq!((ready.status, ready.json()["status"].clone()), (200, json!("degraded")));
+}
+
+/// The store is there again.
+async fn assert_well_in_time(node: &Node, after: &str) {
+    let waited = until_well(node).await;
+    assert!(waited < WELL_WITHIN, "{waited:?} after {after}");
+    let answer = publish(node, "room", json!({"data": after, "id": format!("own-{after}")})).await;
+    assert_eq!(answer.status, 200, "what is unknown can be tried again: {:?}", answer.body);
+    wait_until(SOON, "the node to say that it is ready", async || {
+        http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "ready"
+    })
+    .await;
+    let records = history::read_all(node.addr(), KEY, "room", "limit=100").await;
+    let id = json!(format!("own-{after}"));
+    let stored = records.iter().filter(|record| record["id"] == id).count();
+    assert_eq!(stored, 1, "once, whatever became of the first attempt: {records:?}");
+    assert!(records.iter().any(|record| record["data"] == "before"));
+}
+
+async fn subscriber(node: &Node) -> Socket {
+    let mut subscriber = Socket::open(node, "").await;
+    subscriber.attach("room").await;
+    assert_eq!(publish(node, "room", json!({"data": "before"})).await.status, 200);
+    assert_eq!(subscriber.message("room").await["messages"][0]["data"], "before");
+    subscriber
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_gone_is_told_in_time_and_live_messages_go_on() {
     let Some(cassandra) = Cassandra::start(1) else { return };
     let node = node(&cassandra).await;
-    let mut subscriber = Socket::open(&node, "").await;
-    subscriber.attach("room").await;
-    assert_eq!(publish(&node, "room", json!({"data": "before"})).await.status, 200);
-    assert_eq!(subscriber.message("room").await["messages"][0]["data"], "before");
-
+    let mut subscriber = subscriber(&node).await;
     for (signal, again) in [("KILL", None), ("STOP", Some("CONT"))] {
         cassandra.signal(signal, None);
-        // A process that is told to end may still answer for a moment.
-        wait_until(SOON, "a refused publish", async || {
-            publish(&node, "probe", json!({"data": 1})).await.status == 503
-        })
-        .await;
-        for body in [json!({"data": signal}), json!({"data": signal, "id": format!("own-{signal}")})] {
-            let begun = Instant::now();
-            let answer = publish(&node, "room", body).await;
-            assert_eq!(answer.status, 503, "{:?}", answer.body);
-            assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
-        }
-        // Not stored, but delivered.
-        subscriber.find("the live message", |frame| frame["messages"][0]["data"] == signal).await;
-        let begun = Instant::now();
-        let nack = subscriber.ask(json!({"op": 13, "channel": "room", "data": "socket"})).await;
-        assert_eq!((&nack["op"], &nack["code"]), (&json!(2), &json!(50003)), "{nack}");
-        assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
-        assert_eq!(status(&node, "/api/channels/room/history").await, 503, "never an empty list");
-        assert_eq!(status(&node, "/api/channels/room/presence/history").await, 503);
-        assert_eq!(status(&node, "/api/metrics/series").await, 503);
-        let request = sign::token_request(&KEY.parse().expect("a key"), TokenParams::default());
-        let body = serde_json::to_string(&request.expect("a request")).expect("it is JSON");
-        let token = http::request(node.addr(), "POST", "/keys/k1/requestToken", &[], body.clone()).await;
-        assert_eq!(token.status, 503, "a nonce of which nothing is known gives no token");
-        let ready = http::request(node.admin(), "GET", "/ready", &[], "").await;
-        assert_eq!((ready.status, ready.json()["status"].clone()), (200, json!("degraded")));
-
+        assert_told_in_time(&node, &mut subscriber, signal).await;
         match again {
             Some(again) => cassandra.signal(again, None),
             None => cassandra.restart(),
         }
-        let waited = until_well(&node).await;
-        assert!(waited < WELL_WITHIN, "{waited:?} after {signal}");
-        let answer = publish(&node, "room", json!({"data": signal, "id": format!("own-{signal}")})).await;
-        assert_eq!(answer.status, 200, "what is unknown can be tried again: {:?}", answer.body);
-        wait_until(SOON, "the node to say that it is ready", async || {
-            http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "ready"
-        })
-        .await;
+        assert_well_in_time(&node, signal).await;
     }
-    let records = history::read_all(node.addr(), KEY, "room", "limit=100").await;
-    for signal in ["KILL", "STOP"] {
-        let id = json!(format!("own-{signal}"));
-        let stored = records.iter().filter(|record| record["id"] == id).count();
-        assert_eq!(stored, 1, "once, whatever became of the first attempt: {records:?}");
-    }
-    assert!(records.iter().any(|record| record["data"] == "before"));
     node.assert_no_panic();
+}
+
+#[test]
+fn a_database_that_cannot_be_reached_is_told_in_time_and_live_messages_go_on() {
+    Cassandra::fetch();
+    isolated(async |network| {
+        let (here, there) = (network.host(), network.host());
+        let Some(cassandra) = Cassandra::start_on(&there) else { return };
+        let node = Node::start(cassandra.store(options().on(&here), &cassandra.keyspace())).await;
+        let mut subscriber = subscriber(&node).await;
+        let answers = network.cut(&there, &here, Lost::All);
+        assert_told_in_time(&node, &mut subscriber, "no answer comes").await;
+        drop(answers);
+        assert_well_in_time(&node, "no answer comes").await;
+        let all = network.split(&[&here], &[&there]);
+        assert_told_in_time(&node, &mut subscriber, "nothing goes either way").await;
+        drop(all);
+        assert_well_in_time(&node, "nothing goes either way").await;
+        node.assert_no_panic();
+    });
 }
 
 /// Publishes until it is told to stop, every fourth message with an id, under which it is tried again until it is acknowledged; the data
@@ -138,8 +173,10 @@ async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec
         }
         let (has_id, end) = (body.get("id").is_some(), Instant::now() + 3 * SOON);
         loop {
-            assert!(Instant::now() < end, "{body} is never acknowledged");
+            let begun = Instant::now();
+            assert!(begun < end, "{body} is never acknowledged");
             let answer = publish(&node, &channel, body.clone()).await;
+            assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
             match answer.status {
                 200 => acked.push(data.clone()),
                 503 => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -154,7 +191,7 @@ async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_acknowledged_is_lost_when_the_database_is_killed_or_stands_still_under_load() {
+async fn nothing_acknowledged_is_lost_when_the_database_is_killed_stands_still_or_is_slow_under_load() {
     let Some(cassandra) = Cassandra::start(1) else { return };
     let node = Arc::new(node(&cassandra).await);
     let stop = Arc::new(AtomicBool::new(false));
@@ -179,6 +216,14 @@ async fn nothing_acknowledged_is_lost_when_the_database_is_killed_or_stands_stil
     .await;
     cassandra.signal("CONT", None);
     more("load after the pause").await;
+    // Some of its answers come in time, and some do not.
+    for pause_ms in [600, 1_200, 1_800, 2_400, 600, 1_200] {
+        cassandra.signal("STOP", None);
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        cassandra.signal("CONT", None);
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    more("load after it was slow").await;
     stop.store(true, Ordering::Relaxed);
     let acked: Vec<String> = publishers.join_all().await.into_iter().flatten().collect();
     let mut stored = HashSet::new();
@@ -191,6 +236,33 @@ async fn nothing_acknowledged_is_lost_when_the_database_is_killed_or_stands_stil
     let lost: Vec<_> = acked.iter().filter(|data| !stored.contains(*data)).collect();
     assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), acked.len());
     node.assert_no_panic();
+}
+
+/// Whether nobody is refused while one of three nodes stands still, in one of three attempts: a machine may do so too. Who gives ids
+/// asks more often, and may be refused until the connections to that node are given up.
+async fn is_passed_over(cassandra: &Cassandra, node: &Node) -> bool {
+    for attempt in 0..3 {
+        cassandra.signal("STOP", Some(2));
+        let mut refused = 0;
+        // Their partitions are spread over all three.
+        for number in 0..24 {
+            let channel = format!("spread{number}");
+            refused += usize::from(publish(node, &channel, json!({"data": number})).await.status != 200);
+        }
+        for number in 0..6 {
+            let body = json!({"data": number, "id": format!("own-{attempt}")});
+            wait_until(SOON, "an acknowledged publish", async || {
+                publish(node, &format!("spread{number}"), body.clone()).await.status == 200
+            })
+            .await;
+        }
+        cassandra.signal("CONT", Some(2));
+        if refused == 0 {
+            return true;
+        }
+        until_well(node).await;
+    }
+    false
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,6 +279,7 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
         let records = history::read_all(node.addr(), KEY, "room", "limit=100").await;
         records.iter().map(|record| record["data"].clone()).collect::<Vec<_>>()
     };
+    assert!(is_passed_over(&cassandra, &node).await, "publishes were refused for one node that stood still");
     cassandra.signal("KILL", Some(2));
     for number in 10..20 {
         let body = json!({"data": number, "id": format!("own-{number}")});

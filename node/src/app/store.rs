@@ -68,6 +68,7 @@ fn connection(config: &Config) -> Result<Connection, StartError> {
         nodes: config.scylla_nodes.clone(),
         keyspace: config.scylla_keyspace.clone(),
         replication: config.scylla_replication,
+        datacenter: config.scylla_datacenter.clone(),
         credentials,
         wait: Duration::from_millis(config.limits.store_wait_ms),
     })

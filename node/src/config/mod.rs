@@ -60,6 +60,8 @@ pub struct Config {
     pub scylla_schema: SchemaMode,
     /// Copies of each row in a keyspace that is made; none: as many as there are nodes, at most 3.
     pub scylla_replication: Option<usize>,
+    /// Needed where the database has several.
+    pub scylla_datacenter: Option<String>,
     pub scylla_user: Option<String>,
     pub scylla_password_file: Option<PathBuf>,
     pub drain_timeout: Duration,
@@ -116,6 +118,7 @@ impl Default for Config {
             scylla_keyspace: "fanfare".to_owned(),
             scylla_schema: SchemaMode::Auto,
             scylla_replication: None,
+            scylla_datacenter: None,
             scylla_user: None,
             scylla_password_file: None,
             drain_timeout: Duration::from_secs(25),

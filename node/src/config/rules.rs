@@ -141,6 +141,7 @@ fn scylla(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
             (config.scylla_keyspace != defaults.scylla_keyspace, "scylla_keyspace"),
             (config.scylla_schema != defaults.scylla_schema, "scylla_schema"),
             (config.scylla_replication.is_some(), "scylla_replication"),
+            (config.scylla_datacenter.is_some(), "scylla_datacenter"),
             (config.scylla_user.is_some(), "scylla_user"),
             (config.scylla_password_file.is_some(), "scylla_password_file"),
         ] {

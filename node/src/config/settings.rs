@@ -125,6 +125,8 @@ static SETTINGS: &[Setting] = &[
     setting!("scylla_replication", scylla_replication: Option<usize>, "COUNT",
         "Copies of each row in a keyspace that is made; when not given, as many as the database has nodes, at most 3",
         |text| read_replication(text).map(Some), Field::show),
+    setting!("scylla_datacenter", scylla_datacenter: Option<String>, "NAME",
+        "The data centre of the database that is asked and whose copies are waited for; needed where it has several"),
     setting!("scylla_user", scylla_user: Option<String>, "NAME",
         "The user in the database, with scylla_password_file"),
     setting!("scylla_password_file", scylla_password_file: OptionalPath, "FILE",

@@ -5,14 +5,15 @@ const GOOD: [&str; 3] = ["--store=scylla", "--scylla-node=10.0.0.1:9042", "--dir
 #[test]
 fn the_shared_store_is_configured_from_every_source() {
     let file = "store = 'scylla'\nscylla_node = ['10.0.0.1:9042', 'b.example:9042']\nscylla_keyspace = 'chat'\n\
-                scylla_schema = 'check'\nscylla_replication = 3\nscylla_user = 'ada'\n\
-                scylla_password_file = 'secret'\ndirectory = '/dev/null'";
+                scylla_schema = 'check'\nscylla_replication = 3\nscylla_datacenter = 'north'\n\
+                scylla_user = 'ada'\nscylla_password_file = 'secret'\ndirectory = '/dev/null'";
     let variables = [
         ("FANFARE_STORE", "scylla"),
         ("FANFARE_SCYLLA_NODE", "10.0.0.1:9042,b.example:9042"),
         ("FANFARE_SCYLLA_KEYSPACE", "chat"),
         ("FANFARE_SCYLLA_SCHEMA", "check"),
         ("FANFARE_SCYLLA_REPLICATION", "3"),
+        ("FANFARE_SCYLLA_DATACENTER", "north"),
         ("FANFARE_SCYLLA_USER", "ada"),
         ("FANFARE_SCYLLA_PASSWORD_FILE", "secret"),
         ("FANFARE_DIRECTORY", "/dev/null"),
@@ -24,6 +25,7 @@ fn the_shared_store_is_configured_from_every_source() {
         "--scylla-keyspace=chat",
         "--scylla-schema=check",
         "--scylla-replication=3",
+        "--scylla-datacenter=north",
         "--scylla-user=ada",
         "--scylla-password-file=secret",
         "--directory=/dev/null",
@@ -34,6 +36,7 @@ fn the_shared_store_is_configured_from_every_source() {
         assert_eq!(config.scylla_nodes, ["10.0.0.1:9042", "b.example:9042"]);
         assert_eq!((config.scylla_keyspace.as_str(), config.scylla_schema), ("chat", SchemaMode::Check));
         assert_eq!(config.scylla_replication, Some(3));
+        assert_eq!(config.scylla_datacenter.as_deref(), Some("north"));
         assert_eq!(config.scylla_user.as_deref(), Some("ada"));
         assert_eq!(config.scylla_password_file, Some("secret".into()));
     }
@@ -82,6 +85,7 @@ fn what_only_it_has_needs_it() {
         "--scylla-keyspace=a",
         "--scylla-schema=check",
         "--scylla-replication=1",
+        "--scylla-datacenter=a",
         "--scylla-user=a",
         "--scylla-password-file=a",
     ] {

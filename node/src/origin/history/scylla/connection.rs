@@ -1,7 +1,9 @@
 //! A session with the database, and all statements prepared.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use scylla::client::PoolSize;
@@ -13,6 +15,7 @@ use scylla::errors::{
     NewSessionError, PrepareError,
 };
 use scylla::frame::types::{Consistency, SerialConsistency};
+use scylla::policies::speculative_execution::SimpleSpeculativeExecutionPolicy;
 use scylla::serialize::row::SerializeRow;
 use scylla::statement::batch::{Batch, BatchStatement, BatchType};
 use scylla::statement::prepared::PreparedStatement;
@@ -39,9 +42,11 @@ pub struct Connection {
     pub keyspace: String,
     /// Copies of each row, where the keyspace is to be made.
     pub replication: Option<usize>,
+    /// Whose nodes are asked; none where the database has only one.
+    pub datacenter: Option<String>,
     /// User and password.
     pub credentials: Option<(String, String)>,
-    /// For one request.
+    /// For one request. After a quarter of it another node of the database is asked too, if the request may be done twice.
     pub wait: Duration,
 }
 
@@ -65,6 +70,12 @@ pub enum ScyllaError {
         user: String,
         source: Box<NewSessionError>,
     },
+    NoSuchDatacenter {
+        name: String,
+        known: String,
+    },
+    /// None was named of these.
+    Datacenters(String),
     Schema(SchemaError),
     Prepare(Box<PrepareError>),
     Read(StoreError),
@@ -83,6 +94,12 @@ impl fmt::Display for ScyllaError {
                 f,
                 "the database does not let {user} in with this password (--scylla-user, --scylla-password-file)"
             ),
+            Self::NoSuchDatacenter { name, known } => {
+                write!(f, "the database has no data centre {name} (--scylla-datacenter), but {known}")
+            }
+            Self::Datacenters(known) => {
+                write!(f, "the database has the data centres {known}: name one with --scylla-datacenter")
+            }
             Self::Schema(error) => error.fmt(f),
             Self::Prepare(_) => f.write_str("the database does not take a statement"),
             Self::Read(_) => f.write_str("the database cannot be read"),
@@ -94,7 +111,7 @@ impl std::error::Error for ScyllaError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Unreachable { source, .. } | Self::NotLetIn { source, .. } => Some(&**source),
-            Self::Unnamed => None,
+            Self::Unnamed | Self::NoSuchDatacenter { .. } | Self::Datacenters(_) => None,
             Self::Schema(error) => error.source(),
             Self::Prepare(error) => Some(&**error),
             Self::Read(error) => Some(error),
@@ -120,6 +137,10 @@ impl Connection {
             .consistency(Consistency::LocalQuorum)
             .serial_consistency(Some(SerialConsistency::LocalSerial))
             .request_timeout(Some(self.wait))
+            .speculative_execution_policy(Some(Arc::new(SimpleSpeculativeExecutionPolicy {
+                max_retry_count: 1,
+                retry_interval: self.wait / 4,
+            })))
             .build();
         let mut builder = SessionBuilder::new()
             .known_nodes(&self.nodes)
@@ -134,7 +155,26 @@ impl Connection {
         if let Some((user, password)) = &self.credentials {
             builder = builder.user(user, password);
         }
-        builder.build().await.map_err(|error| self.explain(error))
+        if let Some(datacenter) = &self.datacenter {
+            builder = builder.prefer_datacenter(datacenter.clone());
+        }
+        let session = builder.build().await.map_err(|error| self.explain(error))?;
+        let state = session.get_cluster_state();
+        let named = state.get_nodes_info().iter().filter_map(|node| node.datacenter.clone());
+        self.check_datacenter(&named.collect())?;
+        Ok(session)
+    }
+
+    /// A quorum is one of the data centre whose node is asked: with several of them each would claim ids of its own.
+    fn check_datacenter(&self, known: &BTreeSet<String>) -> Result<(), ScyllaError> {
+        let list = || known.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        match &self.datacenter {
+            Some(name) if !known.contains(name) => {
+                Err(ScyllaError::NoSuchDatacenter { name: name.clone(), known: list() })
+            }
+            None if known.len() > 1 => Err(ScyllaError::Datacenters(list())),
+            _ => Ok(()),
+        }
     }
 
     fn explain(&self, error: NewSessionError) -> ScyllaError {
@@ -272,4 +312,30 @@ statements! {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TTL ? AND TIMESTAMP ?";
     metrics: "SELECT minute_ms, node_id, incarnation, kind, counted, bytes FROM {}.metrics WHERE account = ? \
         AND day = ? AND minute_ms >= ?";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_data_centres_one_is_named() {
+        let connection = |datacenter: Option<&str>| Connection {
+            nodes: Vec::new(),
+            keyspace: "a".to_owned(),
+            replication: None,
+            datacenter: datacenter.map(str::to_owned),
+            credentials: None,
+            wait: Duration::ZERO,
+        };
+        let said = |datacenter, known: &[&str]| {
+            let known = known.iter().map(|name| (*name).to_owned()).collect();
+            connection(datacenter).check_datacenter(&known).err().map(|error| error.to_string())
+        };
+        let unnamed = "the database has the data centres north, south: name one with --scylla-datacenter";
+        assert_eq!(said(None, &["south", "north"]).as_deref(), Some(unnamed));
+        for (named, known) in [(None, &["north"][..]), (None, &[]), (Some("north"), &["north", "south"])] {
+            assert_eq!(said(named, known), None, "{named:?} of {known:?}");
+        }
+    }
 }

@@ -40,6 +40,7 @@ impl Keyspace {
             nodes: points.split(',').map(str::to_owned).collect(),
             keyspace: format!("t_{:016x}", u64::from_be_bytes(crate::model::random_bytes())),
             replication: Some(1),
+            datacenter: None,
             credentials: None,
             wait: Duration::from_secs(20),
         };
@@ -106,6 +107,17 @@ fn publish_own(store: &Scylla, key: &ChannelKey, sequence: u64) -> Result<(), St
     let published = with_ids(key, store.shared.clock.now_ms(), &[(sequence, "own")]);
     store.append(published, Some(72), done);
     receive.recv_timeout(PATIENCE).expect("answered")
+}
+
+#[test]
+fn a_data_centre_that_the_database_does_not_have_is_named() {
+    let Some(mut place) = Keyspace::new() else { return };
+    place.connection.datacenter = Some("north".to_owned());
+    let opened = runtime().block_on(apply_schema(&place.connection));
+    let said = "the database has no data centre north (--scylla-datacenter), but datacenter1";
+    assert_eq!(opened.expect_err("there is none").to_string(), said);
+    place.connection.datacenter = Some("datacenter1".to_owned());
+    place.open_with(Keyspace::options(), &Clock::system());
 }
 
 #[test]
