@@ -105,6 +105,7 @@ fn nothing_is_expected_of_who_does_not_read() {
 #[test]
 fn with_a_window_messages_wait_and_none_is_missed() {
     let fanout = ["fanout", "--subscribers", "50", "--rate", "500", "--seconds", "1"];
+    let fanout = [&fanout[..], &["--rest-us", "500"]].concat();
     let outcome: FanoutOutcome = Floor::with_window("40").load(&fanout);
     assert_eq!(outcome.deliveries, 50 * 500);
     assert!(!outcome.faults.any(), "{:?}", outcome.faults);

@@ -1,6 +1,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll};
@@ -39,8 +40,8 @@ impl Subscribers {
         Self { links, layout, finder, server_pids, tally, latency, memory }
     }
 
-    /// Reads until the publisher is done and everyone has everything, or the grace is over.
-    pub(super) fn hear(mut self, progress: &Progress) -> Result<Self> {
+    /// Reads until the publisher is done and everyone has everything, or the grace is over. Rests so long after each time.
+    pub(super) fn hear(mut self, progress: &Progress, rest: Duration) -> Result<Self> {
         let mut poll = Poll::new()?;
         for (at, link) in self.links.iter_mut().enumerate() {
             link.register(poll.registry(), at)?;
@@ -55,6 +56,9 @@ impl Subscribers {
             }
             for event in events.iter().filter(|event| event.is_readable()) {
                 self.read(event.token().0, &mut shared, progress)?;
+            }
+            if !rest.is_zero() {
+                thread::sleep(rest);
             }
             progress.received.store(self.tally.received(), Ordering::Release);
             if looked_at.elapsed() > GLANCE {

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,9 @@ pub struct Fanout {
     /// Size of a message's data.
     #[arg(long, default_value_t = 128)]
     pub bytes: usize,
+    /// Whoever has read rests for so long before the next look for what has come, as where the network tells of many segments at once.
+    #[arg(long, default_value_t = 0)]
+    pub rest_us: u32,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -118,7 +122,8 @@ impl Fanout {
             })
         };
         let servers = self.target.server_pids.clone();
-        let heard = Subscribers::new(subscribers, Arc::clone(&layout), servers).hear(&progress);
+        let rest = Duration::from_micros(self.rest_us.into());
+        let heard = Subscribers::new(subscribers, Arc::clone(&layout), servers).hear(&progress, rest);
         let published = publishing.join().map_err(|_| "the publisher's thread panicked")?;
         // A subscriber that was lost says more than what became of the publishes.
         let heard = heard?;

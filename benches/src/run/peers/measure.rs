@@ -207,6 +207,7 @@ impl Comparison<'_> {
             ("--publishers", workload.publishers),
             ("--bytes", workload.message_bytes),
             ("--seconds", seconds),
+            ("--rest-us", self.options.rest_us),
         ] {
             command.args([option, &value.to_string()]);
         }

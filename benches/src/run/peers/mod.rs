@@ -50,6 +50,9 @@ pub struct Options {
     /// Length of each measured part; a trial of how much can be carried has half of it.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
+    /// Subscribers rest for so long whenever they have read, so that they do not use the other cores at the same time.
+    #[arg(long, default_value_t = 0)]
+    pub rest_us: u32,
     /// Opens no more connections than this where a part is about connections; for trying it out.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: Option<u32>,
