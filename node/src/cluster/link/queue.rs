@@ -20,7 +20,7 @@ const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_ITEMS: usize = 4096;
 /// Sent and not confirmed: when it is full the lane waits, and what follows waits in its queue.
 const SENT_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// No item that a node makes is longer, by its configuration; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
+/// No publish that a node forwards is longer, by its configuration; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
 pub(super) const ITEM_BYTES_MAX: usize = FORWARD_BYTES_MAX;
 
 /// What one lane may hold, sent or not. When it is full all of it is lost: the lane is cut, its receipts fail, the

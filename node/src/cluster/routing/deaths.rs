@@ -281,10 +281,8 @@ impl Routing {
                     self.runs.lock().is_back(incarnation);
                     self.say_all(incarnation);
                 }
-                Fate::Gone { is_told, is_doubtful, is_met } => {
-                    if !is_told {
-                        self.look_at_seats_from(incarnation);
-                    }
+                Fate::Gone { is_doubtful, is_met, .. } => {
+                    self.look_at_seats_from(incarnation);
                     let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     let leaves = if is_doubtful { Leaves::Nothing } else { Leaves::Doubt };
                     if fate.is_over() {

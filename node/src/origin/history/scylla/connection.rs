@@ -127,7 +127,7 @@ impl From<SchemaError> for ScyllaError {
 
 /// Makes keyspace and tables where they are missing. True when something was.
 pub async fn apply_schema(connection: &Connection) -> Result<bool, ScyllaError> {
-    let session = connection.session().await?;
+    let session = connection.first_session().await?;
     Ok(schema::apply(&session, connection).await?)
 }
 
@@ -158,7 +158,12 @@ impl Connection {
         if let Some(datacenter) = &self.datacenter {
             builder = builder.prefer_datacenter(datacenter.clone());
         }
-        let session = builder.build().await.map_err(|error| self.explain(error))?;
+        builder.build().await.map_err(|error| self.explain(error))
+    }
+
+    /// The same, and where the data centre is not said or is not there it is refused. Later ones are not: who runs goes on.
+    pub(super) async fn first_session(&self) -> Result<Session, ScyllaError> {
+        let session = self.session().await?;
         let state = session.get_cluster_state();
         let named = state.get_nodes_info().iter().filter_map(|node| node.datacenter.clone());
         self.check_datacenter(&named.collect())?;
@@ -247,6 +252,10 @@ macro_rules! statements {
                 let mut prepared = Self { $($name,)* };
                 // Sent twice, a claim would be refused for itself.
                 prepared.claim_nonce.set_is_idempotent(false);
+                // The database gives it its time, so one that was given up and comes late would undo a later one.
+                let once = session.get_default_execution_profile_handle().pointee_to_builder();
+                let once = once.speculative_execution_policy(None).build().into_handle();
+                prepared.set_runs.set_execution_profile_handle(Some(once));
                 Ok(prepared)
             }
         }

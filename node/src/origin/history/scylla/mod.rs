@@ -144,7 +144,7 @@ impl Scylla {
         options: ScyllaOptions,
         clock: Clock,
     ) -> Result<Self, ScyllaError> {
-        let session = connection.session().await?;
+        let session = connection.first_session().await?;
         if options.makes_schema {
             schema::apply(&session, &connection).await?;
         } else {

@@ -167,23 +167,23 @@ pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<
     }
     if found.is_none() {
         make_keyspace(session, connection).await?;
-        alter(session, keyspace, &VERSIONS.replace("{}", keyspace)).await?;
+        alter(session, connection, &VERSIONS.replace("{}", keyspace)).await?;
         // No version that marks nothing has been here.
         let marked = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('marked', 0)");
-        alter(session, keyspace, &marked).await?;
+        alter(session, connection, &marked).await?;
     }
     for (tables, columns) in MIGRATIONS.iter().skip(found.unwrap_or(0)) {
         for table in *tables {
-            alter(session, keyspace, &table.replace("{}", keyspace)).await?;
+            alter(session, connection, &table.replace("{}", keyspace)).await?;
         }
         for column in *columns {
-            add_column(session, keyspace, *column).await?;
+            add_column(session, connection, *column).await?;
         }
     }
     // Once, and no other: whoever is slower is not to say less than who has finished.
     let noted =
         format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('all', {})", MIGRATIONS.len());
-    alter(session, keyspace, &noted).await?;
+    alter(session, connection, &noted).await?;
     // The driver sends a row to its replicas once it knows how the keyspace is replicated.
     session.refresh_metadata().await.ok();
     Ok(true)
@@ -214,13 +214,14 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
 /// Databases know no `IF NOT EXISTS` for a column, or not all of them do.
 async fn add_column(
     session: &Session,
-    keyspace: &str,
+    connection: &Connection,
     (table, name, kind): Column,
 ) -> Result<(), SchemaError> {
+    let keyspace = &*connection.keyspace;
     if has_column(session, keyspace, table, name).await? {
         return Ok(());
     }
-    match alter(session, keyspace, &format!("ALTER TABLE {keyspace}.{table} ADD {name} {kind}")).await {
+    match alter(session, connection, &format!("ALTER TABLE {keyspace}.{table} ADD {name} {kind}")).await {
         // Another node has added it meanwhile.
         Err(_) if has_column(session, keyspace, table, name).await? => Ok(()),
         altered => altered,
@@ -265,18 +266,23 @@ async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(),
     // Conditions on rows, by which ids and nonces are claimed, came late to the tablets of ScyllaDB; Cassandra does not know the word.
     if nodes.iter().any(|node| node.sharder().is_some()) {
         let without_tablets = format!("{made} AND tablets = {{'enabled': false}}");
-        if alter(session, keyspace, &without_tablets).await.is_ok() {
+        if alter(session, connection, &without_tablets).await.is_ok() {
             return Ok(());
         }
     }
-    alter(session, keyspace, &made).await
+    alter(session, connection, &made).await
 }
 
 /// All that alter at the same time do so through the same node of the database, which takes one after another: through two of
-/// them a table could be made twice, with rows lost to one of both.
-async fn alter(session: &Session, keyspace: &str, text: &str) -> Result<(), SchemaError> {
+/// them a table could be made twice, with rows lost to one of both. It is one of the data centre that has the rows.
+async fn alter(session: &Session, connection: &Connection, text: &str) -> Result<(), SchemaError> {
+    let keyspace = &*connection.keyspace;
     let state = session.get_cluster_state();
+    let is_local = |datacenter: &Option<String>| {
+        connection.datacenter.is_none() || *datacenter == connection.datacenter
+    };
     let reachable = state.get_nodes_info().iter().filter(|node| node.is_connected());
+    let reachable = reachable.filter(|node| is_local(&node.datacenter));
     let first = reachable.min_by_key(|node| (node.address.ip(), node.address.port()));
     let mut statement = Statement::new(text);
     statement.set_is_idempotent(true);
