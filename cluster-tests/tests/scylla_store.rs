@@ -114,18 +114,24 @@ async fn read_at_once(cassandra: &Cassandra) {
     assert_eq!(read(n1, "room").await, (0..20).rev().map(|number| json!(number)).collect::<Vec<_>>());
 }
 
-async fn an_id_once(cassandra: &Cassandra) {
+/// Of claims at the same time over several nodes of the database some may stay unknown, and are tried again.
+async fn an_id_once(cassandra: &Cassandra, may_be_unknown: bool) {
     let (mut cluster, keyspace) = cluster(cassandra, 3).await;
     let nodes = cluster.nodes();
+    let acknowledged = async |node: &Node, body: &Value| {
+        wait_until(3 * SOON, "the publish to be acknowledged", async || {
+            let answer = publish(node, "room", body).await;
+            let may_fail = may_be_unknown && answer.status == 503;
+            assert!(answer.status == 200 || may_fail, "{:?}", answer.body);
+            answer.status == 200
+        })
+        .await;
+    };
     for round in 0..5 {
         let body = json!({"id": format!("own-{round}"), "data": round});
-        let answers =
-            futures_util::future::join_all(nodes.iter().map(|node| publish(node, "room", &body))).await;
-        for answer in answers {
-            assert_eq!(answer.status, 200, "{:?}", answer.body);
-        }
+        futures_util::future::join_all(nodes.iter().map(|node| acknowledged(node, &body))).await;
         for node in &*nodes {
-            assert_eq!(publish(node, "room", &body).await.status, 200);
+            acknowledged(node, &body).await;
         }
     }
     assert_eq!(rows(&cassandra.session().await, &keyspace, MESSAGES).await.len(), 5);
@@ -251,7 +257,7 @@ async fn what_one_node_has_acknowledged_every_other_reads_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_is_stored_once_whichever_nodes_it_comes_to() {
     let Some(cassandra) = Cassandra::shared() else { return };
-    an_id_once(&cassandra).await;
+    an_id_once(&cassandra, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -277,7 +283,7 @@ async fn all_of_that_holds_over_three_nodes_of_the_database() {
     let Some(cassandra) = Cassandra::start(3) else { return };
     stored_once(&cassandra).await;
     read_at_once(&cassandra).await;
-    an_id_once(&cassandra).await;
+    an_id_once(&cassandra, true).await;
     a_nonce_once(&cassandra, true).await;
     counts(&cassandra).await;
     presence_once(&cassandra).await;

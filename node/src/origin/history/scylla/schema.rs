@@ -278,9 +278,8 @@ async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(),
 async fn alter(session: &Session, connection: &Connection, text: &str) -> Result<(), SchemaError> {
     let keyspace = &*connection.keyspace;
     let state = session.get_cluster_state();
-    let is_local = |datacenter: &Option<String>| {
-        connection.datacenter.is_none() || *datacenter == connection.datacenter
-    };
+    let is_local =
+        |datacenter: &Option<String>| connection.datacenter.is_none() || *datacenter == connection.datacenter;
     let reachable = state.get_nodes_info().iter().filter(|node| node.is_connected());
     let reachable = reachable.filter(|node| is_local(&node.datacenter));
     let first = reachable.min_by_key(|node| (node.address.ip(), node.address.port()));
