@@ -33,11 +33,9 @@ const LANE_MAX: usize = 4_096;
 /// How long another node may take between a claim and its stamp before the claim is taken over.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// What a node has stamped it acknowledges within its wait for the store, by its own clock, which may be so much behind.
-const CLOCKS: Duration = Duration::from_secs(1);
 /// Requests of ids at the database at a time.
 const UNDER_WAY_MAX: usize = 256;
-/// A claim outlives the window by this, since clocks differ.
+/// A claim outlives the window by this, since clocks differ: by no more.
 pub(super) const SLACK_MS: u64 = 60_000;
 /// In the place of a partition: of a channel without history.
 pub(super) const NO_ROW: i32 = -1;
@@ -45,8 +43,9 @@ pub(super) const NO_ROW: i32 = -1;
 const LEFT: i32 = -2;
 /// Ids of one lookup that are asked for at a time.
 const TOGETHER: usize = 32;
-/// Take-overs that are remembered. One that is forgotten before its stamp is written is another's then, and nothing is stored.
-const TAKEN_MAX: usize = 16_384;
+/// Ids of which something is remembered. A take-over that is forgotten before its stamp is written is another's then, and nothing is
+/// stored; who forgets since when a row is missed waits for it anew.
+const REMEMBERED_MAX: usize = 16_384;
 
 /// An id, and what its message was numbered.
 #[derive(Clone)]
@@ -64,6 +63,9 @@ struct Lane {
     client_id: Option<ClientId>,
 }
 
+/// An id where it counts.
+type Name = (IdScope, Box<str>);
+
 struct Lookup {
     scope: IdScope,
     ids: Vec<Box<str>>,
@@ -74,11 +76,14 @@ struct Lookup {
 pub(super) struct GivenIds {
     /// What stands in a claim of this run that was nobody's before.
     owner: i64,
-    taken: Mutex<Taken>,
+    /// What stands in claims that were taken over.
+    taken: Mutex<Latest<i64>>,
+    /// Since when a stamp is known whose row is not there.
+    missed: Mutex<Latest<(Stamp, Instant)>>,
     window_ms: u64,
     lanes: Mutex<Lanes>,
     /// Ids whose write has not ended, with who waits for that.
-    pending: Mutex<HashMap<(IdScope, Box<str>), Pending>>,
+    pending: Mutex<HashMap<Name, Pending>>,
     permits: Semaphore,
 }
 
@@ -89,22 +94,27 @@ struct Lanes {
     count: usize,
 }
 
-/// What stands in claims that were taken over, the latest ones.
-#[derive(Default)]
-struct Taken {
-    owners: HashMap<(IdScope, Box<str>), i64>,
-    by_age: VecDeque<((IdScope, Box<str>), i64)>,
+/// Of the ids that were put last.
+struct Latest<T> {
+    known: HashMap<Name, T>,
+    by_age: VecDeque<(Name, T)>,
 }
 
-impl Taken {
-    fn put(&mut self, name: (IdScope, Box<str>), owner: i64) {
-        self.owners.insert(name.clone(), owner);
-        self.by_age.push_back((name, owner));
-        if self.by_age.len() > TAKEN_MAX
-            && let Some((name, owner)) = self.by_age.pop_front()
-            && self.owners.get(&name) == Some(&owner)
+impl<T> Default for Latest<T> {
+    fn default() -> Self {
+        Self { known: HashMap::new(), by_age: VecDeque::new() }
+    }
+}
+
+impl<T: Copy + PartialEq> Latest<T> {
+    fn put(&mut self, name: Name, value: T) {
+        self.known.insert(name.clone(), value);
+        self.by_age.push_back((name, value));
+        if self.by_age.len() > REMEMBERED_MAX
+            && let Some((name, value)) = self.by_age.pop_front()
+            && self.known.get(&name) == Some(&value)
         {
-            self.owners.remove(&name);
+            self.known.remove(&name);
         }
     }
 }
@@ -122,6 +132,7 @@ impl GivenIds {
         Self {
             owner,
             taken: Mutex::default(),
+            missed: Mutex::default(),
             window_ms,
             lanes: Mutex::default(),
             pending: Mutex::default(),
@@ -213,7 +224,9 @@ impl GivenIds {
                 bucket,
                 self.ttl_s(),
             );
-            if self.conditional(session, &statements.insert_id, values).await?.applied {
+            let answer = self.conditional(session, &statements.insert_id, values).await?;
+            // It may have been sent twice.
+            if answer.applied || Claim::read(&answer).is_some_and(|claim| claim.is(owner, *stamp)) {
                 return Ok(());
             }
         }
@@ -225,8 +238,21 @@ impl GivenIds {
     }
 
     /// What stands in the claim of this run.
-    fn owner_of(&self, name: &(IdScope, Box<str>)) -> i64 {
-        self.taken.lock().owners.get(name).copied().unwrap_or(self.owner)
+    fn owner_of(&self, name: &Name) -> i64 {
+        self.taken.lock().known.get(name).copied().unwrap_or(self.owner)
+    }
+
+    /// Since when this node knows of the stamp and misses its row.
+    fn missed_since(&self, name: &Name, stamp: Stamp) -> Instant {
+        let mut missed = self.missed.lock();
+        match missed.known.get(name) {
+            Some((of, since)) if *of == stamp => *since,
+            _ => {
+                let now = Instant::now();
+                missed.put(name.clone(), (stamp, now));
+                now
+            }
+        }
     }
 
     /// None: it is claimed for this run.
@@ -241,7 +267,7 @@ impl GivenIds {
             let values = (account, channel, key_name, client_id, id, self.owner, self.ttl_s());
             let answer = self.conditional(session, &statements.claim_id, values).await?;
             if answer.applied {
-                self.taken.lock().owners.remove(&name);
+                self.taken.lock().known.remove(&name);
                 return Ok(None);
             }
             let Some(former) = Claim::read(&answer) else { continue };
@@ -253,7 +279,9 @@ impl GivenIds {
                 if stamped.is_stored(shared, &scope.key).await? {
                     return Ok(Some(stamped.stamp));
                 }
-                may_come |= now_ms < stamped.acknowledged_until_ms(shared);
+                let is_over = self.missed_since(&name, stamped.stamp).elapsed() >= shared.options.wait
+                    || now_ms >= stamped.acknowledged_until_ms(shared);
+                may_come |= !is_over;
             }
             let is_own = former.owner == self.owner || former.owner == self.owner_of(&name);
             if may_come && !is_own {
@@ -336,13 +364,17 @@ impl Claim {
         };
         Some(Self { owner, stamped: stamped() })
     }
+
+    fn is(&self, owner: i64, stamp: Stamp) -> bool {
+        self.owner == owner && self.stamped.as_ref().is_some_and(|stamped| stamped.stamp == stamp)
+    }
 }
 
 impl Stamped {
-    /// By the clock of this node.
+    /// By the clock of this node, however far it is from that of the one that has stamped it.
     fn acknowledged_until_ms(&self, shared: &Shared) -> u64 {
-        let within = (shared.options.wait + CLOCKS).as_millis();
-        self.timestamp_ms.saturating_add(u64::try_from(within).unwrap_or(u64::MAX))
+        let wait_ms = u64::try_from(shared.options.wait.as_millis()).unwrap_or(u64::MAX);
+        self.timestamp_ms.saturating_add(wait_ms).saturating_add(SLACK_MS)
     }
 
     fn position(&self) -> (i64, i64, i64) {
