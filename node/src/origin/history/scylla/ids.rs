@@ -8,11 +8,8 @@
 //! given up and comes late finds the claim to be another's, also where it was this run's.
 
 use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
 use parking_lot::Mutex;
 use scylla::client::session::Session;
 use scylla::serialize::row::SerializeRow;
@@ -24,12 +21,8 @@ use super::buckets::{Bucket, day_of};
 use super::values::{Applied, conditional, kind_value, natural, number, ordered, unordered, written_at};
 use super::{Shared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp, random_bytes};
-use crate::origin::history::{FoundIds, IdScope, Position, RowKind, StoreError};
+use crate::origin::history::{IdScope, Position, RowKind, StoreError};
 
-/// Lookups that are not answered, over all lanes; beyond it `Busy`.
-const LOOKUPS_MAX: usize = 65_536;
-/// Those of one lane.
-const LANE_MAX: usize = 4_096;
 /// How long another node may take between a claim and its stamp before the claim is taken over.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -41,8 +34,6 @@ pub(super) const SLACK_MS: u64 = 60_000;
 pub(super) const NO_ROW: i32 = -1;
 /// And of a claim that was taken over: less the partition that its row was to be in.
 const LEFT: i32 = -2;
-/// Ids of one lookup that are asked for at a time.
-const TOGETHER: usize = 32;
 /// Ids of which something is remembered. A take-over that is forgotten before its stamp is written is another's then, and nothing is
 /// stored; who forgets since when a row is missed waits for it anew.
 const REMEMBERED_MAX: usize = 16_384;
@@ -56,22 +47,8 @@ pub(super) struct GivenId {
     pub(super) timestamp_ms: u64,
 }
 
-/// Within which lookups are answered in order: wider than a scope, since a connection may change its key.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Lane {
-    key: ChannelKey,
-    client_id: Option<ClientId>,
-}
-
 /// An id where it counts.
-type Name = (IdScope, Box<str>);
-
-struct Lookup {
-    scope: IdScope,
-    ids: Vec<Box<str>>,
-    found: FoundIds,
-    begun: Instant,
-}
+pub(super) type Name = (IdScope, Box<str>);
 
 pub(super) struct GivenIds {
     /// What stands in a claim of this run that was nobody's before.
@@ -81,17 +58,9 @@ pub(super) struct GivenIds {
     /// Since when a stamp is known whose row is not there.
     missed: Mutex<Latest<(Stamp, Instant)>>,
     window_ms: u64,
-    lanes: Mutex<Lanes>,
     /// Ids whose write has not ended, with who waits for that.
     pending: Mutex<HashMap<Name, Pending>>,
-    permits: Semaphore,
-}
-
-#[derive(Default)]
-struct Lanes {
-    lanes: HashMap<Lane, VecDeque<Lookup>>,
-    /// That are not answered.
-    count: usize,
+    pub(super) permits: Semaphore,
 }
 
 /// Of the ids that were put last.
@@ -134,7 +103,6 @@ impl GivenIds {
             taken: Mutex::default(),
             missed: Mutex::default(),
             window_ms,
-            lanes: Mutex::default(),
             pending: Mutex::default(),
             permits,
         }
@@ -256,7 +224,12 @@ impl GivenIds {
     }
 
     /// None: it is claimed for this run.
-    async fn find(&self, shared: &Shared, scope: &IdScope, id: &str) -> Result<Option<Stamp>, StoreError> {
+    pub(super) async fn find(
+        &self,
+        shared: &Shared,
+        scope: &IdScope,
+        id: &str,
+    ) -> Result<Option<Stamp>, StoreError> {
         self.wait_for(scope, id).await;
         let name = (scope.clone(), Box::from(id));
         let patient_until = Instant::now() + OTHERS_WAIT;
@@ -418,56 +391,4 @@ pub(super) fn names<'a>(scope: &'a IdScope, id: &'a str) -> (&'a str, &'a str, &
     // No client id is empty, so an empty one says that there is none.
     let client_id = scope.client_id.as_ref().map_or("", ClientId::as_str);
     (scope.key.account().as_str(), scope.key.channel(), &scope.key_name, client_id, id)
-}
-
-pub(super) fn look_up(shared: &Arc<Shared>, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
-    let lane = Lane { key: scope.key.clone(), client_id: scope.client_id.clone() };
-    let lookup = Lookup { scope, ids, found, begun: Instant::now() };
-    let mut lanes = shared.ids.lanes.lock();
-    let waiting = lanes.lanes.get(&lane).map_or(0, VecDeque::len);
-    if lanes.count >= LOOKUPS_MAX || waiting >= LANE_MAX {
-        drop(lanes);
-        return (lookup.found)(Err(StoreError::Busy));
-    }
-    lanes.count += 1;
-    if let Some(waiting) = lanes.lanes.get_mut(&lane) {
-        waiting.push_back(lookup);
-        return;
-    }
-    lanes.lanes.insert(lane.clone(), VecDeque::from([lookup]));
-    drop(lanes);
-    shared.spawn("store ids", run(Arc::clone(shared), lane));
-}
-
-/// Until no lookup of the lane waits.
-async fn run(shared: Arc<Shared>, lane: Lane) {
-    loop {
-        let next = {
-            let mut lanes = shared.ids.lanes.lock();
-            let next = lanes.lanes.get_mut(&lane).and_then(VecDeque::pop_front);
-            if next.is_none() {
-                lanes.lanes.remove(&lane);
-            }
-            next
-        };
-        let Some(Lookup { scope, ids, found, begun }) = next else { return };
-        let wait = shared.options.wait;
-        let asked = async {
-            let each: Vec<_> = ids.iter().map(|id| shared.ids.find(&shared, &scope, id)).collect();
-            stream::iter(each).buffered(TOGETHER).try_collect().await
-        };
-        let asked = AssertUnwindSafe(asked).catch_unwind();
-        let asked = asked.map(|asked| asked.unwrap_or_else(|_| Err(failed("the question for ids panicked"))));
-        let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
-        // Who comes when the database is back is not to wait for all of those for whom nobody waits any more.
-        let answer = if begun.elapsed() < wait {
-            tokio::time::timeout_at(begun + wait, asked).await.unwrap_or_else(|_| unknown())
-        } else {
-            unknown()
-        };
-        if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
-            tracing::error!("a callback of the store panicked");
-        }
-        shared.ids.lanes.lock().count -= 1;
-    }
 }

@@ -9,6 +9,7 @@ mod copy;
 mod health;
 mod ids;
 mod index;
+mod lookups;
 mod marks;
 mod members;
 mod metrics;
@@ -47,6 +48,7 @@ use buckets::{Bounds, Buckets};
 use connection::Database;
 use health::Health;
 use ids::GivenIds;
+use lookups::Lookups;
 use marks::Marks;
 use members::MemberChange;
 use policies::Policies;
@@ -126,6 +128,7 @@ struct Shared {
     buckets: Buckets,
     marks: Marks,
     ids: GivenIds,
+    lookups: Lookups,
     reads: Reads,
     requests: AtomicUsize,
     /// The highest time of a row of this node.
@@ -161,6 +164,7 @@ impl Scylla {
             buckets: Buckets::new(Bounds { rows: options.partition_rows, bytes: options.partition_bytes }),
             marks: Marks::new(),
             ids: GivenIds::new(options.idempotency_window_ms),
+            lookups: Lookups::default(),
             reads: Reads::new(),
             requests: AtomicUsize::new(0),
             highest_ms: AtomicU64::new(0),
@@ -234,7 +238,7 @@ impl HistoryStore for Scylla {
         if let Err(error) = self.shared.usable() {
             return found(Err(error));
         }
-        ids::look_up(&self.shared, scope, ids, found);
+        lookups::look_up(&self.shared, scope, ids, found);
     }
 
     fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {

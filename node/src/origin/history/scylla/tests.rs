@@ -276,3 +276,48 @@ fn a_leave_that_several_nodes_make_is_one_row() {
     append_leave(&nodes[0], &departure(&key, 1, now_ms + 9_000, 3));
     assert_eq!(rows(), 3, "it was there again, and lost again");
 }
+
+#[test]
+fn what_waits_is_bounded_and_every_callback_runs_once() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let options = ScyllaOptions { write_queue_rows: 16, keeps_members: false, ..Keyspace::options() };
+    let store = place.open_with(options, &clock);
+    let (key, now_ms) = (channel("acme", "a"), clock.now_ms());
+    // The database does nothing for now.
+    let held = [&store.shared.writes.permits, &store.shared.ids.permits].map(|permits| {
+        let all = u32::try_from(permits.available_permits()).expect("few");
+        runtime().block_on(permits.acquire_many(all)).expect("never closed")
+    });
+    let (send, stored) = mpsc::channel();
+    for epoch in 0..64 {
+        let send = send.clone();
+        let done = Box::new(move |result| send.send(result).expect("test waits"));
+        store.append_presence(departure(&key, 1, now_ms, epoch), Some(72), done);
+    }
+    assert!(store.is_full());
+    assert_eq!(stored.try_iter().collect::<Vec<_>>(), vec![Err(StoreError::Busy); 48]);
+    let (send, found) = mpsc::channel();
+    for number in 0..5_000 {
+        let send = send.clone();
+        let done = Box::new(move |result: Result<Vec<_>, _>| {
+            send.send(result.map(|found| found.len())).expect("test waits");
+        });
+        let own = (number < 32).then(|| number.to_string().into());
+        store.find_ids(scope(&key), own.into_iter().collect(), done);
+    }
+    let refused = found.try_iter().collect::<Vec<_>>();
+    // Those that are asked for wait no more.
+    assert!((5_000 - 4_096 - 32..=5_000 - 4_096).contains(&refused.len()), "{}", refused.len());
+    assert!(refused.iter().all(|result| *result == Err(StoreError::Busy)));
+    drop(held);
+    for _ in 0..16 {
+        assert_eq!(stored.recv_timeout(PATIENCE).expect("answered"), Ok(()));
+    }
+    for number in 0..5_000 - refused.len() {
+        assert_eq!(found.recv_timeout(PATIENCE).expect("answered"), Ok(usize::from(number < 32)));
+    }
+    assert!(!store.is_full());
+    drop(send);
+    assert!(stored.try_recv().is_err() && found.try_recv().is_err(), "each once");
+}

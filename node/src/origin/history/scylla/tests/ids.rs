@@ -156,3 +156,26 @@ fn an_id_is_taken_over_once_its_row_was_missed_for_as_long_as_a_store_may_take_w
     assert_eq!(again, Some(()));
     assert_eq!(sequences(&wait(one.read(query(&key))).expect("read")), [2]);
 }
+
+#[test]
+fn many_ids_of_a_node_that_is_gone_are_taken_over_together_and_in_their_order() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &clock));
+    let key = channel("acme", "a");
+    let ids: Vec<_> = (0..16).map(|number| number.to_string()).collect();
+    for id in &ids {
+        assert_eq!(find(&one, &key, id), None, "nothing comes of it");
+    }
+    let begun = std::time::Instant::now();
+    let (send, receive) = mpsc::channel();
+    for id in &ids {
+        let (send, own) = (send.clone(), id.clone());
+        let found = Box::new(move |found| send.send((own, found)).expect("test waits"));
+        other.find_ids(scope(&key), vec![id.as_str().into()], found);
+    }
+    for id in ids {
+        assert_eq!(receive.recv_timeout(PATIENCE).expect("answered"), (id, Ok(vec![None])));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}: each takes a second", begun.elapsed());
+}
