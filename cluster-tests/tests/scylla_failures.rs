@@ -157,34 +157,85 @@ fn a_database_that_cannot_be_reached_is_told_in_time_and_live_messages_go_on() {
     });
 }
 
-/// Publishes until it is told to stop, every fourth message with an id, under which it is tried again until it is acknowledged; the data
-/// of all that was.
+/// Publishes under way, and what of them was acknowledged.
+struct Load {
+    node: Arc<Node>,
+    stop: Arc<AtomicBool>,
+    publishers: JoinSet<Vec<String>>,
+}
+
+impl Load {
+    fn begin(node: &Arc<Node>) -> Self {
+        let (node, stop) = (Arc::clone(node), Arc::default());
+        let mut publishers = JoinSet::new();
+        for from in 0..PUBLISHERS {
+            publishers.spawn(publish_all(Arc::clone(&node), from, Arc::clone(&stop)));
+        }
+        Self { node, stop, publishers }
+    }
+
+    /// Waits until the node has published some more.
+    async fn goes_on(&self, what: &str) {
+        let published = async || self.node.metric("fanfare_published_messages_total").await;
+        let enough = published().await + 100.0;
+        wait_until(MARKED_DOWN, what, async || published().await >= enough).await;
+    }
+
+    /// Ends it, and holds the store to what was acknowledged.
+    async fn assert_safe(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let acked: Vec<String> = self.publishers.join_all().await.into_iter().flatten().collect();
+        let mut stored = HashSet::new();
+        for channel in ["load0", "load1", "load2"] {
+            for record in history::read_all(self.node.addr(), KEY, channel, "limit=1000").await {
+                let data = record["data"].as_str().expect("a text").to_owned();
+                assert!(stored.insert(data.clone()), "{data} is there twice");
+            }
+        }
+        let lost: Vec<_> = acked.iter().filter(|data| !stored.contains(*data)).collect();
+        assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), acked.len());
+    }
+}
+
+/// The ack; none when the store was not there.
+async fn attempt(node: &Node, channel: &str, body: &Value) -> Option<Value> {
+    let begun = Instant::now();
+    let answer = publish(node, channel, body.clone()).await;
+    assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
+    assert!([200, 503].contains(&answer.status), "{:?}", answer.body);
+    (answer.status == 200).then(|| answer.json())
+}
+
+async fn until_acknowledged(node: &Node, channel: &str, body: &Value) -> Value {
+    let end = Instant::now() + MARKED_DOWN;
+    loop {
+        if let Some(ack) = attempt(node, channel, body).await {
+            return ack;
+        }
+        assert!(Instant::now() < end, "{body} is never acknowledged");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Publishes until it is told to stop; the data of all that was acknowledged. Every fourth message has an id, under which it is tried
+/// again until it is acknowledged, and then published once more.
 async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec<String> {
+    let channel = format!("load{}", from % 3);
     let mut acked = Vec::new();
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         let data = format!("{from}-{number}");
-        let channel = format!("load{}", from % 3);
-        let mut body = json!({"data": data});
         if number % 4 == 0 {
-            body["id"] = json!(data);
-        }
-        let (has_id, end) = (body.get("id").is_some(), Instant::now() + 3 * SOON);
-        loop {
-            let begun = Instant::now();
-            assert!(begun < end, "{body} is never acknowledged");
-            let answer = publish(&node, &channel, body.clone()).await;
-            assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
-            match answer.status {
-                200 => acked.push(data.clone()),
-                503 => tokio::time::sleep(Duration::from_millis(20)).await,
-                _ => unreachable!("{:?}", answer.body),
-            }
-            if answer.status == 200 || !has_id {
-                break;
-            }
+            let body = json!({"data": data, "id": data});
+            let first = until_acknowledged(&node, &channel, &body).await;
+            assert_eq!(until_acknowledged(&node, &channel, &body).await, first, "it is known");
+            acked.push(data);
+        } else if attempt(&node, &channel, &json!({"data": data})).await.is_some() {
+            acked.push(data);
+        } else {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
     acked
@@ -194,20 +245,11 @@ async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec
 async fn nothing_acknowledged_is_lost_when_the_database_is_killed_stands_still_or_is_slow_under_load() {
     let Some(cassandra) = Cassandra::start(1) else { return };
     let node = Arc::new(node(&cassandra).await);
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut publishers = JoinSet::new();
-    for from in 0..PUBLISHERS {
-        publishers.spawn(publish_all(Arc::clone(&node), from, Arc::clone(&stop)));
-    }
-    let published = async || node.metric("fanfare_published_messages_total").await;
-    let more = async |what: &str| {
-        let enough = published().await + 100.0;
-        wait_until(3 * SOON, what, async || published().await >= enough).await;
-    };
-    more("load").await;
+    let load = Load::begin(&node);
+    load.goes_on("load").await;
     cassandra.signal("KILL", None);
     cassandra.restart();
-    more("load after the kill").await;
+    load.goes_on("load after the kill").await;
     cassandra.signal("STOP", None);
     // Longer than anybody waits, so that publishes are refused that the database may do yet.
     wait_until(SOON, "the node to know", async || {
@@ -215,7 +257,7 @@ async fn nothing_acknowledged_is_lost_when_the_database_is_killed_stands_still_o
     })
     .await;
     cassandra.signal("CONT", None);
-    more("load after the pause").await;
+    load.goes_on("load after the pause").await;
     // Some of its answers come in time, and some do not.
     for pause_ms in [600, 1_200, 1_800, 2_400, 600, 1_200] {
         cassandra.signal("STOP", None);
@@ -223,18 +265,8 @@ async fn nothing_acknowledged_is_lost_when_the_database_is_killed_stands_still_o
         cassandra.signal("CONT", None);
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
-    more("load after it was slow").await;
-    stop.store(true, Ordering::Relaxed);
-    let acked: Vec<String> = publishers.join_all().await.into_iter().flatten().collect();
-    let mut stored = HashSet::new();
-    for channel in ["load0", "load1", "load2"] {
-        for record in history::read_all(node.addr(), KEY, channel, "limit=1000").await {
-            let data = record["data"].as_str().expect("a text").to_owned();
-            assert!(stored.insert(data.clone()), "{data} is there twice");
-        }
-    }
-    let lost: Vec<_> = acked.iter().filter(|data| !stored.contains(*data)).collect();
-    assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), acked.len());
+    load.goes_on("load after it was slow").await;
+    load.assert_safe().await;
     node.assert_no_panic();
 }
 
@@ -263,6 +295,26 @@ async fn is_passed_over(cassandra: &Cassandra, node: &Node) -> bool {
         until_well(node).await;
     }
     false
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_when_nodes_of_the_database_go_one_after_the_other_under_load() {
+    let Some(cassandra) = Cassandra::start(3) else { return };
+    let node = Arc::new(node(&cassandra).await);
+    let load = Load::begin(&node);
+    load.goes_on("load").await;
+    cassandra.signal("STOP", Some(2));
+    load.goes_on("load beside a node that stands still").await;
+    cassandra.signal("CONT", Some(2));
+    load.goes_on("load after the pause").await;
+    for dead in [3, 1] {
+        cassandra.signal("KILL", Some(dead));
+        load.goes_on("load without a node").await;
+        cassandra.restart();
+        load.goes_on("load with all of them").await;
+    }
+    load.assert_safe().await;
+    node.assert_no_panic();
 }
 
 #[tokio::test(flavor = "multi_thread")]
