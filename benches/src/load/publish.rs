@@ -40,6 +40,9 @@ pub struct Publish {
     /// Size of a message's data.
     #[arg(long, default_value_t = 128)]
     pub bytes: usize,
+    /// Each message has an id of its own, by which the server tells a repeat.
+    #[arg(long)]
+    pub ids: bool,
     /// A process of the database behind the server, for its CPU time; repeated where several work together.
     #[arg(long = "database-pid")]
     pub database_pids: Vec<u32>,
@@ -124,6 +127,8 @@ struct Pipeline {
     link: Link,
     channels: Vec<String>,
     data_bytes: usize,
+    /// Its number, which is part of the ids of its messages; none where they have none.
+    ids: Option<usize>,
     first: u64,
     sent: VecDeque<Sent>,
 }
@@ -138,7 +143,8 @@ impl Pipeline {
     fn new(link: Link, number: usize, plan: &Publish) -> Self {
         let count = plan.channels as usize;
         let channels = (number * count..(number + 1) * count).map(|at| format!("bench:publish:{at}"));
-        Self { link, channels: channels.collect(), data_bytes: plan.bytes, first: 0, sent: VecDeque::new() }
+        let (channels, ids) = (channels.collect(), plan.ids.then_some(number));
+        Self { link, channels, data_bytes: plan.bytes, ids, first: 0, sent: VecDeque::new() }
     }
 
     fn turn(&mut self, shared: &mut [u8], latency: &mut Histogram) -> Result<()> {
@@ -172,7 +178,11 @@ impl Pipeline {
         for channel in channels {
             let id = self.first + self.sent.len() as u64;
             let data = Stamp { sent_ns: at_ns, sequence: id as u32 }.data(self.data_bytes);
-            self.link.push(frames::publish(id, &self.channels[channel], &data));
+            let name = &self.channels[channel];
+            self.link.push(match self.ids {
+                Some(number) => frames::publish_with_id(id, name, &format!("{at_ns}-{number}-{id}"), &data),
+                None => frames::publish(id, name, &data),
+            });
             self.sent.push_back(Sent { at_ns, channel, is_acked: false });
         }
         Ok(self.link.flush()?)

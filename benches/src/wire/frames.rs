@@ -31,6 +31,13 @@ pub fn publish(id: u64, channel: &str, data: &str) -> String {
     format!(r#"{{"op":13,"id":"{id}","channel":"{channel}","data":{data}}}"#)
 }
 
+/// The same, of a message with an id of its own, which needs no escapes.
+pub fn publish_with_id(id: u64, channel: &str, message_id: &str, data: &str) -> String {
+    format!(
+        r#"{{"op":13,"id":"{id}","channel":"{channel}","messages":[{{"id":"{message_id}","data":{data}}}]}}"#
+    )
+}
+
 /// The op of a frame; None for a text that does not begin with one.
 pub fn op(frame: &[u8]) -> Option<u32> {
     let rest = frame.strip_prefix(br#"{"op":"#)?;

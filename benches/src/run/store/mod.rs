@@ -51,6 +51,9 @@ pub struct Options {
     /// Measures only over these.
     #[arg(long, value_enum, value_delimiter = ',')]
     databases: Vec<Kind>,
+    /// Also measures publishes whose messages have an id each.
+    #[arg(long)]
+    pub ids: bool,
     /// Gives the database one half of the cores and all else the other one, as if it had a machine of its own.
     #[arg(long, conflicts_with = "points")]
     apart: bool,

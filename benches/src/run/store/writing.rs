@@ -42,22 +42,27 @@ pub(super) struct Writing {
     pub(super) shape: Shape,
     pub(super) bare: Vec<insert::Outcome>,
     pub(super) node: Vec<PublishOutcome>,
+    /// The same, each message with an id.
+    pub(super) with_ids: Vec<PublishOutcome>,
 }
 
 impl Writing {
     pub(super) fn new(shape: Shape) -> Self {
-        Self { shape, bare: Vec::new(), node: Vec::new() }
+        Self { shape, bare: Vec::new(), node: Vec::new(), with_ids: Vec::new() }
     }
 
     /// Once each, in turn.
     pub(super) fn measure(&mut self, bench: &Bench<'_>, database: &Database, seconds: u32) -> Result<()> {
         self.bare.push(bare(self.shape, bench, database, seconds)?);
-        self.node.push(through_node(self.shape, bench, database, seconds)?);
+        self.node.push(through_node(self.shape, bench, database, seconds, false)?);
+        if bench.options.ids {
+            self.with_ids.push(through_node(self.shape, bench, database, seconds, true)?);
+        }
         Ok(())
     }
 
-    fn share(&self) -> f64 {
-        median(&self.node, |run| run.acked_per_s) / median(&self.bare, |run| run.rows_per_s)
+    fn share(&self, node: &[PublishOutcome]) -> f64 {
+        median(node, |run| run.acked_per_s) / median(&self.bare, |run| run.rows_per_s)
     }
 
     pub(super) fn bar(&self, database: &str) -> Option<Bar> {
@@ -65,7 +70,7 @@ impl Writing {
             return None;
         }
         let what = format!("{database}, {}: of the driver alone", self.shape.title());
-        Some(Bar::share(what, self.share(), SHARE_MIN))
+        Some(Bar::share(what, self.share(&self.node), SHARE_MIN))
     }
 
     pub(super) fn table(&self, database: &str) -> String {
@@ -79,7 +84,7 @@ impl Writing {
             "generator",
         ];
         let mut table = Table::new(&title, &columns);
-        let (bare, node) = (&self.bare, &self.node);
+        let bare = &self.bare;
         let writes = pair(median(bare, |run| run.write_p50_ms), median(bare, |run| run.write_p99_ms));
         let rows = format!("{:.0}", median(bare, |run| run.rows_per_s));
         let row_us = |cpu_s: f64, cost: &Cost, per_s: f64| cpu_s * 1e6 / (per_s * cost.wall_s);
@@ -89,17 +94,24 @@ impl Writing {
         let driven = told(of_bare(|cost| cost.generator_cpu_s));
         let cells = vec![rows, "100 %".to_owned(), writes, stored, driven, String::new()];
         table.row("driver alone", bare.len(), cells);
+        table.row("Fanfare, acked", self.node.len(), self.cells(&self.node));
+        if !self.with_ids.is_empty() {
+            table.row("with an id each", self.with_ids.len(), self.cells(&self.with_ids));
+        }
+        table.text()
+    }
+
+    fn cells(&self, node: &[PublishOutcome]) -> Vec<String> {
         let acks = pair(median(node, |run| run.ack_p50_ms), median(node, |run| run.ack_p99_ms));
         let acked = format!("{:.0}", median(node, |run| run.acked_per_s));
         let of_node = |cpu_s: fn(&PublishOutcome) -> f64| {
-            told(median(node, |run| row_us(cpu_s(run), &run.cost, run.acked_per_s)))
+            told(median(node, |run| cpu_s(run) * 1e6 / (run.acked_per_s * run.cost.wall_s)))
         };
         let stored = of_node(|run| run.database_cpu_s);
         let served = of_node(|run| run.cost.server_cpu_s);
         let generated = of_node(|run| run.cost.generator_cpu_s);
-        let share = format!("{:.0} %", self.share() * 100.0);
-        table.row("Fanfare, acked", node.len(), vec![acked, share, acks, stored, served, generated]);
-        table.text()
+        let share = format!("{:.0} %", self.share(node) * 100.0);
+        vec![acked, share, acks, stored, served, generated]
     }
 }
 
@@ -126,6 +138,7 @@ fn through_node(
     bench: &Bench<'_>,
     database: &Database,
     seconds: u32,
+    ids: bool,
 ) -> Result<PublishOutcome> {
     let node = bench.node(database)?;
     let mut command = load(&bench.this, "publish", &node);
@@ -137,6 +150,9 @@ fn through_node(
         ("--bytes", MESSAGE_BYTES),
     ] {
         command.args([option, &value.to_string()]);
+    }
+    if ids {
+        command.arg("--ids");
     }
     database.add_pids(&mut command);
     result_of(command)
