@@ -317,8 +317,9 @@ pub(super) async fn write_part(shared: &Shared, key: &ChannelKey, part: &Part) -
         }
         database.write_all(statement, values).await
     };
-    let index = tell(shared, &database, key, (*kind, *bucket), *tell_until_ms);
-    try_join(rows, index).await?;
+    // First, so that a row that is there is found also where the write of both was not answered: who asks for its id is told that it is.
+    tell(shared, &database, key, (*kind, *bucket), *tell_until_ms).await?;
+    rows.await?;
     shared.wrote_up_to(highest_ms);
     Ok(())
 }
