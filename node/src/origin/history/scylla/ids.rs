@@ -210,16 +210,14 @@ impl GivenIds {
         self.taken.lock().known.get(name).copied().unwrap_or(self.owner)
     }
 
-    /// Since when this node knows of the stamp and misses its row.
-    fn missed_since(&self, name: &Name, stamp: Stamp) -> Instant {
-        let mut missed = self.missed.lock();
-        match missed.known.get(name) {
-            Some((of, since)) if *of == stamp => *since,
-            _ => {
-                let now = Instant::now();
-                missed.put(name.clone(), (stamp, now));
-                now
-            }
+    /// Since when this node knows of the stamp and has missed its row.
+    fn missed_since(&self, name: &Name, stamp: Stamp) -> Option<Instant> {
+        self.missed.lock().known.get(name).filter(|(of, _)| *of == stamp).map(|(_, since)| *since)
+    }
+
+    fn miss(&self, name: &Name, stamp: Stamp) {
+        if self.missed_since(name, stamp).is_none() {
+            self.missed.lock().put(name.clone(), (stamp, Instant::now()));
         }
     }
 
@@ -232,7 +230,7 @@ impl GivenIds {
     ) -> Result<Option<Stamp>, StoreError> {
         self.wait_for(scope, id).await;
         let name = (scope.clone(), Box::from(id));
-        let patient_until = Instant::now() + OTHERS_WAIT;
+        let patient_until = Instant::now() + OTHERS_WAIT.min(shared.options.wait / 2);
         loop {
             let database = shared.database();
             let (session, statements) = (&database.session, &database.statements);
@@ -249,11 +247,14 @@ impl GivenIds {
             let closes = former.stamped.as_ref().filter(is_known);
             let mut may_come = Instant::now() < patient_until;
             if let Some(stamped) = closes.filter(|stamped| !stamped.is_left) {
+                // Before the look, which sees whatever was acknowledged by then.
+                let missed = self.missed_since(&name, stamped.stamp);
+                let is_over = missed.is_some_and(|since| since.elapsed() >= shared.options.wait)
+                    || now_ms >= stamped.acknowledged_until_ms(shared);
                 if stamped.is_stored(shared, &scope.key).await? {
                     return Ok(Some(stamped.stamp));
                 }
-                let is_over = self.missed_since(&name, stamped.stamp).elapsed() >= shared.options.wait
-                    || now_ms >= stamped.acknowledged_until_ms(shared);
+                self.miss(&name, stamped.stamp);
                 may_come |= !is_over;
             }
             let is_own = former.owner == self.owner || former.owner == self.owner_of(&name);

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 
 use tokio::runtime::Runtime;
 
+use super::connection::Statements;
 use super::*;
 use crate::model::{ChannelKey, ClientId, ConnectionId, MemberId, Owner, PresenceStamp, Stamp};
 use crate::origin::history::contract::{
@@ -100,6 +101,18 @@ fn look_up(store: &Scylla, key: &ChannelKey, id: &str) -> Found {
     let found = Box::new(move |found| send.send(found).expect("test waits"));
     store.find_ids(scope(key), vec![id.into()], found);
     receive
+}
+
+/// With statements that are changed for a test.
+fn change_statements(store: &Scylla, change: impl FnOnce(&mut Statements)) {
+    let connection = &store.shared.connection;
+    let database = runtime().block_on(async {
+        let session = connection.session().await.expect("a session");
+        let mut database = Database::over(session, &connection.keyspace).await.expect("prepared");
+        change(&mut database.statements);
+        database
+    });
+    *store.shared.database.write() = Arc::new(database);
 }
 
 #[test]

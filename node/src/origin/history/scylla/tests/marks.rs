@@ -28,17 +28,11 @@ fn read_often(store: &Scylla, key: &ChannelKey) {
 /// The requests of pages of the newest rows from now on.
 fn listen(store: &Scylla) -> Arc<HistoryCollector> {
     let collector = Arc::new(HistoryCollector::new());
-    let connection = &store.shared.connection;
-    let database = runtime().block_on(async {
-        let session = connection.session().await.expect("a session");
-        let mut database = Database::over(session, &connection.keyspace).await.expect("prepared");
-        let statements = &mut database.statements;
+    change_statements(store, |statements| {
         for statement in [&mut statements.backwards, &mut statements.days_backwards] {
             statement.set_history_listener(Arc::clone(&collector) as _);
         }
-        database
     });
-    *store.shared.database.write() = Arc::new(database);
     collector
 }
 
