@@ -157,28 +157,33 @@ fn a_database_that_cannot_be_reached_is_told_in_time_and_live_messages_go_on() {
     });
 }
 
-/// Publishes under way, and what of them was acknowledged.
+/// Publishes under way over two nodes, which know nothing of each other, and what of them was acknowledged.
 struct Load {
-    node: Arc<Node>,
+    nodes: Arc<[Node; 2]>,
     stop: Arc<AtomicBool>,
     publishers: JoinSet<Vec<String>>,
 }
 
 impl Load {
-    fn begin(node: &Arc<Node>) -> Self {
-        let (node, stop) = (Arc::clone(node), Arc::default());
-        let mut publishers = JoinSet::new();
+    async fn begin(cassandra: &Cassandra) -> Self {
+        let keyspace = cassandra.keyspace();
+        let one = node_with(cassandra, &keyspace).await;
+        let other = cassandra.store(options().environment("FANFARE_NODE_ID", "n2"), &keyspace);
+        let nodes = Arc::new([one, Node::start(other).await]);
+        let (stop, mut publishers) = (Arc::default(), JoinSet::new());
         for from in 0..PUBLISHERS {
-            publishers.spawn(publish_all(Arc::clone(&node), from, Arc::clone(&stop)));
+            publishers.spawn(publish_all(Arc::clone(&nodes), from, Arc::clone(&stop)));
         }
-        Self { node, stop, publishers }
+        Self { nodes, stop, publishers }
     }
 
-    /// Waits until the node has published some more.
+    /// Waits until both have published some more.
     async fn goes_on(&self, what: &str) {
-        let published = async || self.node.metric("fanfare_published_messages_total").await;
-        let enough = published().await + 100.0;
-        wait_until(MARKED_DOWN, what, async || published().await >= enough).await;
+        for node in &*self.nodes {
+            let published = async || node.metric("fanfare_published_messages_total").await;
+            let enough = published().await + 50.0;
+            wait_until(MARKED_DOWN, what, async || published().await >= enough).await;
+        }
     }
 
     /// Ends it, and holds the store to what was acknowledged.
@@ -187,13 +192,14 @@ impl Load {
         let acked: Vec<String> = self.publishers.join_all().await.into_iter().flatten().collect();
         let mut stored = HashSet::new();
         for channel in ["load0", "load1", "load2"] {
-            for record in history::read_all(self.node.addr(), KEY, channel, "limit=1000").await {
+            for record in history::read_all(self.nodes[0].addr(), KEY, channel, "limit=1000").await {
                 let data = record["data"].as_str().expect("a text").to_owned();
                 assert!(stored.insert(data.clone()), "{data} is there twice");
             }
         }
         let lost: Vec<_> = acked.iter().filter(|data| !stored.contains(*data)).collect();
         assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), acked.len());
+        self.nodes.iter().for_each(Node::assert_no_panic);
     }
 }
 
@@ -206,20 +212,22 @@ async fn attempt(node: &Node, channel: &str, body: &Value) -> Option<Value> {
     (answer.status == 200).then(|| answer.json())
 }
 
-async fn until_acknowledged(node: &Node, channel: &str, body: &Value) -> Value {
+/// By whichever node, each the next time.
+async fn until_acknowledged(nodes: &[Node], channel: &str, body: &Value) -> Value {
     let end = Instant::now() + MARKED_DOWN;
-    loop {
+    for node in nodes.iter().cycle() {
         if let Some(ack) = attempt(node, channel, body).await {
             return ack;
         }
         assert!(Instant::now() < end, "{body} is never acknowledged");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    unreachable!("there are nodes")
 }
 
 /// Publishes until it is told to stop; the data of all that was acknowledged. Every fourth message has an id, under which it is tried
-/// again until it is acknowledged, and then published once more.
-async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec<String> {
+/// again at the other node until it is acknowledged, and then published once more at both.
+async fn publish_all(nodes: Arc<[Node; 2]>, from: usize, stop: Arc<AtomicBool>) -> Vec<String> {
     let channel = format!("load{}", from % 3);
     let mut acked = Vec::new();
     for number in 0.. {
@@ -229,10 +237,13 @@ async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec
         let data = format!("{from}-{number}");
         if number % 4 == 0 {
             let body = json!({"data": data, "id": data});
-            let first = until_acknowledged(&node, &channel, &body).await;
-            assert_eq!(until_acknowledged(&node, &channel, &body).await, first, "it is known");
+            let first = until_acknowledged(&*nodes, &channel, &body).await;
+            for node in &*nodes {
+                let again = until_acknowledged(std::slice::from_ref(node), &channel, &body).await;
+                assert_eq!(again, first, "it is known");
+            }
             acked.push(data);
-        } else if attempt(&node, &channel, &json!({"data": data})).await.is_some() {
+        } else if attempt(&nodes[number % 2], &channel, &json!({"data": data})).await.is_some() {
             acked.push(data);
         } else {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -244,18 +255,19 @@ async fn publish_all(node: Arc<Node>, from: usize, stop: Arc<AtomicBool>) -> Vec
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_acknowledged_is_lost_when_the_database_is_killed_stands_still_or_is_slow_under_load() {
     let Some(cassandra) = Cassandra::start(1) else { return };
-    let node = Arc::new(node(&cassandra).await);
-    let load = Load::begin(&node);
+    let load = Load::begin(&cassandra).await;
     load.goes_on("load").await;
     cassandra.signal("KILL", None);
     cassandra.restart();
     load.goes_on("load after the kill").await;
     cassandra.signal("STOP", None);
     // Longer than anybody waits, so that publishes are refused that the database may do yet.
-    wait_until(SOON, "the node to know", async || {
-        http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "degraded"
-    })
-    .await;
+    for node in &*load.nodes {
+        wait_until(SOON, "the node to know", async || {
+            http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "degraded"
+        })
+        .await;
+    }
     cassandra.signal("CONT", None);
     load.goes_on("load after the pause").await;
     // Some of its answers come in time, and some do not.
@@ -267,7 +279,6 @@ async fn nothing_acknowledged_is_lost_when_the_database_is_killed_stands_still_o
     }
     load.goes_on("load after it was slow").await;
     load.assert_safe().await;
-    node.assert_no_panic();
 }
 
 /// Whether nobody is refused while one of three nodes stands still, in one of three attempts: a machine may do so too. Who gives ids
@@ -300,8 +311,7 @@ async fn is_passed_over(cassandra: &Cassandra, node: &Node) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_acknowledged_is_lost_when_nodes_of_the_database_go_one_after_the_other_under_load() {
     let Some(cassandra) = Cassandra::start(3) else { return };
-    let node = Arc::new(node(&cassandra).await);
-    let load = Load::begin(&node);
+    let load = Load::begin(&cassandra).await;
     load.goes_on("load").await;
     cassandra.signal("STOP", Some(2));
     load.goes_on("load beside a node that stands still").await;
@@ -314,7 +324,6 @@ async fn nothing_acknowledged_is_lost_when_nodes_of_the_database_go_one_after_th
         load.goes_on("load with all of them").await;
     }
     load.assert_safe().await;
-    node.assert_no_panic();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,9 +15,12 @@ const STORE_WAIT_MS: u64 = 6_000;
 
 /// A cluster over a keyspace of its own; none where there is no database to test with.
 async fn cluster(count: usize) -> Option<Cluster> {
-    let cassandra = Cassandra::shared()?;
+    Some(cluster_over(&Cassandra::shared()?, count).await)
+}
+
+async fn cluster_over(cassandra: &Cassandra, count: usize) -> Cluster {
     let keyspace = cassandra.keyspace();
-    Some(Cluster::linked_with(count, |options| stored(&cassandra, options, &keyspace)).await)
+    Cluster::linked_with(count, |options| stored(cassandra, options, &keyspace)).await
 }
 
 /// With a database that has other work, too.
@@ -61,9 +64,7 @@ async fn read(socket: &mut Socket, channel: &str, count: usize) -> Vec<Value> {
     data
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_last_is_there_on_another_node() {
-    let Some(mut cluster) = cluster(3).await else { return };
+async fn acknowledged_last(mut cluster: Cluster) {
     let nodes = cluster.nodes();
     let (mut socket, attached) = attach(&nodes[0], "room", &json!({})).await;
     let first = attached["serial"].clone();
@@ -110,8 +111,12 @@ async fn what_was_acknowledged_last_is_there_on_another_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_load_the_only_subscriber_of_a_dead_node_misses_nothing() {
-    let Some(mut cluster) = cluster(3).await else { return };
+async fn what_was_acknowledged_last_is_there_on_another_node() {
+    let Some(cluster) = cluster(3).await else { return };
+    acknowledged_last(cluster).await;
+}
+
+async fn subscriber_of_a_dead_node(mut cluster: Cluster) {
     let nodes = cluster.nodes();
     let subscriber = Subscriber::on(&nodes[0], "on the node that dies").await;
     let publishers = publishers(nodes).await;
@@ -126,6 +131,19 @@ async fn under_load_the_only_subscriber_of_a_dead_node_misses_nothing() {
     for node in &mut nodes[1..] {
         node.assert_well().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_the_only_subscriber_of_a_dead_node_misses_nothing() {
+    let Some(cluster) = cluster(3).await else { return };
+    subscriber_of_a_dead_node(cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_hold_over_three_nodes_of_the_database() {
+    let Some(cassandra) = Cassandra::start(3) else { return };
+    acknowledged_last(cluster_over(&cassandra, 3).await).await;
+    subscriber_of_a_dead_node(cluster_over(&cassandra, 3).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
