@@ -70,5 +70,17 @@ async fn a_database_that_is_away_is_told_of_once_and_what_was_refused_is_counted
         line["level"] == "INFO" && line["target"].as_str().is_some_and(|target| target.starts_with("scylla"))
     };
     assert_eq!(lines.iter().find(chatter), None, "the driver");
+
+    // Where it refuses connections the driver tries again and again.
+    let before = lines.len();
+    cassandra.signal("KILL", None);
+    let lines = wait_for(3 * SOON, "the number of its warnings", async || {
+        let lines = self::lines(&node).split_off(before);
+        let is_driver =
+            |line: &Value| line["what"].as_str().is_some_and(|what| what.contains("control connection"));
+        lines.iter().any(is_driver).then_some(lines)
+    })
+    .await;
+    assert!(lines.len() <= LINES_MAX, "{} lines:\n{}", lines.len(), node.log());
     node.assert_no_panic();
 }

@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 /// The target of what is counted.
 pub const OFTEN: &str = "fanfare::often";
+/// Of how often.
+const AGAIN: &str = "fanfare::often::again";
+/// What warnings of the driver of the database begin with: they are counted, too.
+const DRIVER: &str = "scylla";
 /// Of one kind no more than a line is told in this time.
 const EVERY: Duration = Duration::from_secs(10);
 
@@ -57,7 +61,8 @@ pub(super) struct Once;
 impl<S: Subscriber> Layer<S> for Once {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        if metadata.target() != OFTEN {
+        let is_of_driver = metadata.target().starts_with(DRIVER) && *metadata.level() <= Level::WARN;
+        if metadata.target() != OFTEN && !is_of_driver {
             return true;
         }
         let now = Instant::now();
@@ -91,7 +96,7 @@ pub fn tell_held_back() {
         kinds.filter_map(|(_, kind)| Some((kind.sum(now)?, kind.text.clone()))).collect()
     };
     for (times, what) in sums {
-        tracing::warn!(times, what, "the same again");
+        tracing::warn!(target: AGAIN, times, what, "the same again");
     }
 }
 
