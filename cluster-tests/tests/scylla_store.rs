@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
-use fanfare_client::sign::{self, TokenParams};
+use fanfare_client::sign::{self, JwtParams, TokenParams};
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::presence::present;
 use fanfare_cluster_tests::{
-    Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_until,
+    Cassandra, Directory, Node, NodeOptions, SOON, Socket, clock, history, http, wait_until,
 };
 use scylla::client::session::Session;
 use serde_json::{Value, json};
@@ -301,4 +301,31 @@ async fn nodes_that_start_at_once_make_one_schema() {
     for node in &nodes {
         assert_eq!(read(node, "room").await, [2, 1, 0].map(|number| json!(number)));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_was_revoked_is_refused_by_a_node_without_a_link_too() {
+    let Some(cassandra) = Cassandra::shared() else { return };
+    let keyspace = cassandra.keyspace();
+    let start = |name| Node::start(cassandra.store(alone(name), &keyspace));
+    let (a, b) = (start("a").await, start("b").await);
+    let params = JwtParams {
+        capability: r#"{"*":["subscribe"]}"#.into(),
+        client_id: Some("ann".into()),
+        issued_s: Some(clock::now_s() - 10),
+        ttl_s: 3600,
+    };
+    let bearer = http::bearer(&sign::jwt(&KEY.parse().expect("a key"), &params).expect("a token"));
+    let status = async |node: &Node| {
+        http::request(node.addr(), "GET", "/time", &[("authorization", &bearer)], "").await.status
+    };
+    assert_eq!((status(&a).await, status(&b).await), (200, 200));
+    wait_until(SOON, "a revocation to be recorded", async || {
+        let headers = [("authorization", &*http::basic(KEY))];
+        let body = json!({"clientId": "ann"}).to_string();
+        http::request(a.addr(), "POST", "/keys/k1/revokeTokens", &headers, body).await.status == 200
+    })
+    .await;
+    assert_eq!(status(&a).await, 401);
+    wait_until(3 * SOON, "the other node to refuse it", async || status(&b).await == 401).await;
 }

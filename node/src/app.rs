@@ -429,6 +429,10 @@ fn spawn_sweeps(
     metrics: PrometheusHandle,
 ) {
     tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(store), Arc::clone(auth), stamps));
+    if store.is_shared() {
+        let followed = tokens::follow_revocations(Arc::clone(store), Arc::clone(auth));
+        tasks.spawn("revocations", OnStop::Cancel, followed);
+    }
     tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, window_ms));
     tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 }

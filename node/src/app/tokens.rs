@@ -12,6 +12,9 @@ use crate::model::{Clock, Nonce, Revocation};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::telemetry::OFTEN;
 
+/// What was stored by others counts here by then, also where they are no peers: `history copy`, for example.
+const REVOCATIONS_EVERY: Duration = Duration::from_secs(10);
+
 struct StoredTokens {
     store: Arc<dyn HistoryStore>,
     others: Others,
@@ -50,6 +53,26 @@ pub(super) async fn open_auth(
     let revoked = revoked.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
     auth.restore_revocations(&revoked);
     Ok((Arc::new(auth), others))
+}
+
+/// Takes up what comes to be revoked in a store that is shared.
+pub(super) async fn follow_revocations(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>) {
+    loop {
+        tokio::time::sleep(REVOCATIONS_EVERY).await;
+        let reading = Arc::clone(&store);
+        let revoked = match tokio::task::spawn_blocking(move || reading.revoked_tokens()).await {
+            Ok(Ok(revoked)) => revoked,
+            Ok(Err(error)) => {
+                tracing::warn!(target: OFTEN, %error, "the revocations in the store were not read");
+                continue;
+            }
+            // Of a node that stops.
+            Err(_) => continue,
+        };
+        if let Err(error) = auth.take_revocations(revoked) {
+            tracing::error!(%error, "a revocation in the store is not in force here");
+        }
+    }
 }
 
 impl TokenStore for StoredTokens {
