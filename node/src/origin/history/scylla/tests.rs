@@ -41,7 +41,7 @@ impl Keyspace {
         let connection = Connection {
             nodes: points.split(',').map(str::to_owned).collect(),
             keyspace: format!("t_{:016x}", u64::from_be_bytes(crate::model::random_bytes())),
-            replication: Some(1),
+            replication: None,
             datacenter: None,
             credentials: None,
             wait: Duration::from_secs(20),
