@@ -66,11 +66,13 @@ pub(super) async fn follow_revocations(store: Arc<dyn HistoryStore>, auth: Arc<A
                 tracing::warn!(target: OFTEN, %error, "the revocations in the store were not read");
                 continue;
             }
-            // Of a node that stops.
-            Err(_) => continue,
+            Err(error) => {
+                tracing::error!(target: OFTEN, %error, "the revocations in the store were not read");
+                continue;
+            }
         };
         if let Err(error) = auth.take_revocations(revoked) {
-            tracing::error!(%error, "a revocation in the store is not in force here");
+            tracing::error!(target: OFTEN, %error, "a revocation in the store is not in force here");
         }
     }
 }

@@ -70,10 +70,11 @@ impl<S: Subscriber> Layer<S> for Once {
         let kinds = kinds.get_or_insert_default();
         let is_first = !kinds.contains_key(&metadata.callsite());
         let kind = kinds.entry(metadata.callsite()).or_insert_with(|| Kind::new(now));
-        if is_first {
+        let is_told = kind.happens(is_first, now);
+        if is_told {
             event.record(&mut Text(&mut kind.text));
         }
-        kind.happens(is_first, now)
+        is_told
     }
 }
 

@@ -23,7 +23,7 @@ use super::{Shared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp, random_bytes};
 use crate::origin::history::{IdScope, Position, RowKind, StoreError};
 
-/// How long another node may take between a claim and its stamp before the claim is taken over.
+/// How long another node may take between a claim and its stamp before the claim is taken over; half of the wait for the store where that is less.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Requests of ids at the database at a time.

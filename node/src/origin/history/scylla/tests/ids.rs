@@ -188,13 +188,20 @@ struct Held {
 }
 
 impl HoldUp {
+    /// The next one.
     fn hold(&self) {
-        self.state.lock().holds = true;
-        let deadline = std::time::Instant::now() + PATIENCE;
+        *self.state.lock() = Held { holds: true, is_holding: false };
+    }
+
+    /// Whether somebody was held up by then.
+    fn holds_until(&self, deadline: std::time::Instant) -> bool {
         let mut state = self.state.lock();
         while !state.is_holding {
-            assert!(!self.changed.wait_until(&mut state, deadline).timed_out(), "nothing was asked");
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return false;
+            }
         }
+        true
     }
 
     fn release(&self) {
@@ -207,7 +214,7 @@ impl HistoryListener for HoldUp {
     fn log_request_success(&self, _: RequestId) {
         tokio::task::block_in_place(|| {
             let mut state = self.state.lock();
-            state.is_holding = state.holds;
+            state.is_holding |= state.holds;
             self.changed.notify_all();
             self.changed.wait_while_for(&mut state, |state| state.holds, PATIENCE);
         });
@@ -257,16 +264,20 @@ fn looks_again(one: &Scylla, other: &Scylla, key: &ChannelKey) -> bool {
     let begun = std::time::Instant::now();
     let until =
         |seconds| std::thread::sleep(Duration::from_secs_f64(seconds).saturating_sub(begun.elapsed()));
-    let asked = look_up(other, key, "own");
     hold_up.hold();
+    let asked = look_up(other, key, "own");
     until(4.0);
+    let is_held = hold_up.holds_until(begun);
     hold_up.release();
+    if !is_held {
+        return false;
+    }
     assert!(asked.recv_timeout(PATIENCE).expect("answered").is_err(), "it may still come");
     // It has missed the row since the fourth second, and waits for nothing but the tenth.
     let asked = look_up(other, key, "own");
     until(7.5);
     hold_up.hold();
-    if begun.elapsed() >= Duration::from_secs(10) {
+    if !hold_up.holds_until(begun + Duration::from_secs(10)) {
         hold_up.release();
         return false;
     }
