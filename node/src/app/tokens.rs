@@ -47,11 +47,8 @@ pub(super) async fn open_auth(
         wait: Duration::from_millis(config.limits.store_wait_ms),
     };
     let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth);
-    let store = Arc::clone(store);
-    let revoked = tokio::task::spawn_blocking(move || store.revoked_tokens()).await;
-    let doing = "cannot read the revocations in the store";
-    let revoked = revoked.map_err(StartError::at(doing))?.map_err(StartError::at(doing))?;
-    auth.restore_revocations(&revoked);
+    let revoked = revoked_tokens(store).await;
+    auth.restore_revocations(&revoked.map_err(StartError::at("cannot read the revocations in the store"))?);
     Ok((Arc::new(auth), others))
 }
 
@@ -59,22 +56,22 @@ pub(super) async fn open_auth(
 pub(super) async fn follow_revocations(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>) {
     loop {
         tokio::time::sleep(REVOCATIONS_EVERY).await;
-        let reading = Arc::clone(&store);
-        let revoked = match tokio::task::spawn_blocking(move || reading.revoked_tokens()).await {
-            Ok(Ok(revoked)) => revoked,
+        match revoked_tokens(&store).await.map(|revoked| auth.take_revocations(revoked)) {
+            Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::warn!(target: OFTEN, %error, "the revocations in the store were not read");
-                continue;
+                tracing::error!(target: OFTEN, %error, "a revocation in the store is not in force here");
             }
             Err(error) => {
-                tracing::error!(target: OFTEN, %error, "the revocations in the store were not read");
-                continue;
+                tracing::warn!(target: OFTEN, %error, "the revocations in the store were not read");
             }
-        };
-        if let Err(error) = auth.take_revocations(revoked) {
-            tracing::error!(target: OFTEN, %error, "a revocation in the store is not in force here");
         }
     }
+}
+
+async fn revoked_tokens(store: &Arc<dyn HistoryStore>) -> Result<Vec<Revocation>, StoreError> {
+    let store = Arc::clone(store);
+    let read = tokio::task::spawn_blocking(move || store.revoked_tokens()).await;
+    read.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))
 }
 
 impl TokenStore for StoredTokens {

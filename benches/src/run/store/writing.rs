@@ -87,7 +87,6 @@ impl Writing {
         let bare = &self.bare;
         let writes = pair(median(bare, |run| run.write_p50_ms), median(bare, |run| run.write_p99_ms));
         let rows = format!("{:.0}", median(bare, |run| run.rows_per_s));
-        let row_us = |cpu_s: f64, cost: &Cost, per_s: f64| cpu_s * 1e6 / (per_s * cost.wall_s);
         let of_bare =
             |cpu_s: fn(&Cost) -> f64| median(bare, |run| row_us(cpu_s(&run.cost), &run.cost, run.rows_per_s));
         let stored = told(of_bare(|cost| cost.server_cpu_s));
@@ -105,7 +104,7 @@ impl Writing {
         let acks = pair(median(node, |run| run.ack_p50_ms), median(node, |run| run.ack_p99_ms));
         let acked = format!("{:.0}", median(node, |run| run.acked_per_s));
         let of_node = |cpu_s: fn(&PublishOutcome) -> f64| {
-            told(median(node, |run| cpu_s(run) * 1e6 / (run.acked_per_s * run.cost.wall_s)))
+            told(median(node, |run| row_us(cpu_s(run), &run.cost, run.acked_per_s)))
         };
         let stored = of_node(|run| run.database_cpu_s);
         let served = of_node(|run| run.cost.server_cpu_s);
@@ -113,6 +112,10 @@ impl Writing {
         let share = format!("{:.0} %", self.share(node) * 100.0);
         vec![acked, share, acks, stored, served, generated]
     }
+}
+
+fn row_us(cpu_s: f64, cost: &Cost, per_s: f64) -> f64 {
+    cpu_s * 1e6 / (per_s * cost.wall_s)
 }
 
 /// So many writes at a time, each as large as one of the node can be.

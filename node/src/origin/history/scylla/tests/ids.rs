@@ -38,21 +38,11 @@ fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
     publish_own(&one, &late, 7).expect("stored");
     let keyspace = &place.connection.keyspace;
     let position = wait(one.read(query(&late))).expect("read").rows[0].position;
-    let Position { timestamp_ms, .. } = position;
-    let names =
-        format!("account = 'acme' AND channel = 'late' AND kind = 0 AND day = {}", timestamp_ms / DAY_MS);
     let database = one.shared.database();
-    runtime().block_on(async {
-        // As if it had not come yet: nothing of it is there, and no later time than its own was used.
-        let removed = format!(
-            "DELETE FROM {keyspace}.history USING TIMESTAMP {} WHERE {names} AND bucket = 0",
-            timestamp_ms * 1_000
-        );
-        database.session.query_unpaged(removed, ()).await.expect("removed");
-    });
+    remove(&one, &late, position);
     let asked = look_up(&other, &late, "own");
     assert!(asked.recv_timeout(Duration::from_secs(2)).is_err(), "its owner may still acknowledge it");
-    clock.raise(timestamp_ms + 20_000 + 60_000);
+    clock.raise(position.timestamp_ms + 20_000 + 60_000);
     let found = asked.recv_timeout(PATIENCE).expect("answered").expect("looked up");
     assert_eq!(found, [None], "there is no row");
     let left = runtime().block_on(async {
@@ -68,16 +58,7 @@ fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
         found.into_rows_result().expect("rows").single_row::<(Option<i64>, Option<i32>)>().expect("the claim")
     });
     assert_eq!(left, (Some(7), Some(-2)), "where that could not be closed it is closed the next time");
-    runtime().block_on(async {
-        let (t, s, i) = values::position_values(position);
-        let come = format!(
-            "INSERT INTO {keyspace}.history (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation, \
-             record) VALUES ('acme', 'late', 0, {}, 0, {t}, {s}, {i}, 'late') USING TIMESTAMP {}",
-            timestamp_ms / DAY_MS,
-            timestamp_ms * 1_000 + 1
-        );
-        database.session.query_unpaged(come, ()).await.expect("written");
-    });
+    come(&one, &late, position);
     assert!(wait(one.read(query(&late))).expect("read").rows.is_empty(), "it has come too late");
     publish_own(&other, &late, 8).expect("stored");
     assert_eq!(sequences(&wait(one.read(query(&late))).expect("read")), [8]);
@@ -139,6 +120,20 @@ fn remove(store: &Scylla, key: &ChannelKey, position: Position) {
         position.timestamp_ms / DAY_MS
     );
     runtime().block_on(store.shared.database().session.query_unpaged(removed, ())).expect("removed");
+}
+
+/// Writes the row after all, a moment later.
+fn come(store: &Scylla, key: &ChannelKey, position: Position) {
+    let (timestamp_ms, sequence, incarnation) = values::position_values(position);
+    let come = format!(
+        "INSERT INTO {}.history (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation, record) \
+         VALUES ('acme', '{}', 0, {}, 0, {timestamp_ms}, {sequence}, {incarnation}, 'own') USING TIMESTAMP {}",
+        store.shared.connection.keyspace,
+        key.channel(),
+        position.timestamp_ms / DAY_MS,
+        position.timestamp_ms * 1_000 + 1
+    );
+    runtime().block_on(store.shared.database().session.query_unpaged(come, ())).expect("written");
 }
 
 /// However often the database has to be asked.
@@ -281,16 +276,7 @@ fn looks_again(one: &Scylla, other: &Scylla, key: &ChannelKey) -> bool {
         hold_up.release();
         return false;
     }
-    let (timestamp_ms, sequence, incarnation) = values::position_values(row.position);
-    let come = format!(
-        "INSERT INTO {}.history (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation, record) \
-         VALUES ('acme', '{}', 0, {}, 0, {timestamp_ms}, {sequence}, {incarnation}, 'own') USING TIMESTAMP {}",
-        one.shared.connection.keyspace,
-        key.channel(),
-        row.position.timestamp_ms / DAY_MS,
-        row.position.timestamp_ms * 1_000 + 1
-    );
-    runtime().block_on(one.shared.database().session.query_unpaged(come, ())).expect("acknowledged");
+    come(one, key, row.position);
     until(10.5);
     hold_up.release();
     let found = asked.recv_timeout(PATIENCE).expect("answered");
