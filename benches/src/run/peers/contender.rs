@@ -27,9 +27,18 @@ pub(super) enum Contender {
     #[value(name = "fanfare-window-0")]
     #[serde(rename = "fanfare-window-0")]
     FanfareWindow0,
+    #[value(name = "fanfare-window-2")]
+    #[serde(rename = "fanfare-window-2")]
+    FanfareWindow2,
+    #[value(name = "fanfare-window-3")]
+    #[serde(rename = "fanfare-window-3")]
+    FanfareWindow3,
     #[value(name = "fanfare-window-5")]
     #[serde(rename = "fanfare-window-5")]
     FanfareWindow5,
+    #[value(name = "fanfare-window-8")]
+    #[serde(rename = "fanfare-window-8")]
+    FanfareWindow8,
     FanfareOneThread,
     CentrifugeJson,
     CentrifugeJsonBatching,
@@ -55,11 +64,20 @@ pub(super) struct Described {
 }
 
 impl Contender {
-    /// Those that were named, or all but the floors by io_uring, which say what a kernel could save and are no bar.
+    /// Those that were named, or all but the floors by io_uring, which say what a kernel could save and are no bar, and
+    /// the windows beside those that the table is to have.
     pub(super) fn chosen(named: &[Self]) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         let is_asked = |contender: &Self| match named {
-            [] => !matches!(contender, Self::FloorIoUring | Self::FloorWindowIoUring | Self::FloorTwoThreads),
+            [] => !matches!(
+                contender,
+                Self::FloorIoUring
+                    | Self::FloorWindowIoUring
+                    | Self::FloorTwoThreads
+                    | Self::FanfareWindow2
+                    | Self::FanfareWindow3
+                    | Self::FanfareWindow8
+            ),
             _ => named.contains(contender),
         };
         all.filter(is_asked).collect()
@@ -74,7 +92,10 @@ impl Contender {
             Self::FloorTwoThreads => "floor, io_uring, 1 ms window, two threads",
             Self::Fanfare => "Fanfare",
             Self::FanfareWindow0 => "Fanfare, no window",
+            Self::FanfareWindow2 => "Fanfare, 2 ms window",
+            Self::FanfareWindow3 => "Fanfare, 3 ms window",
             Self::FanfareWindow5 => "Fanfare, 5 ms window",
+            Self::FanfareWindow8 => "Fanfare, 8 ms window",
             Self::FanfareOneThread => "Fanfare, one thread",
             Self::CentrifugeJson => "centrifuge, JSON",
             Self::CentrifugeJsonBatching => "centrifuge, JSON, 5 ms batching",
@@ -87,7 +108,19 @@ impl Contender {
 
     /// Whether a fault of it is an error.
     pub(super) fn is_fanfare(self) -> bool {
-        matches!(self, Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 | Self::FanfareOneThread)
+        matches!(self, Self::Fanfare | Self::FanfareOneThread) || self.window().is_some()
+    }
+
+    /// In milliseconds, where it is not the default one.
+    fn window(self) -> Option<u32> {
+        match self {
+            Self::FanfareWindow0 => Some(0),
+            Self::FanfareWindow2 => Some(2),
+            Self::FanfareWindow3 => Some(3),
+            Self::FanfareWindow5 => Some(5),
+            Self::FanfareWindow8 => Some(8),
+            _ => None,
+        }
     }
 
     pub(super) fn is_peer(self) -> bool {
@@ -122,9 +155,13 @@ impl Contender {
             | Self::FloorIoUring
             | Self::FloorWindowIoUring
             | Self::FloorTwoThreads => Dialect::Fanfare,
-            Self::Fanfare | Self::FanfareWindow0 | Self::FanfareWindow5 | Self::FanfareOneThread => {
-                Dialect::Fanfare
-            }
+            Self::Fanfare
+            | Self::FanfareWindow0
+            | Self::FanfareWindow2
+            | Self::FanfareWindow3
+            | Self::FanfareWindow5
+            | Self::FanfareWindow8
+            | Self::FanfareOneThread => Dialect::Fanfare,
             Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
             Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
             Self::Nats => Dialect::Nats,
@@ -140,8 +177,13 @@ impl Contender {
             Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1, 1),
             Self::FloorTwoThreads => Server::floor_by_ring(&places.bench, 1, 2),
             Self::Fanfare => Server::node(&places.node, &places.data, "none", None),
-            Self::FanfareWindow0 => Server::node(&places.node, &places.data, "none", Some((WINDOW, 0))),
-            Self::FanfareWindow5 => Server::node(&places.node, &places.data, "none", Some((WINDOW, 5))),
+            Self::FanfareWindow0
+            | Self::FanfareWindow2
+            | Self::FanfareWindow3
+            | Self::FanfareWindow5
+            | Self::FanfareWindow8 => {
+                Server::node(&places.node, &places.data, "none", self.window().map(|ms| (WINDOW, ms)))
+            }
             Self::FanfareOneThread => Server::node(&places.node, &places.data, "none", Some((THREADS, 1))),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => {
                 servers::centrifuge(&places.peers.join("centrifuge"), false)
@@ -182,8 +224,17 @@ impl Contender {
             Self::FanfareWindow0 => {
                 (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 0")
             }
+            Self::FanfareWindow2 => {
+                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 2")
+            }
+            Self::FanfareWindow3 => {
+                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 3")
+            }
             Self::FanfareWindow5 => {
                 (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 5")
+            }
+            Self::FanfareWindow8 => {
+                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 8")
             }
             Self::FanfareOneThread => (ask(places.node.clone(), "--version"), "as Fanfare, threads 1"),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => (
