@@ -308,3 +308,34 @@ fn the_data_folder_is_for_nobody_else_and_one_that_is_there_stays_as_it_is() {
         assert_eq!(mode("outer/data"), 0o755);
     }
 }
+
+#[test]
+fn a_node_with_peers_does_not_start_without_a_key_or_with_the_embedded_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = [
+        "serve",
+        "--listen=127.0.0.1:0",
+        "--admin-listen=127.0.0.1:0",
+        "--gossip-listen=127.0.0.1:0",
+        "--peer-listen=127.0.0.1:0",
+        "--cluster-key-file=cluster.key",
+        "--store=none",
+        "--directory=/dev/null",
+    ];
+    let key =
+        "--gossip-listen: needs --cluster-key-file, a file that is the same on every node: make it with";
+    let embedded =
+        "the embedded store is on the disk of one node and cannot be that of a cluster; say --store scylla";
+    for (without, with, reason) in [
+        ("--cluster-key-file", None, key.to_owned()),
+        ("--store", None, format!("--gossip-listen: {embedded}")),
+        ("--store", Some("--store=embedded"), format!("--store: {embedded}")),
+    ] {
+        let left = good.into_iter().filter(|argument| !argument.starts_with(without));
+        let arguments: Vec<_> = left.chain(with).collect();
+        let (code, stdout, stderr) = run(folder.path(), &arguments);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{arguments:?} {stderr}");
+        assert!(stderr.contains(&reason), "{arguments:?} {stderr}");
+    }
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+}
