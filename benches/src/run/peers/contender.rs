@@ -60,7 +60,7 @@ pub(super) struct Places {
 pub(super) struct Described {
     name: &'static str,
     version: String,
-    settings: &'static str,
+    settings: String,
 }
 
 impl Contender {
@@ -108,17 +108,18 @@ impl Contender {
 
     /// Whether a fault of it is an error.
     pub(super) fn is_fanfare(self) -> bool {
-        matches!(self, Self::Fanfare | Self::FanfareOneThread) || self.window().is_some()
+        self == Self::Fanfare || self.setting().is_some()
     }
 
-    /// In milliseconds, where it is not the default one.
-    fn window(self) -> Option<u32> {
+    /// What it has otherwise than Fanfare as it comes, by its variable.
+    fn setting(self) -> Option<(&'static str, u32)> {
         match self {
-            Self::FanfareWindow0 => Some(0),
-            Self::FanfareWindow2 => Some(2),
-            Self::FanfareWindow3 => Some(3),
-            Self::FanfareWindow5 => Some(5),
-            Self::FanfareWindow8 => Some(8),
+            Self::FanfareWindow0 => Some((WINDOW, 0)),
+            Self::FanfareWindow2 => Some((WINDOW, 2)),
+            Self::FanfareWindow3 => Some((WINDOW, 3)),
+            Self::FanfareWindow5 => Some((WINDOW, 5)),
+            Self::FanfareWindow8 => Some((WINDOW, 8)),
+            Self::FanfareOneThread => Some((THREADS, 1)),
             _ => None,
         }
     }
@@ -150,22 +151,11 @@ impl Contender {
 
     pub(super) fn dialect(self) -> Dialect {
         match self {
-            Self::Floor
-            | Self::FloorWindow
-            | Self::FloorIoUring
-            | Self::FloorWindowIoUring
-            | Self::FloorTwoThreads => Dialect::Fanfare,
-            Self::Fanfare
-            | Self::FanfareWindow0
-            | Self::FanfareWindow2
-            | Self::FanfareWindow3
-            | Self::FanfareWindow5
-            | Self::FanfareWindow8
-            | Self::FanfareOneThread => Dialect::Fanfare,
             Self::CentrifugeJson | Self::CentrifugeJsonBatching => Dialect::CentrifugeJson,
             Self::CentrifugeProtobuf | Self::CentrifugeProtobufBatching => Dialect::CentrifugeProtobuf,
             Self::Nats => Dialect::Nats,
             Self::Sockudo => Dialect::Pusher,
+            _ => Dialect::Fanfare,
         }
     }
 
@@ -176,15 +166,6 @@ impl Contender {
             Self::FloorIoUring => Server::floor_by_ring(&places.bench, 0, 1),
             Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1, 1),
             Self::FloorTwoThreads => Server::floor_by_ring(&places.bench, 1, 2),
-            Self::Fanfare => Server::node(&places.node, &places.data, "none", None),
-            Self::FanfareWindow0
-            | Self::FanfareWindow2
-            | Self::FanfareWindow3
-            | Self::FanfareWindow5
-            | Self::FanfareWindow8 => {
-                Server::node(&places.node, &places.data, "none", self.window().map(|ms| (WINDOW, ms)))
-            }
-            Self::FanfareOneThread => Server::node(&places.node, &places.data, "none", Some((THREADS, 1))),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => {
                 servers::centrifuge(&places.peers.join("centrifuge"), false)
             }
@@ -193,6 +174,7 @@ impl Contender {
             }
             Self::Nats => servers::nats(&places.peers.join("nats-server"), &places.data),
             Self::Sockudo => servers::sockudo(&places.peers.join("bin/sockudo"), &places.data),
+            _ => Server::node(&places.node, &places.data, "none", self.setting()),
         }
     }
 
@@ -221,22 +203,6 @@ impl Contender {
                 format!("{}, {}", ask(places.node.clone(), "--version"), io_uring(places)),
                 "default settings with authentication, store none, limits.publishes_per_second 0, limits.connections 18000",
             ),
-            Self::FanfareWindow0 => {
-                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 0")
-            }
-            Self::FanfareWindow2 => {
-                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 2")
-            }
-            Self::FanfareWindow3 => {
-                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 3")
-            }
-            Self::FanfareWindow5 => {
-                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 5")
-            }
-            Self::FanfareWindow8 => {
-                (ask(places.node.clone(), "--version"), "as Fanfare, limits.delivery_window_ms 8")
-            }
-            Self::FanfareOneThread => (ask(places.node.clone(), "--version"), "as Fanfare, threads 1"),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => (
                 ask(places.peers.join("centrifuge"), "-version"),
                 "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024",
@@ -254,6 +220,11 @@ impl Contender {
                 ask(places.peers.join("bin/sockudo"), "--version"),
                 "client events on private channels, rate_limiter and metrics off, else defaults",
             ),
+            _ => (ask(places.node.clone(), "--version"), "as Fanfare"),
+        };
+        let settings = match self.setting() {
+            Some((variable, value)) => format!("{settings}, {variable}={value}"),
+            None => settings.to_owned(),
         };
         Described { name: self.name(), version, settings }
     }
