@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::Node;
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::roaming::{Door, Load, Publisher, Subscriber};
+use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::{Node, SOON, Socket};
 use tokio::time::Instant;
 
 /// Far above what it takes on a busy machine, and below the time for a drain.
@@ -74,4 +75,30 @@ async fn under_load_nobody_misses_anything_while_two_of_three_nodes_leave() {
     for subscriber in load.end().await {
         assert_eq!((subscriber.losses, subscriber.node()), (0, &serde_json::json!("n2")));
     }
+}
+
+/// What clients are asked to wait for is spread, so that they do not all come to the others at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stays_is_closed_a_second_after_a_delay_of_its_own() {
+    let mut cluster = Cluster::linked(2).await;
+    let nodes = cluster.nodes();
+    let mut clients = Vec::new();
+    for _ in 0..40 {
+        clients.push(Socket::open(&nodes[0], "").await);
+    }
+    let begun = Instant::now();
+    nodes[0].terminate();
+    let staying = clients.into_iter().map(async |mut client| {
+        let asked = client.find("to be asked to go", |frame| frame["op"] == 4).await;
+        let after_ms = asked["reconnectAfterMs"].as_u64().expect("a time");
+        assert_eq!(client.next_within(SOON).await, Err(Ended::Closed(1012)), "{asked}");
+        assert!(begun.elapsed() >= Duration::from_millis(after_ms + 1_000), "{asked}");
+        after_ms
+    });
+    let delays_ms = futures_util::future::join_all(staying).await;
+    assert!(delays_ms.iter().all(|delay_ms| *delay_ms <= 5_000), "{delays_ms:?}");
+    // 40 of 500 at chance: that less than a tenth of the time is between the first and the last is not to be feared.
+    let (first, last) = (delays_ms.iter().min(), delays_ms.iter().max());
+    assert!(last >= first.map(|first_ms| first_ms + 50).as_ref(), "{delays_ms:?}");
+    assert_eq!(nodes[0].ended().await.code(), Some(0));
 }

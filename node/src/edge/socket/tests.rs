@@ -14,6 +14,7 @@ use super::identities::Former;
 use super::*;
 use crate::accounts::{Account, Accounts, Seat};
 use crate::auth::{ConnectionKeys, Credentials, Principal};
+use crate::hub::wire;
 use crate::model::{ConnectionId, Place, PresenceEvent, Published, Tenure};
 use crate::origin::history::{Done, FoundIds, IdScope};
 use crate::testing::{DirectoryText, FakeStore, NoTokens};
@@ -392,6 +393,21 @@ fn who_comes_while_all_are_asked_to_leave_is_asked_too() {
     read_until(&mut late, "50003");
     read_until(&mut node.adopted(&node.principal()), "50003");
     wait_until("the end of every session", || node.shards.connection_count() == 0);
+}
+
+#[test]
+fn who_was_asked_to_leave_before_a_stop_is_told_so_and_closed_in_its_time() {
+    let node = Node::start();
+    let mut clients: Vec<_> = (0..20).map(|_| node.client()).collect();
+    node.shards.ask_all_to_leave(Duration::ZERO);
+    wait_until("the end of every session", || node.shards.connection_count() == 0);
+    node.shards.stop(Duration::from_secs(3));
+    for client in &mut clients {
+        let mut told = Vec::new();
+        client.read_to_end(&mut told).unwrap();
+        assert!(told.ends_with(&wire::close(1012, "")), "{}", String::from_utf8_lossy(&told));
+        assert!(String::from_utf8_lossy(&told).contains("50003"));
+    }
 }
 
 #[test]

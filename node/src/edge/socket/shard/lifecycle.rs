@@ -296,9 +296,21 @@ impl Shard {
             let Some(mut connection) = self.slots[slot].take() else { continue };
             let slot = u32::try_from(slot).expect("slots are numbered by u32");
             let mut outputs = Vec::new();
-            let Some(open) = connection.open_mut() else {
-                self.forget(connection, slot);
-                continue;
+            let open = match &mut connection.stage {
+                Stage::Open(open) => open,
+                Stage::Opening { .. } => {
+                    self.forget(connection, slot);
+                    continue;
+                }
+                // Its last frames may not be written yet, and it has the time that it was told of, or that of the others.
+                Stage::Closing { close, .. } => {
+                    if let Some((at_ms, _)) = close {
+                        *at_ms = (*at_ms).min(self.now_ms + spread_ms + close_after_ms);
+                    }
+                    self.rearm(&mut connection, slot);
+                    self.slots[slot as usize] = Some(connection);
+                    continue;
+                }
             };
             let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes())) % spread_ms;
             let (code, close) = (code::UNAVAILABLE, close::DRAINING);
