@@ -131,6 +131,8 @@ struct Own {
     since: Instant,
     /// Whose answer is waited for.
     waits: Vec<u64>,
+    /// When nobody's was waited for any more, and those who attach were let in.
+    let_in: Option<Instant>,
     /// Who has answered.
     confirmed: Vec<u64>,
     rounds: Vec<Round>,
@@ -299,8 +301,8 @@ impl hub::Interest for Routing {
         let waits = peers.clone();
         let is_done = waits.is_empty();
         let (key_of, since, gone) = (key.clone(), Instant::now(), Serial::default());
-        let (confirmed, rounds) = (Vec::new(), Vec::new());
-        own.insert(number, Own { key: key_of, since, waits, confirmed, rounds, gone });
+        let (let_in, confirmed, rounds) = (is_done.then_some(since), Vec::new(), Vec::new());
+        own.insert(number, Own { key: key_of, since, waits, let_in, confirmed, rounds, gone });
         // Under the lock, so that no peer that is told all meanwhile is never told this.
         for peer in peers {
             self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });

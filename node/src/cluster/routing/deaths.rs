@@ -328,14 +328,16 @@ impl Routing {
     }
 
     /// The channels of which a run has never said how far it is: it could not be reached when they were attached to.
-    /// Of one that was never met nothing is owed. Where nodes share a store, nor is it to who came when it was dead.
+    /// Of one that was never met nothing is owed. Where nodes share a store, nor is it to who was let in when it was dead: a link
+    /// and the lanes end together, but not in the same moment.
     fn unheard(&self, incarnation: u64, is_met: bool, silent: Option<Instant>) -> HashSet<u64> {
         if !is_met {
             return HashSet::new();
         }
         let silent = silent.filter(|_| self.store().is_some()).map(Instant::into_std);
         let own = self.own.lock();
-        let is_owed = |own: &Own| silent.is_none_or(|silent| own.since < silent);
+        let was_before = |own: &Own, silent| own.let_in.is_some_and(|let_in| let_in + AT_ONCE < silent);
+        let is_owed = |own: &Own| silent.is_none_or(|silent| was_before(own, silent));
         let unheard = own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation) && is_owed(own));
         unheard.map(|(number, _)| *number).collect()
     }
@@ -343,7 +345,9 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::{Node, PEER};
     use super::*;
+    use crate::testing::SharedLocal;
 
     const RUN: u64 = 7;
 
@@ -475,5 +479,22 @@ mod tests {
         deaths.opened(9, 0);
         assert_eq!(deaths.look(&[], Instant::now()), [], "no member yet");
         assert!(!deaths.ended(9, 0, false, Instant::now()) && deaths.runs.is_empty());
+    }
+
+    /// A link and the lanes of a process that dies are not seen to end in the same moment.
+    #[tokio::test]
+    async fn who_is_let_in_at_a_death_is_owed_nothing_where_nodes_share_a_store() {
+        let node = Node::new();
+        node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_attached_to();
+        let is_owed = |later| !node.routing.unheard(PEER, true, Some(Instant::now() + later)).is_empty();
+        assert!(!is_owed(2 * AT_ONCE), "whoever attaches waits for it");
+        node.loses_its_links();
+        assert!(!is_owed(AT_ONCE / 2));
+        assert!(is_owed(2 * AT_ONCE), "it has lived on without telling this node of the channel");
+        node.says_joined(0, 0, Vec::new());
+        assert!(!is_owed(2 * AT_ONCE), "it has said how far it was");
     }
 }

@@ -1,6 +1,7 @@
 //! From when on a peer forwards a channel that is wanted here, and what it had numbered before.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use super::{JOIN_WAIT, Own, Routing};
 use crate::hub::Mark;
@@ -72,6 +73,7 @@ impl Routing {
         let Some(channel) = own.get_mut(&number).filter(|channel| !channel.waits.is_empty()) else { return };
         channel.waits.retain(|waited| *waited != peer);
         let key = channel.waits.is_empty().then(|| channel.key.clone());
+        channel.let_in = key.is_some().then(Instant::now);
         drop(own);
         if let Some(key) = key {
             self.hub.joined(&key, number);
