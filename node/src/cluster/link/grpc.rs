@@ -173,3 +173,45 @@ impl tower_service::Service<Request<Body>> for Requests {
         Box::pin(self.0.send_request(request))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use tokio::io::{copy_bidirectional, duplex};
+    use tokio::runtime::Handle;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Far above what it takes on a busy machine.
+    const LATE: Duration = Duration::from_secs(20);
+
+    /// Neither hears that the other one is gone: nothing comes any more, and no connection ends.
+    #[tokio::test]
+    async fn each_side_gives_up_one_that_says_nothing_any_more() {
+        let tasks = Arc::new(Tasks::new(Handle::current()));
+        let connections = || Connections { tasks: Arc::clone(&tasks), end: CancellationToken::new() };
+        let ((dialled, mut near), (mut far, accepted)) = (duplex(1 << 16), duplex(1 << 16));
+        let silent = CancellationToken::new();
+        let carried = silent.run_until_cancelled(copy_bidirectional(&mut near, &mut far));
+        let dialling = async {
+            let mut lane = open(dialled, connections(), stream::pending()).await.expect("a lane opens");
+            // Both answer each other for as long as anything is carried.
+            let quiet = tokio::time::timeout(KEEP_ALIVE_TIMEOUT + 2 * KEEP_ALIVE, lane.message()).await;
+            assert!(quiet.is_err(), "{quiet:?}");
+            let begun = Instant::now();
+            silent.cancel();
+            assert!(tokio::time::timeout(LATE, lane.message()).await.expect("it ends").is_err());
+            (begun, Instant::now())
+        };
+        let accepting = async {
+            let served = serve(accepted, connections(), |frames| frames);
+            tokio::time::timeout(2 * LATE, served).await.expect("it ends");
+            Instant::now()
+        };
+        let ((begun, dialler), acceptor, _) = tokio::join!(dialling, accepting, carried);
+        for (side, ended) in [("who dials", dialler), ("who serves", acceptor)] {
+            assert!(ended >= begun + KEEP_ALIVE_TIMEOUT - KEEP_ALIVE, "{side}: {:?}", ended - begun);
+        }
+    }
+}

@@ -139,3 +139,32 @@ fn a_publish_without_subscribers_is_stored_all_the_same() {
     assert_eq!(node.store.take_asked(), [append(&[1], Some(72))]);
     assert!(node.delivered().is_empty());
 }
+
+/// Neither is asked only once the other has answered, so two that are slow take as long as the slower one.
+#[test]
+fn an_ack_waits_for_the_store_and_for_receipts_side_by_side() {
+    let begin = || {
+        let (answered, confirmed) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(None));
+        let answers = Arc::clone(&answered);
+        let done: Done = Box::new(move |result| answers.lock().push(result));
+        let stored = both(done, |when_confirmed| *confirmed.lock() = Some(when_confirmed));
+        let confirmed =
+            confirmed.into_inner().expect("receipts are waited for before the store has answered");
+        (answered, stored, confirmed)
+    };
+    let (answered, stored, confirmed) = begin();
+    stored(Ok(()));
+    assert_eq!(*answered.lock(), []);
+    confirmed();
+    assert_eq!(*answered.lock(), [Ok(())]);
+    let (answered, stored, confirmed) = begin();
+    confirmed();
+    assert_eq!(*answered.lock(), []);
+    stored(Ok(()));
+    assert_eq!(*answered.lock(), [Ok(())]);
+    let (answered, stored, confirmed) = begin();
+    stored(Err(StoreError::Busy));
+    assert_eq!(*answered.lock(), [Err(StoreError::Busy)], "no receipt makes it stored");
+    confirmed();
+    assert_eq!(answered.lock().len(), 1);
+}
