@@ -14,6 +14,10 @@ const SECOND: &str = "secret-two.k2";
 const OTHER: &str = "secret-other.k3";
 /// How often changes are told at most.
 const TELL_EVERY: Duration = Duration::from_millis(200);
+/// What was admitted on one node is known to all others by then.
+const HEARD_WITHIN: Duration = Duration::from_millis(250);
+/// Who gets no time from the machine tells it later.
+const TRIES: usize = 5;
 /// By then it was looked whether who came back has a seat.
 const SEATS_SETTLED: Duration = Duration::from_secs(1);
 
@@ -169,6 +173,27 @@ async fn of_those_who_come_at_once_for_the_last_seat_each_node_admits_one() {
         until_counted(nodes, open.len() as u64).await;
     }
     assert!((CEILING..CEILING + nodes.len()).contains(&open.len()));
+}
+
+/// So what nodes admit beyond a ceiling is what they admit within that time.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_comes_to_another_node_a_quarter_of_a_second_later_finds_the_ceiling() {
+    const CEILING: usize = 10;
+    let mut cluster = cluster(CEILING as u64).await;
+    let nodes = cluster.nodes();
+    for attempt in 1.. {
+        until_counted(nodes, 0).await;
+        let opening = (0..CEILING).map(|_| try_open(&nodes[attempt % 3], "", KEY));
+        let open: Vec<_> = futures_util::future::join_all(opening).await;
+        assert!(open.iter().all(Option::is_some), "below the ceiling");
+        tokio::time::sleep(HEARD_WITHIN).await;
+        let [one, two] = [1, 2].map(|further| &nodes[(attempt + further) % 3]);
+        let (one, two) = tokio::join!(try_open(one, "", KEY), try_open(two, "", SECOND));
+        if one.is_none() && two.is_none() {
+            break;
+        }
+        assert!(attempt < TRIES, "admitted {HEARD_WITHIN:?} later");
+    }
 }
 
 /// Changes are told as they gather: not one item for each connection, and none when nothing changes.

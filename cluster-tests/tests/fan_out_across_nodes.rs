@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::{SOON, Socket, wait_until};
+use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
 
 /// So long nothing more comes, where nothing more should.
@@ -19,37 +19,54 @@ async fn next_message(socket: &mut Socket) -> Value {
     frame["messages"][0].take()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn everybody_hears_everybody_in_order_and_once() {
-    let mut cluster = Cluster::linked(3).await;
-    let nodes = cluster.nodes();
+/// One on each node publishes so many, and hears those of all.
+async fn everybody_hears_everybody(nodes: &[Node], each: usize) {
     let mut sockets = Vec::new();
-    for node in &*nodes {
+    for node in nodes {
         let mut socket = Socket::open(node, "").await;
         socket.attach("room").await;
         sockets.push(socket);
     }
-    const EACH: usize = 50;
-    for number in 0..EACH {
+    for number in 0..each {
         for (from, socket) in sockets.iter_mut().enumerate() {
             socket.start(json!({"op": 13, "channel": "room", "data": [from, number]})).await;
         }
     }
     for socket in &mut sockets {
-        let mut next = [0; 3];
-        for _ in 0..3 * EACH {
+        let mut next = vec![0; nodes.len()];
+        for _ in 0..nodes.len() * each {
             let message = next_message(socket).await;
             let part = |at: usize| message["data"][at].as_u64().expect("a number") as usize;
             assert_eq!(part(1), next[part(0)], "{message}");
             next[part(0)] += 1;
         }
-        assert_eq!(next, [EACH; 3]);
+        assert!(next.iter().all(|next| *next == each), "{next:?}");
     }
     for socket in &mut sockets {
         while let Ok(frame) = socket.next_within(QUIET).await {
             assert_ne!(frame["op"], 13, "{frame}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everybody_hears_everybody_in_order_and_once() {
+    let mut cluster = Cluster::linked(3).await;
+    everybody_hears_everybody(cluster.nodes(), 50).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_it_is_with_ten_nodes_and_with_nine_when_one_was_killed() {
+    let mut cluster = Cluster::linked(10).await;
+    let nodes = cluster.nodes();
+    everybody_hears_everybody(nodes, 5).await;
+    let (killed, others) = nodes.split_last_mut().expect("ten nodes were started");
+    killed.kill();
+    for node in &*others {
+        let is_known = async || node.metric("fanfare_peers_known").await == 8.0;
+        wait_until(SOON, "the link to it to be down", is_known).await;
+    }
+    everybody_hears_everybody(others, 5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -34,6 +34,34 @@ async fn three() -> Cluster {
     cluster
 }
 
+/// Each says of itself where it is, what it speaks and how it stands, and all others say the same of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_is_is_told_by_all_others() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let facts = |told: &Value| {
+        let names =
+            ["incarnation", "listen", "gossip", "peer", "version", "protocolMinor", "ready", "draining"];
+        names.map(|name| told[name].clone())
+    };
+    for (at, node) in nodes.iter().enumerate() {
+        let own = node.operate("GET", "/debug/members").await.json()["node"].clone();
+        assert_eq!(own["listen"], node.addr().to_string());
+        assert_eq!(own["gossip"], node.gossip().expect("a node of a cluster").to_string());
+        assert_eq!((&own["ready"], &own["draining"]), (&json!(true), &json!(false)), "{own}");
+        assert!(facts(&own).iter().all(|fact| !fact.is_null()), "{own}");
+        for other in nodes.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, other)| other) {
+            let is_told = async || {
+                let told = other.operate("GET", "/debug/members").await.json()["members"].clone();
+                let told =
+                    told.as_array().expect("members").iter().find(|one| one["nodeId"] == own["nodeId"]);
+                told.is_some_and(|told| facts(told) == facts(&own) && told["state"] == "alive")
+            };
+            wait_until(SOON, "the same to be told of it", is_told).await;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_whose_seed_is_silent_serves_alone_and_says_so() {
     let cluster = Cluster::start(1).await;

@@ -93,8 +93,9 @@ async fn is_listed(node: &Node, expected: &BTreeMap<String, Value>) -> bool {
         == *expected
 }
 
-/// The members of the other side have left by `grace`, or are still there, when the cut is healed.
-fn members_converge(grace: Duration, have_left: bool) {
+/// The members of the other side have left by `grace`, or are still there, when the cut is healed. So many more are on each node
+/// throughout.
+fn members_converge(grace: Duration, have_left: bool, crowd: usize) {
     let grace_ms = u64::try_from(grace.as_millis()).expect("a short time");
     isolated(async move |network| {
         let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", grace_ms);
@@ -107,6 +108,11 @@ fn members_converge(grace: Duration, have_left: bool) {
                 let enter = json!({"clientId": format!("{what}-{at}"), "data": 0});
                 present(&mut socket, "enter", ROOM, enter).await;
             }
+            for number in 0..crowd {
+                let name = format!("one of many {number}-{at}");
+                present(&mut socket, "enter", ROOM, json!({"clientId": name, "data": number})).await;
+                expected.insert(name, json!(number));
+            }
             sockets.push(socket);
         }
         let mut former = Socket::open(&nodes[0], "?clientId=moves").await;
@@ -114,7 +120,7 @@ fn members_converge(grace: Duration, have_left: bool) {
         let mut watchers = Vec::new();
         for node in &*nodes {
             watchers.push(Watcher::on(node, ROOM).await);
-            assert_eq!(watchers.last().map(|watcher| watcher.list.len()), Some(10));
+            assert_eq!(watchers.last().map(|watcher| watcher.list.len()), Some(10 + 3 * crowd));
         }
 
         let cuts = cut_off(&network, nodes);
@@ -176,12 +182,17 @@ fn members_converge(grace: Duration, have_left: bool) {
 
 #[test]
 fn members_are_the_same_again_while_those_of_the_other_side_count_as_present() {
-    members_converge(Duration::from_secs(15), false);
+    members_converge(Duration::from_secs(15), false, 0);
 }
 
 #[test]
 fn members_are_the_same_again_after_those_of_the_other_side_have_left() {
-    members_converge(Duration::from_secs(1), true);
+    members_converge(Duration::from_secs(1), true, 0);
+}
+
+#[test]
+fn so_are_hundreds_of_them() {
+    members_converge(Duration::from_secs(1), true, 150);
 }
 
 #[test]
