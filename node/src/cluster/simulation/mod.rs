@@ -80,7 +80,16 @@ fn nobody_misses_anything_unheard() {
     assert!(is_one || changes > 0 && moves > 0 && orphans > 0, "nobody is present");
 }
 
+/// What fails can be looked at again.
+#[test]
+fn a_seed_gives_the_same_each_time() {
+    let [one, again, other] = [7, 7, 11].map(Outcome::of);
+    assert_eq!(one, again);
+    assert_ne!(one, other);
+}
+
 /// What came of one seed before all was quiet.
+#[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     seen: usize,
     resumed: usize,
