@@ -226,11 +226,15 @@ impl Database {
         statement: &PreparedStatement,
         rows: &[T],
     ) -> Result<(), StoreError> {
-        let each = vec![BatchStatement::from(statement.clone()); rows.len()];
-        let mut batch = Batch::new_with_statements(BatchType::Unlogged, each);
-        batch.set_is_idempotent(true);
-        self.session.batch(&batch, rows).await.map(drop).map_err(failed)
+        self.session.batch(&batch(statement, rows.len()), rows).await.map(drop).map_err(failed)
     }
+}
+
+pub(super) fn batch(statement: &PreparedStatement, rows: usize) -> Batch {
+    let each = vec![BatchStatement::from(statement.clone()); rows];
+    let mut batch = Batch::new_with_statements(BatchType::Unlogged, each);
+    batch.set_is_idempotent(true);
+    batch
 }
 
 async fn prepare(session: &Session, keyspace: &str, text: &str) -> Result<PreparedStatement, ScyllaError> {

@@ -4,6 +4,7 @@ mod copy;
 mod ids;
 mod marks;
 mod policies;
+mod replicas;
 
 use std::sync::{Arc, OnceLock, mpsc};
 
