@@ -25,6 +25,7 @@ test: format-and-clippy asyncapi
 	cluster-tests/needs.sh iproute2 ip
 	cargo build --locked -p fanfare
 	cluster-tests/cassandra/with cargo test --locked --workspace
+	cluster-tests/cassandra/with --nodes 3 cargo test --locked -p fanfare --lib origin::history::scylla
 	cluster-tests/openapi.sh
 
 lint: format-and-clippy cargo-deny
