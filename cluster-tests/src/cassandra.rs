@@ -1,7 +1,7 @@
 //! A real CQL server: one that the tests of a process share, or one of a test's own that it may kill.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -14,6 +14,9 @@ use crate::{NodeOptions, SOON, wait_for};
 
 /// Where the server is that all tests of a run share; `cassandra/with` sets it.
 const SHARED: &str = "FANFARE_TEST_CQL";
+
+/// How the keyspaces of tests begin. The process follows that made them.
+const KEYSPACE: &str = "t_";
 
 /// One server, or several nodes of one.
 #[derive(Clone)]
@@ -39,8 +42,9 @@ impl Cassandra {
         static STARTED: OnceLock<Option<Cassandra>> = OnceLock::new();
         let started = STARTED.get_or_init(|| {
             let named = std::env::var(SHARED).ok().filter(|points| !points.is_empty());
-            let points = named.or_else(beside_this_process)?;
-            Some(Self { points: split(&points), own: None })
+            let points = split(&named.or_else(beside_this_process)?);
+            drop_what_was_left(&points);
+            Some(Self { points, own: None })
         });
         if started.is_none() {
             assert!(std::env::var("CI").as_deref() != Ok("true"), "no Cassandra to test with");
@@ -136,7 +140,7 @@ impl Cassandra {
     pub fn keyspace(&self) -> String {
         let mut random = [0; 8];
         getrandom::fill(&mut random).expect("the operating system gives random bytes");
-        format!("t_{:016x}", u64::from_be_bytes(random))
+        format!("{KEYSPACE}{}_{:016x}", std::process::id(), u64::from_be_bytes(random))
     }
 }
 
@@ -162,6 +166,28 @@ impl Drop for Own {
         // What it could not end it has said.
         let _ = keeper.wait();
     }
+}
+
+/// Drops the keyspaces of test processes that have ended: each table takes memory, and a small server ends with some hundreds.
+fn drop_what_was_left(points: &Arc<[String]>) {
+    let server = Cassandra { points: Arc::clone(points), own: None };
+    let dropping = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let session = server.session().await;
+            let asked = session.query_unpaged("SELECT keyspace_name FROM system_schema.keyspaces", ()).await;
+            let rows = asked.expect("the server answers").into_rows_result().expect("rows");
+            for name in rows.rows::<(String,)>().expect("names") {
+                let (name,) = name.expect("a name");
+                let process = name.strip_prefix(KEYSPACE).and_then(|rest| rest.split_once('_'));
+                if process.is_some_and(|(process, _)| !Path::new("/proc").join(process).exists()) {
+                    // The next process tries it again.
+                    session.query_unpaged(format!("DROP KEYSPACE IF EXISTS {name}"), ()).await.ok();
+                }
+            }
+        });
+    });
+    dropping.join().expect("what was left is dropped");
 }
 
 fn split(points: &str) -> Arc<[String]> {
