@@ -157,6 +157,45 @@ impl Routing {
         true
     }
 
+    /// Nobody is resumed in these channels until it is known whether something of the run is missing.
+    fn doubt_for_now(&self, incarnation: u64, numbers: &HashSet<u64>) {
+        let own = self.own.lock();
+        let key_of = |number: &u64| Some((*number, own.get(number)?.key.clone()));
+        let doubted: Vec<_> = numbers.iter().filter_map(key_of).collect();
+        drop(own);
+        for (number, key) in doubted {
+            self.hub.doubt_in(&key, number, incarnation, || true);
+        }
+    }
+
+    /// Those of these channels, in which a dead run has never said how far it is, where it may have stored what is not here. A link
+    /// and the lanes of a process that dies are not seen to end in the same moment, so in most of them it has not.
+    async fn lacking(&self, incarnation: u64, since: Duration, mut numbers: HashSet<u64>) -> HashSet<u64> {
+        let Some(local) = self.store() else { return numbers };
+        let asked: Vec<_> = {
+            let own = self.own.lock();
+            let of = |number: &u64| own.get(number).map(|own| (*number, own.key.clone(), own.let_in));
+            numbers.iter().filter_map(of).take(CHANNELS_MAX).collect()
+        };
+        let complete = stream::iter(asked)
+            .map(async |(number, key, let_in)| {
+                let channel = self.hub.live(&key).filter(|channel| channel.number() == number)?;
+                let since = let_in.map_or(since, |let_in| since.max(let_in.elapsed()));
+                let sequence = channel.reached(incarnation);
+                let stored = local.stored(Behind { key, incarnation, sequence, since }).await?;
+                if stored.is_empty() {
+                    self.hub.refilled(&channel, incarnation, Vec::new(), false);
+                }
+                stored.is_empty().then_some(number)
+            })
+            .buffer_unordered(READS_MAX)
+            .filter_map(std::future::ready)
+            .collect::<HashSet<u64>>()
+            .await;
+        numbers.retain(|number| !complete.contains(number));
+        numbers
+    }
+
     /// A run has died: what it has stored is handed on, and where that cannot be told, or in the channels that it has never said
     /// anything of, its end is. Where it `is_doubtful` also in channels in which nothing was heard of it. False where nodes have no
     /// store together.
@@ -168,6 +207,9 @@ impl Routing {
         leaves: Leaves,
     ) -> bool {
         let Some(routing) = self.store().and_then(|_| self.this.upgrade()) else { return false };
+        if !is_doubtful {
+            self.doubt_for_now(incarnation, &unheard);
+        }
         self.tasks.spawn("recovery", OnStop::Cancel, async move {
             let mut channels = routing.hub.channels_with(incarnation);
             if is_doubtful {
@@ -175,7 +217,11 @@ impl Routing {
             }
             channels.retain(|channel| !unheard.contains(&channel.number()));
             // There it is not known from where on something is missing.
-            routing.hub.gone_in(incarnation, &unheard);
+            let mut lacking = unheard;
+            if !is_doubtful {
+                lacking = routing.lacking(incarnation, since, lacking).await;
+            }
+            routing.hub.gone_in(incarnation, &lacking);
             routing.doubt_again(incarnation);
             let mut lost = HashSet::new();
             lost.extend(channels.iter().skip(CHANNELS_MAX).map(|channel| channel.number()));
@@ -205,6 +251,7 @@ impl Routing {
 mod tests {
     use std::sync::atomic::Ordering;
 
+    use bytes::Bytes;
     use futures_util::future::join_all;
     use futures_util::poll;
 
@@ -213,7 +260,8 @@ mod tests {
     use super::super::Standing;
     use super::super::fixture::{Node, PEER};
     use super::*;
-    use crate::model::{ChannelName, ForwardedParts};
+    use crate::hub::Start;
+    use crate::model::{ChannelName, ConnectionId, ForwardedParts};
     use crate::testing::SharedLocal;
 
     /// Whose store settles so often.
@@ -328,6 +376,54 @@ mod tests {
                 }
             };
             tokio::time::timeout(SETTLE_WAIT, is_sure).await.expect("it does not go on");
+        }
+    }
+
+    fn one_row(behind: &Behind) -> Option<Vec<ForwardedParts>> {
+        let connection_id = ConnectionId::from_bytes([7; 16]);
+        let Behind { incarnation, sequence, .. } = *behind;
+        let (first, last) = (sequence + 1, sequence + 1);
+        let messages = vec![Bytes::from_static(b"{}")];
+        Some(vec![ForwardedParts {
+            incarnation,
+            first,
+            last,
+            timestamp_ms: 1,
+            connection_id,
+            client_id: None,
+            messages,
+            bytes: 2,
+        }])
+    }
+
+    /// Who attached was let in while there was no link to it, and it lived on for a moment.
+    #[tokio::test]
+    async fn where_a_dead_run_never_said_how_far_it_is_its_rows_tell_whether_anything_is_missing() {
+        let standing =
+            |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
+        let nothing: fn(&Behind) -> _ = |_| Some(Vec::new());
+        for (stored, resumes) in [(nothing, true), (one_row, false), (|_: &Behind| None, false)] {
+            let node = Node::new();
+            node.routing.set_local(SharedLocal::new(9, stored));
+            node.finds_the_peer();
+            node.has_a_link();
+            node.routing.lane_opened(&node.peer, 0);
+            node.routing.look_for_deaths(&[standing(false)]);
+            node.loses_its_links();
+            node.is_attached_to();
+            let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+            let position = channel.mark().serial();
+            node.routing.lane_ended(&node.peer, 0, true);
+            node.routing.look_for_deaths(&[standing(true)]);
+            assert!(channel.is_unsure_but_for(&[]), "until it is read");
+            let is_sure = async {
+                while channel.is_unsure_but_for(&[]) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(SETTLE_WAIT, is_sure).await.expect("it is read");
+            let start = node.routing.hub.look_after(&node.key, &position);
+            assert_eq!(start == Start::Live, resumes, "{start:?}");
         }
     }
 
