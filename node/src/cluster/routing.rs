@@ -191,7 +191,6 @@ impl Routing {
             loop {
                 tokio::time::sleep(JOIN_LOOK).await;
                 looking.give_up_waiting();
-                looking.doubt_the_unreached(tokio::time::Instant::now());
             }
         });
         routing
@@ -201,9 +200,16 @@ impl Routing {
     pub fn begin(self: &Arc<Self>, links: impl PeerLinks) {
         self.link_by(links);
         self.tasks.spawn("presence", OnStop::Cancel, Arc::clone(self).compare_presence());
+        let looking = Arc::clone(self);
+        self.tasks.spawn("unreached", OnStop::Cancel, async move {
+            loop {
+                tokio::time::sleep(JOIN_LOOK).await;
+                looking.doubt_the_unreached(tokio::time::Instant::now());
+            }
+        });
     }
 
-    /// The same, for whoever calls [`Routing::compare_members`].
+    /// The same, for whoever calls [`Routing::compare_members`] and [`Routing::doubt_the_unreached`].
     pub(super) fn link_by(self: &Arc<Self>, links: impl PeerLinks) {
         self.links.set(Box::new(links)).ok();
         self.hub.set_interest(Arc::clone(self) as Arc<dyn hub::Interest>);
