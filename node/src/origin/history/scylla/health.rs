@@ -14,8 +14,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The same while it does not.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// What a new session may take, with everything that is prepared in it.
-const SESSION_WAIT: Duration = Duration::from_secs(5);
+/// What a new session may take, with everything that is prepared in it: two nodes of the database that stand still are asked one
+/// after the other, and either is given up after some four seconds.
+const SESSION_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Health {
@@ -62,9 +63,14 @@ pub(super) async fn watch(shared: Weak<Shared>) {
         let mut result = probe(&shared, &database).await;
         let was_silent = shared.health.silent.lock().is_some();
         if result.is_err() && was_silent {
-            let renewed = tokio::time::timeout(SESSION_WAIT, renew(&shared)).await;
-            if renewed.is_ok_and(|renewed| renewed) {
-                result = probe(&shared, &shared.database()).await;
+            // Where others stand still, the session that was may be the first to have one again that does not.
+            tokio::select! {
+                renewed = tokio::time::timeout(SESSION_WAIT, renew(&shared)) => {
+                    if renewed.is_ok_and(|renewed| renewed) {
+                        result = probe(&shared, &shared.database()).await;
+                    }
+                }
+                () = answers_again(&shared, &database) => result = Ok(()),
             }
         }
         let pause = if result.is_ok() { LOOK } else { LOOK_AGAIN };
@@ -80,6 +86,12 @@ async fn probe(shared: &Shared, database: &Database) -> Result<(), StoreError> {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(failed(error)),
         Err(_) => Err(failed(format_args!("the database has not answered for {ANSWER_WAIT:?}"))),
+    }
+}
+
+async fn answers_again(shared: &Shared, database: &Database) {
+    while probe(shared, database).await.is_err() {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
