@@ -146,6 +146,14 @@ pub(super) struct Part {
     bytes: usize,
 }
 
+#[cfg(test)]
+impl Part {
+    /// Those that its rows are written to.
+    pub(super) fn partitions(&self) -> std::collections::HashSet<(i32, i32)> {
+        self.values.iter().map(|values| (values.3, values.4)).collect()
+    }
+}
+
 type RowValues = (Arc<str>, Arc<str>, i8, i32, i32, i64, i64, i64, Arc<str>, Box<str>, Box<str>, i32, i64);
 
 /// Writes the contents in their order, each result in its place. What follows a write that failed is not tried, so that

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use tokio::runtime::Runtime;
 
 use super::connection::Statements;
+use super::rows::{NewRow, PlacedRow};
 use super::*;
 use crate::model::{ChannelKey, ClientId, ConnectionId, MemberId, Owner, PresenceStamp, Stamp};
 use crate::origin::history::contract::{
@@ -141,6 +142,34 @@ fn a_row_that_follows_does_not_tell_the_index_again() {
     };
     assert!(!tells(midnight_ms + 1) && !tells(midnight_ms + DAY_MS - 1));
     assert!(tells(midnight_ms + DAY_MS), "another day is another partition");
+}
+
+#[test]
+fn rows_of_several_partitions_are_several_writes() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let store = place.open_with(ScyllaOptions { partition_rows: 3, ..Keyspace::options() }, &clock);
+    let (key, midnight_ms) = (channel("acme", "a"), clock.now_ms() / DAY_MS * DAY_MS);
+    let mut parts = Vec::new();
+    for (sequence, timestamp_ms) in (1..).zip(midnight_ms - 5..midnight_ms + 5) {
+        let position = Position { timestamp_ms, sequence, incarnation: 1 };
+        let row = NewRow { position, id: "id".into(), record: "{}".into() };
+        let kept_until_ms = timestamp_ms + DAY_MS;
+        let (bucket, tell_until_ms) =
+            store.shared.buckets.place(&key, RowKind::Messages, timestamp_ms, row.bytes(), kept_until_ms);
+        let placed = PlacedRow::new(
+            &store.shared,
+            &rows::names(&key),
+            (RowKind::Messages, bucket),
+            &row,
+            60,
+            tell_until_ms,
+        );
+        rows::add(&mut parts, placed);
+    }
+    let partitions: Vec<_> = parts.iter().map(rows::Part::partitions).collect();
+    assert!(partitions.iter().all(|partitions| partitions.len() == 1), "{partitions:?}");
+    assert!(partitions.len() > 2, "{partitions:?}");
 }
 
 #[test]

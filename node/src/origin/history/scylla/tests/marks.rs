@@ -67,6 +67,22 @@ fn the_newest_rows_are_read_with_one_request() {
 }
 
 #[test]
+fn days_without_a_row_are_not_asked_for() {
+    const DAYS: u64 = 9;
+    let Some(place) = Keyspace::new() else { return };
+    let (noon_ms, clock) = noon();
+    let store = place.open_with(Keyspace::options(), &clock);
+    let key = channel("acme", "a");
+    append(&store, &key, noon_ms - DAYS * DAY_MS, 1);
+    append(&store, &key, noon_ms, 2);
+    let asked = listen(&store);
+    assert_eq!(newest(&store, &key), [2, 1]);
+    // The partition of the day, the index, and the partition that it names.
+    let requests = asked.clone_structured_history().requests.len();
+    assert!(requests <= 4, "{requests} requests for two rows that are {DAYS} days apart");
+}
+
+#[test]
 fn the_newest_rows_are_given_whichever_partition_another_node_has_written_them_to() {
     let Some(place) = Keyspace::new() else { return };
     let (noon_ms, clock) = noon();
