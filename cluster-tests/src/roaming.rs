@@ -1,6 +1,7 @@
 //! Clients that come back wherever they are sent, and keep count of what is published and heard.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -124,6 +125,20 @@ pub struct Subscriber {
     /// How often it came back, and how often it was told that something may be missing.
     pub moves: u64,
     pub losses: u64,
+    /// What it was answered when it last came back, and what came last.
+    answered: Value,
+    last: Value,
+}
+
+impl fmt::Debug for Subscriber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { serial, next, moves, losses, answered, last, .. } = self;
+        write!(
+            f,
+            "at {}, {serial} with {next:?}, {moves} moves, {losses} losses, came back to {answered}, heard {last}",
+            self.node()
+        )
+    }
 }
 
 impl Subscriber {
@@ -131,7 +146,9 @@ impl Subscriber {
         let mut socket = door.open().await;
         let serial = socket.attach(CHANNEL).await["serial"].clone();
         let (next, told) = (HashMap::new(), HashSet::new());
-        Self { door: door.clone(), socket: Some(socket), serial, next, told, moves: 0, losses: 0 }
+        let (door, socket) = (door.clone(), Some(socket));
+        let (answered, last) = (Value::Null, Value::Null);
+        Self { door, socket, serial, next, told, moves: 0, losses: 0, answered, last }
     }
 
     /// Is gone until it reads again.
@@ -150,7 +167,7 @@ impl Subscriber {
             published.iter().any(|(from, count)| next.get(from).copied().unwrap_or(0) < *count)
         };
         while lacks(&self.next) {
-            assert!(Instant::now() < end, "waited in vain: {:?} of {published:?}", self.next);
+            assert!(Instant::now() < end, "waited in vain: {self:?} of {published:?}");
             self.read(SOON).await;
         }
     }
@@ -161,7 +178,11 @@ impl Subscriber {
             self.come_back().await;
             return true;
         };
-        match socket.next_within(within).await {
+        let heard = socket.next_within(within).await;
+        if let Ok(frame) = &heard {
+            self.last.clone_from(frame);
+        }
+        match heard {
             Ok(frame) if frame["op"] == 13 => self.take(&frame),
             Ok(frame) if frame["op"] == 9 => self.stand(&frame),
             Ok(frame) if frame["op"] == 4 => self.leave(),
@@ -180,7 +201,11 @@ impl Subscriber {
             return;
         }
         loop {
-            match socket.next_within(SOON).await {
+            let heard = socket.next_within(SOON).await;
+            if let Ok(frame) = &heard {
+                self.answered.clone_from(frame);
+            }
+            match heard {
                 Ok(attached) if attached["id"] == "back" => {
                     assert_eq!(attached["op"], 9, "{attached}");
                     self.stand(&attached);
