@@ -14,7 +14,7 @@ pub(super) struct Layout {
 impl Layout {
     /// Channels are dealt like cards: a shuffled pack of all of them, then the next one. So two channels share as many
     /// subscribers as chance gives them, and it is the same chance in each run.
-    pub(super) fn new(subscribers: usize, channels: usize, attached: usize, reading: usize) -> Self {
+    pub(super) fn by_chance(subscribers: usize, channels: usize, attached: usize, reading: usize) -> Self {
         let (mut chance, mut pack) = (Chance(0), Vec::new());
         let mut subscribed: Vec<u32> = Vec::with_capacity(subscribers * attached);
         for subscriber in 0..subscribers {
@@ -32,6 +32,18 @@ impl Layout {
             subscribed[first..].sort_unstable();
         }
         Self { channels, attached, reading, subscribed }
+    }
+
+    /// Each subscriber has the channels after those of the one before, from the first again after the last: so there are as many
+    /// groups as it takes until they repeat, and messages that follow one another are for the same subscribers.
+    pub(super) fn in_groups(subscribers: usize, channels: usize, attached: usize, reading: usize) -> Self {
+        let subscribed = (0..subscribers).flat_map(|subscriber| {
+            let nth = |nth| ((subscriber * attached + nth) % channels) as u32;
+            let mut own: Vec<u32> = (0..attached).map(nth).collect();
+            own.sort_unstable();
+            own
+        });
+        Self { channels, attached, reading, subscribed: subscribed.collect() }
     }
 
     /// Names of one length, so that the messages of all channels are laid out alike.
@@ -104,21 +116,39 @@ mod tests {
     use super::*;
 
     fn layout() -> Layout {
-        Layout::new(500, 125, 20, 500)
+        Layout::by_chance(500, 125, 20, 500)
     }
 
     #[test]
     fn each_channel_has_as_many_subscribers_and_each_subscriber_as_many_channels() {
         for (subscribers, channels, attached) in [(500, 125, 20), (100, 25, 20), (50, 25, 4), (7, 3, 3)] {
-            let layout = Layout::new(subscribers, channels, attached, subscribers);
-            let mut fan_out = vec![0; channels];
-            for subscriber in 0..subscribers {
-                let own = layout.channels_of(subscriber);
-                assert_eq!(own.iter().collect::<HashSet<_>>().len(), attached, "{own:?}");
-                own.iter().for_each(|channel| fan_out[*channel as usize] += 1);
+            for deal in [Layout::by_chance, Layout::in_groups] {
+                let layout = deal(subscribers, channels, attached, subscribers);
+                let mut fan_out = vec![0; channels];
+                for subscriber in 0..subscribers {
+                    let own = layout.channels_of(subscriber);
+                    assert!(own.is_sorted());
+                    assert_eq!(own.iter().collect::<HashSet<_>>().len(), attached, "{own:?}");
+                    own.iter().for_each(|channel| fan_out[*channel as usize] += 1);
+                }
+                assert_eq!(fan_out, vec![subscribers * attached / channels; channels]);
             }
-            assert_eq!(fan_out, vec![subscribers * attached / channels; channels]);
         }
+    }
+
+    /// Of the 25 groups of 20 subscribers four hear each channel.
+    #[test]
+    fn a_group_has_all_its_channels_in_common_and_most_with_the_next_message() {
+        let layout = Layout::in_groups(500, 125, 20, 500);
+        let groups: HashSet<&[u32]> = (0..500).map(|subscriber| layout.channels_of(subscriber)).collect();
+        assert_eq!(groups.len(), 25);
+        let listeners = |sequence| -> HashSet<usize> {
+            (0..500).filter(|subscriber| layout.place(*subscriber, sequence).is_some()).collect()
+        };
+        let each: usize =
+            (0..125).map(|at| (at..at + 5).flat_map(listeners).collect::<HashSet<_>>().len()).sum();
+        let together = 400.0 * 125.0 / each as f64;
+        assert!((3.9..4.3).contains(&together), "{together} deliveries of five messages to each");
     }
 
     /// Of five messages in a row 400 deliveries, to 500 × (1 − (1 − 0.16)⁵) = 291 subscribers.
@@ -159,7 +189,7 @@ mod tests {
 
     #[test]
     fn nothing_is_expected_of_who_does_not_read() {
-        let layout = Layout::new(500, 125, 20, 499);
+        let layout = Layout::by_chance(500, 125, 20, 499);
         assert_eq!((layout.expected(499 * 20 - 1, 250), layout.expected(499 * 20, 250)), (2, 0));
         assert_eq!(layout.expected_in_all(250), 499 * 20 * 2);
     }

@@ -38,6 +38,10 @@ pub struct Fanout {
     /// How many of the channels each subscriber is attached to.
     #[arg(long, default_value_t = 1)]
     pub attached: usize,
+    /// Subscribers come in groups that have all their channels in common, which are published to one after the other; without it
+    /// two channels share as many subscribers as chance gives them.
+    #[arg(long)]
+    pub groups: bool,
     /// Connections that publish; each channel is always published to by the same one.
     #[arg(long, default_value_t = 1)]
     pub publishers: usize,
@@ -94,7 +98,8 @@ impl Fanout {
     pub fn run(&self) -> Result<Outcome> {
         self.check()?;
         let reading = self.subscribers - self.slow;
-        let layout = Arc::new(Layout::new(self.subscribers, self.channels, self.attached, reading));
+        let deal = if self.groups { Layout::in_groups } else { Layout::by_chance };
+        let layout = Arc::new(deal(self.subscribers, self.channels, self.attached, reading));
         let names =
             |subscriber: usize| layout.channels_of(subscriber).iter().map(|channel| Layout::name(*channel));
         let subscribers = open(&self.target, reading, names)?;

@@ -212,6 +212,9 @@ impl Comparison<'_> {
             command.args([option, &value.to_string()]);
         }
         command.args(["--rate", &workload.messages_per_s().to_string()]);
+        if workload.groups {
+            command.arg("--groups");
+        }
         result_of(command)
     }
 

@@ -23,7 +23,8 @@ pub(super) fn write(fan_outs: &[Fixed], folder: &Path, footer: &str) -> io::Resu
     fan_outs.iter().try_for_each(|fixed| {
         let workload = &fixed.workload;
         let (channels, rate, bytes) = (workload.channels, workload.deliveries_per_s, workload.message_bytes);
-        let name = format!("fan-out-{channels}-channels-{rate}-per-s-{bytes}-bytes.svg");
+        let groups = if workload.groups { "-in-groups" } else { "" };
+        let name = format!("fan-out-{channels}-channels{groups}-{rate}-per-s-{bytes}-bytes.svg");
         fs::write(folder.join(name), picture(fixed, footer))
     })
 }

@@ -7,7 +7,9 @@ pub(super) enum Part {
     W1,
     /// Many channels at a given rate.
     W2,
-    /// The same channels at the highest rate that a server carries.
+    /// The same, where subscribers come in groups that have all their channels in common.
+    W2Groups,
+    /// The channels of W2 at the highest rate that a server carries.
     Most,
     /// Very many connections that hear nothing but heartbeats.
     W3,
@@ -28,6 +30,8 @@ pub(super) struct Workload {
     pub(super) channels: u32,
     /// Channels per subscriber.
     pub(super) attached: u32,
+    /// Subscribers come in groups that have all their channels in common, and not as chance has it.
+    pub(super) groups: bool,
     /// Connections that publish.
     pub(super) publishers: u32,
     pub(super) deliveries_per_s: u32,
@@ -46,11 +50,10 @@ pub(super) fn of_parts(asked: impl Fn(Part) -> bool) -> Vec<Workload> {
     if asked(Part::W1) {
         all.extend(W1_SUBSCRIBERS.map(one_channel));
     }
-    if asked(Part::W2) {
-        let rates = || W2_DELIVERIES_PER_S.into_iter();
-        all.extend(
-            W2_BYTES.into_iter().flat_map(|bytes| rates().map(move |rate| many_channels(rate, bytes))),
-        );
+    for (part, groups) in [(Part::W2, false), (Part::W2Groups, true)] {
+        let of_bytes =
+            |bytes| W2_DELIVERIES_PER_S.map(|rate| Workload { groups, ..many_channels(rate, bytes) });
+        all.extend(W2_BYTES.into_iter().filter(|_| asked(part)).flat_map(of_bytes));
     }
     all
 }
@@ -60,6 +63,7 @@ fn one_channel(subscribers: u32) -> Workload {
         subscribers,
         channels: 1,
         attached: 1,
+        groups: false,
         publishers: 1,
         deliveries_per_s: subscribers * W1_MESSAGES_PER_S,
         message_bytes: W1_BYTES,
@@ -69,7 +73,7 @@ fn one_channel(subscribers: u32) -> Workload {
 /// 80 subscribers for each channel, and publishers enough that no server is bound to one thread for reading them.
 pub(super) fn many_channels(deliveries_per_s: u32, message_bytes: u32) -> Workload {
     let (subscribers, channels, attached, publishers) = (500, 125, 20, 10);
-    Workload { subscribers, channels, attached, publishers, deliveries_per_s, message_bytes }
+    Workload { subscribers, channels, attached, groups: false, publishers, deliveries_per_s, message_bytes }
 }
 
 /// A hundred subscribers with as many deliveries as all of W2 at its lower rate, large ones: more than buffers take.
@@ -92,9 +96,10 @@ impl Workload {
     }
 
     pub(super) fn title(&self) -> String {
-        let Self { subscribers, channels, attached, deliveries_per_s, message_bytes, .. } = self;
+        let Self { subscribers, channels, attached, groups, deliveries_per_s, message_bytes, .. } = self;
         let listening = match channels {
             1 => format!("1 channel × {subscribers}"),
+            _ if *groups => format!("{subscribers} × {attached} of {channels} channels, in groups"),
             _ => format!("{subscribers} × {attached} of {channels} channels"),
         };
         format!("{listening}, {deliveries_per_s} deliveries/s, {message_bytes} B")
@@ -113,7 +118,8 @@ mod tests {
 
     #[test]
     fn only_the_parts_asked_for_are_measured() {
-        assert_eq!(of_parts(|_| true).len(), 6);
+        assert_eq!(of_parts(|_| true).len(), 10);
+        assert!(of_parts(|part| part == Part::W2Groups).iter().all(|workload| workload.groups));
         assert_eq!(of_parts(|part| part == Part::W1).len(), 2);
         assert!(of_parts(|part| part == Part::Most).is_empty());
     }
