@@ -199,6 +199,11 @@ impl Connection {
         self.stage = Stage::Closing { close: Some((close_ms, close)), until_ms: close_ms + LINGER_MS };
     }
 
+    /// The close frame has gone, and all before it; its client is to close now.
+    pub(super) fn has_said_all(&self) -> bool {
+        matches!(self.stage, Stage::Closing { close: None, .. }) && self.outbox.is_empty()
+    }
+
     /// When this connection is to be looked at. `clock_ahead_ms` is epoch time minus shard time.
     pub(super) fn next_due_ms(&self, limits: &Limits, clock_ahead_ms: u64) -> u64 {
         match &self.stage {

@@ -201,7 +201,10 @@ impl Shard {
     }
 
     fn is_done(&self) -> bool {
-        self.stop_ms.is_some_and(|stop_ms| self.now_ms >= stop_ms || self.slots.len() == self.free.len())
+        // Who has been told all is not waited for.
+        let is_over =
+            |slot: &Option<Box<Connection>>| slot.as_ref().is_none_or(|connection| connection.has_said_all());
+        self.stop_ms.is_some_and(|stop_ms| self.now_ms >= stop_ms || self.slots.iter().all(is_over))
     }
 
     /// Something was begun that this thread can go on with, apart from reading.

@@ -302,11 +302,6 @@ impl Shard {
                     self.forget(connection, slot);
                     continue;
                 }
-                // All was said, and nobody is waited for who does not go.
-                Stage::Closing { close: None, .. } if connection.outbox.is_empty() => {
-                    self.forget(connection, slot);
-                    continue;
-                }
                 // Its last frames may not be written yet, and it has the time that it was told of, or that of the others.
                 Stage::Closing { close, .. } => {
                     if let Some((at_ms, _)) = close {
