@@ -1,6 +1,7 @@
 //! What is to be stored of each channel, in its order: one write at a time, with everything that waits.
 //!
-//! So what can be read of a channel is always a beginning of what was published, however many channels are written at once.
+//! So what was acknowledged of a channel when a read begins is a beginning of what was published, however many channels are written
+//! at once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
