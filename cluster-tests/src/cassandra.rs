@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
+use scylla::policies::host_filter::AllowListHostFilter;
 use tempfile::TempDir;
 
 use crate::network::Host;
@@ -112,6 +113,12 @@ impl Cassandra {
         assert!(own.run(&["start"]).is_some(), "the server starts again");
     }
 
+    /// Starts a node again, the first is 1, and waits until it answers, whatever the others do. Blocks.
+    pub fn restart_only(&self, node: usize) {
+        let own = self.own.as_ref().expect("a server of the test's own");
+        assert!(own.run(&["start", "--node", &node.to_string()]).is_some(), "node {node} starts again");
+    }
+
     /// For a node that keeps its messages here, under a keyspace of [`Cassandra::keyspace`].
     pub fn store(&self, options: NodeOptions, keyspace: &str) -> NodeOptions {
         options
@@ -124,6 +131,16 @@ impl Cassandra {
     pub async fn session(&self) -> Session {
         wait_for(SOON, "a session with the server", async || {
             SessionBuilder::new().known_nodes(&*self.points).build().await.ok()
+        })
+        .await
+    }
+
+    /// The same by one node alone, the first is 1.
+    pub async fn session_by(&self, node: usize) -> Session {
+        let node = &self.points[node - 1];
+        let only = Arc::new(AllowListHostFilter::new([node]).expect("an address"));
+        wait_for(SOON, "a session with one node", async || {
+            SessionBuilder::new().known_node(node).host_filter(only.clone()).build().await.ok()
         })
         .await
     }

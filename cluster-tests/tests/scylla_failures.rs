@@ -12,6 +12,7 @@ use fanfare_cluster_tests::network::{Lost, isolated};
 use fanfare_cluster_tests::{
     Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_until,
 };
+use scylla::statement::{Consistency, Statement};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -362,5 +363,66 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
     let waited = until_well(&node).await;
     assert!(waited < WELL_WITHIN, "{waited:?}");
     assert_eq!(stored().await, all(20));
+    node.assert_no_panic();
+}
+
+/// From when a quorum answers who asks that node of the database alone, until a publish is acknowledged.
+async fn until_well_after(cassandra: &Cassandra, by: usize, keyspace: &str, node: &Node) -> Duration {
+    let of_a_quorum = async {
+        let session = cassandra.session_by(by).await;
+        let mut asked = Statement::new(format!("SELECT runs FROM {keyspace}.nodes WHERE node_id = 'n1'"));
+        asked.set_consistency(Consistency::LocalQuorum);
+        wait_until(MARKED_DOWN, "an answer of a quorum", async || {
+            session.query_unpaged(asked.clone(), ()).await.is_ok()
+        })
+        .await;
+        Instant::now()
+    };
+    let of_a_publish = async {
+        wait_until(MARKED_DOWN, "an acknowledged publish", async || {
+            publish(node, "probe", json!({"data": 1})).await.status == 200
+        })
+        .await;
+        Instant::now()
+    };
+    let (quorum, acknowledged) = tokio::join!(of_a_quorum, of_a_publish);
+    acknowledged.saturating_duration_since(quorum)
+}
+
+/// As new sessions would wait for a node that takes connections and says nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quorum_that_is_there_again_beside_a_node_that_stands_still_is_known_in_time() {
+    let Some(cassandra) = Cassandra::start(3) else { return };
+    let keyspace = cassandra.keyspace();
+    let node = node_with(&cassandra, &keyspace).await;
+    for (still, killed) in [(2, &[3][..]), (1, &[2, 3])] {
+        until_well(&node).await;
+        cassandra.signal("STOP", Some(still));
+        for killed in killed {
+            cassandra.signal("KILL", Some(*killed));
+        }
+        wait_until(SOON, "the node to miss the database", async || {
+            let degraded =
+                http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "degraded";
+            degraded && publish(&node, "probe", json!({"data": 1})).await.status == 503
+        })
+        .await;
+        let (last, before) = killed.split_last().expect("one at least");
+        before.iter().for_each(|before| cassandra.restart_only(*before));
+        let (server, again) = (cassandra.clone(), *last);
+        let restart = tokio::task::spawn_blocking(move || server.restart_only(again));
+        // One that answers beside the last one, or that one.
+        let by = before.first().copied().unwrap_or(1);
+        let waited = until_well_after(&cassandra, by, &keyspace, &node).await;
+        println!("{still} stood still and {killed:?} were killed: an ack {waited:?} after a quorum");
+        assert!(
+            waited < WELL_WITHIN,
+            "{waited:?} beside {still}, which stands still, after {killed:?} came back"
+        );
+        restart.await.expect("it starts");
+        cassandra.signal("CONT", Some(still));
+        // All of them see each other again.
+        cassandra.restart();
+    }
     node.assert_no_panic();
 }

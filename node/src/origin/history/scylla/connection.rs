@@ -22,6 +22,7 @@ use scylla::statement::prepared::PreparedStatement;
 
 use super::failed;
 use super::schema::{self, SchemaError};
+use super::standing::{Passed, Standing};
 use crate::origin::history::StoreError;
 
 /// Of each node of the database; a node of ScyllaDB has at least one for each of its shards.
@@ -133,6 +134,27 @@ pub async fn apply_schema(connection: &Connection) -> Result<bool, ScyllaError> 
 
 impl Connection {
     pub(super) async fn session(&self) -> Result<Session, ScyllaError> {
+        self.build(self.builder().known_nodes(&self.nodes)).await
+    }
+
+    /// One in place of another that gets no answers. Nodes that stand still are passed by, which the driver would wait for, one after the
+    /// other; it connects to them too when it next reads who there is. None where no node answers.
+    pub(super) async fn session_after(&self, before: &Session) -> Result<Option<Session>, ScyllaError> {
+        let Standing { answer, silent } = Standing::ask(&self.nodes, before).await;
+        if answer.is_empty() {
+            return Ok(None);
+        }
+        if silent.is_empty() {
+            return self.session().await.map(Some);
+        }
+        let passed = Passed::by(silent);
+        let builder = self.builder().known_nodes_addr(answer).host_filter(Arc::new(passed.clone()));
+        let session = self.build(builder).await?;
+        passed.none_any_more();
+        Ok(Some(session))
+    }
+
+    fn builder(&self) -> SessionBuilder {
         let profile = ExecutionProfile::builder()
             .consistency(Consistency::LocalQuorum)
             .serial_consistency(Some(SerialConsistency::LocalSerial))
@@ -143,7 +165,6 @@ impl Connection {
             })))
             .build();
         let mut builder = SessionBuilder::new()
-            .known_nodes(&self.nodes)
             .pool_size(PoolSize::PerHost(CONNECTIONS))
             .connection_timeout(CONNECT_WAIT)
             .keepalive_interval(KEEPALIVE)
@@ -158,6 +179,10 @@ impl Connection {
         if let Some(datacenter) = &self.datacenter {
             builder = builder.prefer_datacenter(datacenter.clone());
         }
+        builder
+    }
+
+    async fn build(&self, builder: SessionBuilder) -> Result<Session, ScyllaError> {
         builder.build().await.map_err(|error| self.explain(error))
     }
 

@@ -14,8 +14,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The same while it does not.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// What a new session may take, with everything that is prepared in it: two nodes of the database that stand still are asked one
-/// after the other, and either is given up after some four seconds.
+/// What a new session may take, with everything that is prepared in it: a node that stands still from then on only is given up after
+/// some four seconds.
 const SESSION_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
@@ -65,7 +65,7 @@ pub(super) async fn watch(shared: Weak<Shared>) {
         if result.is_err() && was_silent {
             // Where others stand still, the session that was may be the first to have one again that does not.
             tokio::select! {
-                renewed = tokio::time::timeout(SESSION_WAIT, renew(&shared)) => {
+                renewed = tokio::time::timeout(SESSION_WAIT, renew(&shared, &database)) => {
                     if renewed.is_ok_and(|renewed| renewed) {
                         result = probe(&shared, &shared.database()).await;
                     }
@@ -95,16 +95,17 @@ async fn answers_again(shared: &Shared, database: &Database) {
     }
 }
 
-async fn renew(shared: &Shared) -> bool {
+async fn renew(shared: &Shared, before: &Database) -> bool {
     let made = async {
-        let session = shared.connection.session().await?;
-        Database::over(session, &shared.connection.keyspace).await
+        let Some(session) = shared.connection.session_after(&before.session).await? else { return Ok(None) };
+        Database::over(session, &shared.connection.keyspace).await.map(Some)
     };
     match made.await {
-        Ok(database) => {
+        Ok(Some(database)) => {
             *shared.database.write() = Arc::new(database);
             true
         }
+        Ok(None) => false,
         Err(error) => {
             tracing::debug!(%error, "no new session with the database");
             false

@@ -21,6 +21,7 @@ mod reads;
 mod revocations;
 mod rows;
 mod schema;
+mod standing;
 mod values;
 mod writes;
 
