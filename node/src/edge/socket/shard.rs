@@ -162,7 +162,15 @@ impl Shard {
         let mut events = Events::with_capacity(1024);
         while !self.is_done() {
             let timeout = self.timeout();
-            let polled = self.poll.poll(&mut events, timeout);
+            let mut polled = self.poll.poll(&mut events, timeout);
+            if polled.is_ok() && !self.has_work() {
+                let rest = self.pace.rest(Instant::now());
+                if !rest.is_zero() {
+                    self.note_all(&events);
+                    std::thread::sleep(rest);
+                    polled = self.poll.poll(&mut events, Some(Duration::ZERO));
+                }
+            }
             self.handle.inbox.woke();
             match polled {
                 Ok(()) => {}
@@ -175,11 +183,7 @@ impl Shard {
             }
             self.now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
             self.epoch_ms = self.services.clock.now_ms();
-            for event in &events {
-                if event.token() != WAKE {
-                    self.note(event);
-                }
-            }
+            self.note_all(&events);
             self.read_turn();
             // After reading, so that what was published here goes out in the same turn.
             self.input_turn();
@@ -193,7 +197,7 @@ impl Shard {
                 self.look_at_directory();
             }
             if !self.has_work() {
-                std::thread::sleep(self.pace.rest());
+                self.pace.written(Instant::now());
             }
         }
         // What time has put out in the last turn.
@@ -232,6 +236,14 @@ impl Shard {
         let due_ms = due_ms.into_iter().flatten().min()?;
         let now = self.started.elapsed();
         Some((Duration::from_millis(due_ms) + Duration::from_micros(500)).saturating_sub(now))
+    }
+
+    fn note_all(&mut self, events: &Events) {
+        for event in events {
+            if event.token() != WAKE {
+                self.note(event);
+            }
+        }
     }
 
     fn note(&mut self, event: &mio::event::Event) {

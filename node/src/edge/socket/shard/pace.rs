@@ -1,22 +1,24 @@
 //! How long a busy shard lets what comes gather.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A turn that hands out fewer deliveries than this has no use of company.
 const BUSY_DELIVERIES: u64 = 16;
 
-/// After a busy turn the shard neither reads nor writes for a window. What came meanwhile is served in one go, and a
-/// connection gets in one write all that was published for it.
+/// What comes first within a window after a busy turn waits for one: the shard neither reads nor writes meanwhile. What has come by then is
+/// served in one go, and a connection gets in one write all that was published for it.
 #[derive(Debug)]
 pub(super) struct Pace {
     window: Duration,
     handed: u64,
+    /// When the last turn ended, if it was a busy one.
+    busy: Option<Instant>,
 }
 
 impl Pace {
     /// With a window of 0 the shard never waits.
     pub(super) fn new(window: Duration) -> Self {
-        Self { window, handed: 0 }
+        Self { window, handed: 0, busy: None }
     }
 
     /// Counts what was put into outboxes.
@@ -24,10 +26,16 @@ impl Pace {
         self.handed += deliveries;
     }
 
-    /// All that was handed out is written: how long to let what comes gather.
-    pub(super) fn rest(&mut self) -> Duration {
-        let busy = std::mem::take(&mut self.handed) >= BUSY_DELIVERIES;
-        if busy { self.window } else { Duration::ZERO }
+    /// All that was handed out is written.
+    pub(super) fn written(&mut self, now: Instant) {
+        let is_busy = std::mem::take(&mut self.handed) >= BUSY_DELIVERIES;
+        self.busy = is_busy.then_some(now);
+    }
+
+    /// Something has come: how long to let more gather.
+    pub(super) fn rest(&mut self, now: Instant) -> Duration {
+        let is_busy = |written| now.saturating_duration_since(written) <= self.window;
+        if self.busy.take().is_some_and(is_busy) { self.window } else { Duration::ZERO }
     }
 }
 
@@ -37,26 +45,35 @@ mod tests {
 
     const WINDOW: Duration = Duration::from_millis(1);
 
-    #[test]
-    fn a_busy_turn_is_followed_by_a_window() {
-        let mut pace = Pace::new(WINDOW);
-        pace.handed(BUSY_DELIVERIES - 1);
+    /// One that has written at this moment what it handed out.
+    fn after(window: Duration, deliveries: u64) -> (Pace, Instant) {
+        let (mut pace, now) = (Pace::new(window), Instant::now());
+        pace.handed(deliveries - 1);
         pace.handed(1);
-        assert_eq!(pace.rest(), WINDOW);
-        assert_eq!(pace.rest(), Duration::ZERO, "each counts for itself");
+        pace.written(now);
+        (pace, now)
+    }
+
+    #[test]
+    fn what_comes_soon_after_a_busy_turn_waits_for_a_window() {
+        let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES);
+        assert_eq!(pace.rest(now + WINDOW), WINDOW);
+        assert_eq!(pace.rest(now + WINDOW), Duration::ZERO, "each counts for itself");
+        pace.written(now);
+        assert_eq!(pace.rest(now), Duration::ZERO, "nothing was handed out since");
     }
 
     #[test]
     fn at_rest_nothing_waits() {
-        let mut pace = Pace::new(WINDOW);
-        pace.handed(BUSY_DELIVERIES - 1);
-        assert_eq!(pace.rest(), Duration::ZERO);
+        let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES - 1);
+        assert_eq!(pace.rest(now), Duration::ZERO);
+        let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES);
+        assert_eq!(pace.rest(now + WINDOW + Duration::from_nanos(1)), Duration::ZERO);
     }
 
     #[test]
     fn a_window_of_0_never_waits() {
-        let mut pace = Pace::new(Duration::ZERO);
-        pace.handed(10_000);
-        assert_eq!(pace.rest(), Duration::ZERO);
+        let (mut pace, now) = after(Duration::ZERO, 10_000);
+        assert_eq!(pace.rest(now), Duration::ZERO);
     }
 }
