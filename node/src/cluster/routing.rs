@@ -131,6 +131,8 @@ struct Own {
     since: Instant,
     /// Whose answer is waited for.
     waits: Vec<u64>,
+    /// One of them could not be reached any more, and has not answered.
+    is_passed: bool,
     /// When nobody's was waited for any more, and those who attach were let in.
     let_in: Option<Instant>,
     /// Who has answered.
@@ -304,11 +306,13 @@ impl hub::Interest for Routing {
     fn join(&self, key: &ChannelKey, number: u64) -> Joins {
         let mut own = self.own.lock();
         let peers = self.linked();
-        let waits = peers.clone();
+        let mut waits = peers.clone();
+        waits.extend(self.ending());
         let is_done = waits.is_empty();
         let (key_of, since, gone) = (key.clone(), Instant::now(), Serial::default());
         let (let_in, confirmed, rounds) = (is_done.then_some(since), Vec::new(), Vec::new());
-        own.insert(number, Own { key: key_of, since, waits, let_in, confirmed, rounds, gone });
+        let joining = Own { key: key_of, since, waits, is_passed: false, let_in, confirmed, rounds, gone };
+        own.insert(number, joining);
         // Under the lock, so that no peer that is told all meanwhile is never told this.
         for peer in peers {
             self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
@@ -415,6 +419,7 @@ impl Inbound for Routing {
     fn link(&self, to: &Peer, up: bool) {
         self.count_known();
         if up {
+            self.deaths.lock().linked(to.incarnation, true);
             self.tenants_linked(to.incarnation);
             self.say_revocations(to.incarnation);
             self.say_ended(to.incarnation);
@@ -426,12 +431,7 @@ impl Inbound for Routing {
             return self.say_all(to.incarnation);
         }
         self.answers_no_more(to.incarnation, None);
-        let waiting = |own: &BTreeMap<u64, Own>| {
-            let waiting = own.iter().filter(|(_, own)| own.waits.contains(&to.incarnation));
-            waiting.map(|(number, _)| *number).collect::<Vec<_>>()
-        };
-        let waiting = waiting(&self.own.lock());
-        waiting.into_iter().for_each(|number| self.wait_no_more(number, to.incarnation));
+        self.unlinked(to.incarnation);
     }
 }
 

@@ -68,6 +68,15 @@ impl State {
         self.targets != 0 || self.ring.is_some()
     }
 
+    /// Gives this run a number without a message, so that whoever had all that was here is not taken for having all.
+    pub(super) fn end_positions(&mut self) {
+        self.mark.own.sequence += 1;
+        self.mark.place += 1;
+        if let Some(ring) = &mut self.ring {
+            ring.restart(&self.mark);
+        }
+    }
+
     fn is_unused(&self) -> bool {
         // Who waits for other nodes is not attached yet.
         let is_awaited = matches!(self.joining, Joining::Begun(_));

@@ -59,7 +59,8 @@ impl Hub {
     }
 
     /// Puts what another node has handed over before what the channel has by itself: from where that begins the channel has
-    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet.
+    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet, or something of
+    /// those has not come here: nobody can be brought on over that.
     pub fn take_over(
         &self,
         channel: &Arc<Channel>,
@@ -70,6 +71,10 @@ impl Hub {
         if !state.unsure.is_empty() || state.ring.is_none() {
             return false;
         }
+        let here = state.mark.serial();
+        let is_lacking =
+            |one: &Forwarded| has_left(one.incarnation) && !here.covers_one(one.incarnation, one.last);
+        let is_lacking = handed.messages.iter().any(|(one, _)| is_lacking(one));
         let mark = &mut state.mark;
         // Who comes from there has it in its position.
         for (incarnation, sequence) in handed.end.entries() {
@@ -77,6 +82,10 @@ impl Hub {
             if has_left(*incarnation) && !mark.covers(stamp) {
                 mark.hear(stamp, 0);
             }
+        }
+        if is_lacking {
+            self.break_off(channel, &mut state);
+            return false;
         }
         let is_taken = self.put_before(channel, &mut state, handed);
         drop(state);

@@ -81,9 +81,7 @@ impl Hub {
         if let (Joining::Not, Some(interest)) = (&state.joining, self.interest.get())
             && interest.has_lost()
         {
-            // A number without a message: whoever has not heard it may have missed what came from there.
-            state.mark.own.sequence += 1;
-            state.mark.place += 1;
+            state.end_positions();
         }
         match (&mut state.joining, self.interest.get()) {
             (Joining::Done, _) | (_, None) => return Some(Arc::clone(channel)),
@@ -104,10 +102,16 @@ impl Hub {
         Some(Arc::clone(channel))
     }
 
-    /// Every node that was to be waited for forwards the channel by now, or is out of reach.
-    pub fn joined(&self, key: &ChannelKey, number: u64) {
+    /// Every node that was to be waited for forwards the channel by now, or is out of reach: then it `is_whole` no more.
+    pub fn joined(&self, key: &ChannelKey, number: u64, is_whole: bool) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
-        let before = mem::replace(&mut channel.state.lock().joining, Joining::Done);
+        let before = {
+            let mut state = channel.state.lock();
+            if !is_whole && matches!(state.joining, Joining::Begun(_)) {
+                state.end_positions();
+            }
+            mem::replace(&mut state.joining, Joining::Done)
+        };
         if let Joining::Begun(waiters) = before {
             waiters.into_iter().for_each(|waiter| waiter());
         }
@@ -175,10 +179,8 @@ impl Hub {
 
     pub(super) fn end_positions(&self, channel: &Channel, state: &mut State, incarnation: u64) {
         state.unsure.remove(incarnation);
-        // A number without a message, so that whoever had all that was here is not taken for having all.
-        state.mark.own.sequence += 1;
-        state.mark.place += 1;
-        self.break_off(channel, state);
+        state.end_positions();
+        self.tell_lost(channel, state);
     }
 
     /// Another node has forwarded all that it had numbered in the channel up to this.
@@ -241,7 +243,7 @@ impl Hub {
         }
     }
 
-    fn break_off(&self, channel: &Channel, state: &mut State) {
+    pub(super) fn break_off(&self, channel: &Channel, state: &mut State) {
         if let Some(ring) = &mut state.ring {
             ring.restart(&state.mark);
         }

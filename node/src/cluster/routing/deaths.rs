@@ -4,6 +4,9 @@
 //! all its lanes to this node ended at once, nothing had waited in them for long, and none of them had gone silent or lost what it
 //! held. Of any other run there may be messages that its publishers count on and that died with it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -59,6 +62,8 @@ struct Run {
     is_met: bool,
     /// Its lanes that are open.
     lanes: HashSet<u32>,
+    /// Since when there is no link to it while they are.
+    unlinked: Option<Instant>,
     /// When the first of them ended, since the last one was opened.
     ended: Option<Instant>,
     /// Nothing is known to be missing of what came over them.
@@ -127,6 +132,27 @@ impl Deaths {
     pub(super) fn would_be_missed(&self, incarnation: u64) -> bool {
         let is_missed = |run: &Run| run.is_member && !run.is_dead && !run.has_left && !run.is_draining;
         self.runs.get(&incarnation).is_some_and(is_missed)
+    }
+
+    /// The link to it is there, or has ended.
+    pub(super) fn linked(&mut self, incarnation: u64, up: bool) {
+        if let Some(run) = self.runs.get_mut(&incarnation) {
+            run.unlinked = (!up).then(Instant::now);
+        }
+    }
+
+    /// The link to it ended just now, and not all of its lanes: where it has died they follow at once.
+    pub(super) fn is_ending(&self, incarnation: u64) -> bool {
+        let is_ending = |run: &Run| {
+            let is_late = run.unlinked.is_none_or(|since| since.elapsed() > AT_ONCE);
+            !is_late && !run.lanes.is_empty() && !run.has_left
+        };
+        self.runs.get(&incarnation).is_some_and(is_ending)
+    }
+
+    /// Something may come from it yet.
+    pub(super) fn has_lanes(&self, incarnation: u64) -> bool {
+        self.runs.get(&incarnation).is_some_and(|run| !run.lanes.is_empty())
     }
 
     fn left(&mut self, incarnation: u64) {
@@ -311,6 +337,9 @@ impl Routing {
 
     pub(super) fn lane_ended_by(&self, incarnation: u64, lane: u32, whole: bool) {
         let is_doubtful = self.deaths.lock().ended(incarnation, lane, whole, Instant::now());
+        if !self.is_up(incarnation) && !self.deaths.lock().has_lanes(incarnation) {
+            self.pass_by(incarnation);
+        }
         if is_doubtful {
             let unheard = self.unheard(incarnation, true, None);
             self.hub.doubt(incarnation, &unheard);
@@ -339,162 +368,5 @@ impl Routing {
         let is_owed = |own: &Own| silent.is_none_or(|silent| was_before(own, silent));
         let unheard = own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation) && is_owed(own));
         unheard.map(|(number, _)| *number).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::fixture::{Node, PEER};
-    use super::*;
-    use crate::testing::SharedLocal;
-
-    const RUN: u64 = 7;
-
-    fn standing(is_dead: bool) -> [Standing; 1] {
-        [Standing { incarnation: RUN, is_dead, is_draining: false, is_elsewhere: false, has_clients: true }]
-    }
-
-    fn draining(is_dead: bool) -> [Standing; 1] {
-        [Standing { is_draining: true, ..standing(is_dead)[0] }]
-    }
-
-    /// A member with two lanes.
-    fn met() -> (Deaths, Instant) {
-        let mut deaths = Deaths::default();
-        deaths.opened(RUN, 0);
-        deaths.opened(RUN, 1);
-        assert_eq!(deaths.look(&standing(false), Instant::now()), []);
-        (deaths, Instant::now())
-    }
-
-    #[test]
-    fn who_has_said_goodbye_owes_nothing() {
-        let (mut deaths, now) = met();
-        deaths.left(RUN);
-        assert!(!deaths.ended(RUN, 0, false, now) && !deaths.ended(RUN, 1, false, now + 9 * AT_ONCE));
-        assert_eq!(deaths.look(&standing(true), Instant::now()), []);
-        let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
-    }
-
-    #[test]
-    fn whose_lanes_ended_at_once_had_nothing_that_is_not_here() {
-        for (whole, apart, is_doubtful) in [
-            ([true, true], AT_ONCE, false),
-            ([true, true], AT_ONCE + Duration::from_millis(1), true),
-            ([true, false], Duration::ZERO, true),
-            ([false, true], Duration::ZERO, true),
-        ] {
-            let (mut deaths, now) = met();
-            assert!(!deaths.ended(RUN, 0, whole[0], now), "it may live");
-            assert!(!deaths.ended(RUN, 1, whole[1], now + apart), "it may live");
-            let died = Fate::Died { is_doubtful, is_met: true };
-            assert_eq!(deaths.look(&standing(true), Instant::now()), [(RUN, died)], "{whole:?} {apart:?}");
-            assert_eq!(deaths.look(&standing(true), Instant::now()), [], "it was told");
-            let gone = Fate::Gone { is_told: true, is_doubtful, is_met: true };
-            assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
-            assert!(deaths.runs.is_empty());
-        }
-    }
-
-    #[test]
-    fn who_lived_on_without_its_lanes_is_doubted() {
-        for (later, is_doubtful) in [(NOTICED_WITHIN, false), (NOTICED_WITHIN + AT_ONCE, true)] {
-            let (mut deaths, now) = met();
-            deaths.ended(RUN, 0, true, now);
-            deaths.ended(RUN, 1, true, now);
-            let died = Fate::Died { is_doubtful, is_met: true };
-            assert_eq!(deaths.look(&standing(true), now + later), [(RUN, died)]);
-        }
-    }
-
-    #[test]
-    fn who_is_dead_by_gossip_alone_is_doubted_when_its_lanes_end() {
-        let (mut deaths, now) = met();
-        let died = Fate::Died { is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&standing(true), Instant::now()), [(RUN, died)]);
-        assert!(!deaths.ended(RUN, 0, false, now));
-        assert!(deaths.ended(RUN, 1, false, now));
-        assert_eq!(deaths.look(&standing(false), Instant::now()), [(RUN, Fate::Back)]);
-        assert_eq!(deaths.look(&standing(false), Instant::now()), []);
-    }
-
-    #[test]
-    fn who_starts_anew_before_it_is_missed_is_gone_and_nobody_was_told() {
-        let (mut deaths, now) = met();
-        deaths.ended(RUN, 0, true, now);
-        deaths.ended(RUN, 1, true, now);
-        let gone = Fate::Gone { is_told: false, is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
-    }
-
-    #[test]
-    fn who_has_drained_and_left_nothing_behind_is_not_told_of() {
-        let (mut deaths, now) = met();
-        assert_eq!(deaths.look(&draining(false), Instant::now()), []);
-        deaths.ended(RUN, 0, true, now);
-        deaths.ended(RUN, 1, true, now);
-        assert_eq!(deaths.look(&draining(true), Instant::now()), []);
-        let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: true };
-        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
-    }
-
-    #[test]
-    fn who_ends_without_a_goodbye_while_it_is_leaving_is_told_of_once() {
-        let (mut deaths, _) = met();
-        assert_eq!(deaths.unfinished(&draining(false)), [0; 0]);
-        assert_eq!(deaths.unfinished(&standing(true)), [0; 0]);
-        assert_eq!(deaths.unfinished(&draining(true)), [RUN]);
-        deaths.look(&draining(true), Instant::now());
-        assert_eq!(deaths.unfinished(&draining(true)), [0; 0]);
-        let (mut deaths, _) = met();
-        deaths.left(RUN);
-        assert_eq!(deaths.unfinished(&draining(true)), [0; 0]);
-        assert_eq!(Deaths::default().unfinished(&draining(true)), [0; 0], "it was never met");
-    }
-
-    #[test]
-    fn what_is_missing_reaches_back_to_when_this_node_stood_still() {
-        let (mut deaths, _) = met();
-        let ago = |seconds| Instant::now() - Duration::from_secs(seconds);
-        deaths.looked(ago(12));
-        deaths.looked(ago(12) + STOOD_STILL - Duration::from_millis(100));
-        assert_eq!(deaths.troubled_for(RUN), NOTICED_WITHIN);
-        deaths.looked(ago(2));
-        deaths.looked(ago(2) + STOOD_STILL / 2);
-        let troubled_for = deaths.troubled_for(RUN);
-        let expected = NOTICED_WITHIN + Duration::from_secs(11);
-        assert!(expected <= troubled_for && troubled_for < expected + STOOD_STILL, "{troubled_for:?}");
-    }
-
-    #[test]
-    fn who_was_never_met_leaves_nothing() {
-        let mut deaths = Deaths::default();
-        assert_eq!(deaths.look(&standing(false), Instant::now()), []);
-        let died = Fate::Died { is_doubtful: false, is_met: false };
-        assert_eq!(deaths.look(&standing(true), Instant::now()), [(RUN, died)]);
-        let gone = Fate::Gone { is_told: true, is_doubtful: false, is_met: false };
-        assert_eq!(deaths.look(&[], Instant::now()), [(RUN, gone)]);
-        deaths.opened(9, 0);
-        assert_eq!(deaths.look(&[], Instant::now()), [], "no member yet");
-        assert!(!deaths.ended(9, 0, false, Instant::now()) && deaths.runs.is_empty());
-    }
-
-    #[tokio::test]
-    async fn who_is_let_in_when_one_is_dead_is_owed_nothing_of_it_where_nodes_share_a_store() {
-        let node = Node::new();
-        node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
-        node.finds_the_peer();
-        node.has_a_link();
-        node.is_attached_to();
-        let is_owed = |silent: Instant| !node.routing.unheard(PEER, true, Some(silent)).is_empty();
-        let moment = Duration::from_millis(1);
-        assert!(!is_owed(Instant::now() + moment), "whoever attaches waits for it");
-        node.loses_its_links();
-        let let_in = node.routing.own.lock()[&node.number()].let_in.map(Instant::from_std);
-        let let_in = let_in.expect("nobody is waited for");
-        assert!(!is_owed(let_in) && is_owed(let_in + moment));
-        node.says_joined(0, 0, Vec::new());
-        assert!(!is_owed(let_in + moment), "it has said how far it was");
     }
 }

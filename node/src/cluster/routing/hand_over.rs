@@ -27,8 +27,8 @@ const HANDED_BYTES_MAX: usize = 4 * 1024 * 1024;
 const HANDED_KIB_MAX: usize = 12 * 1024;
 /// A channel that has not been handed over by then is given up.
 const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
-/// The same of one that is taken back: somebody waits for it. A third of that has each node that is asked.
-const TAKE_BACK_WAIT: Duration = Duration::from_secs(3);
+/// The same of one that is taken back: somebody waits for it. Half of that has each node that is asked.
+const TAKE_BACK_WAIT: Duration = Duration::from_secs(6);
 /// Channels that are taken back at a time: those with the same remainder wait for each other.
 const TAKING_BACK: usize = 64;
 /// A channel that was given and could not be taken is not asked for again within this.
@@ -99,9 +99,10 @@ impl Routing {
         let request = Request::HandOver { key: key.clone(), after: None };
         let answer = self.ask_one(from, hash_of(key), &request, HAND_OVER_WAIT).await;
         let Some(Answer::HandedOver(Some(handed))) = answer else { return false };
-        let own = self.hub.incarnation();
-        let expected = self.expected.lock().clone();
-        self.hub.take_over(&channel, *handed, |run| run != own && !expected.contains(&run))
+        let living = self.living();
+        // One that is not heard of may have something for this node on its way.
+        let has_left = |run| !living.contains(&run) && !self.deaths.lock().has_lanes(run);
+        self.hub.take_over(&channel, *handed, has_left)
     }
 
     /// The channel, once all others forward it.
@@ -123,11 +124,13 @@ impl Routing {
     /// Puts what others have of a channel before the recent messages here, where these do not reach what follows the position
     /// and those do. Whoever comes back to it meanwhile waits for the same, and takes no memory of its own.
     pub async fn take_back(&self, key: &ChannelKey, after: &Serial) {
-        tokio::time::timeout(TAKE_BACK_WAIT, self.take_back_of_any(key, after)).await.ok();
+        let mut turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock().await;
+        let taken = self.take_back_of_any(&mut turn, key, after);
+        tokio::time::timeout(TAKE_BACK_WAIT, taken).await.ok();
     }
 
-    async fn take_back_of_any(&self, key: &ChannelKey, after: &Serial) {
-        let mut turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock().await;
+    /// `turn` is the channel that could not be taken when this was last tried, and when that was.
+    async fn take_back_of_any(&self, turn: &mut Option<(u64, Instant)>, key: &ChannelKey, after: &Serial) {
         let is_lacking = || self.hub.recent_after(key, after).is_none() && self.hub.has_room_before(key);
         let was_refused = turn.filter(|(_, at)| at.elapsed() < NOT_AGAIN).map(|(channel, _)| channel);
         for peer in self.wanting(key).into_iter().filter(|peer| self.is_up(*peer)) {
@@ -136,7 +139,7 @@ impl Routing {
                 return;
             }
             let request = Request::HandOver { key: key.clone(), after: Some(after.clone()) };
-            let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 3).await;
+            let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 2).await;
             if let Some(Answer::HandedOver(Some(handed))) = answer {
                 // Then all has come that it had, of every node that lives.
                 if !self.settled(key).await || !self.hub.take_back(&channel, *handed) {

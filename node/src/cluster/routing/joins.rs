@@ -1,6 +1,6 @@
 //! From when on a peer forwards a channel that is wanted here, and what it had numbered before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Instant;
 
 use super::{JOIN_WAIT, Own, Routing};
@@ -74,10 +74,43 @@ impl Routing {
         channel.waits.retain(|waited| *waited != peer);
         let key = channel.waits.is_empty().then(|| channel.key.clone());
         channel.let_in = key.is_some().then(Instant::now);
+        let is_whole = !channel.is_passed;
         drop(own);
         if let Some(key) = key {
-            self.hub.joined(&key, number);
+            self.hub.joined(&key, number, is_whole);
         }
+    }
+
+    /// The link to the peer has ended. Where all its lanes to this node are about to, whoever attaches waits for that: then it is known
+    /// that they came after all that the peer had said, if it has died.
+    pub(super) fn unlinked(&self, peer: u64) {
+        self.deaths.lock().linked(peer, false);
+        if !self.deaths.lock().is_ending(peer) {
+            self.pass_by(peer);
+        }
+    }
+
+    /// The members whose lanes are about to end, as far as that is known.
+    pub(super) fn ending(&self) -> Vec<u64> {
+        let mut down: Vec<u64> =
+            self.peers.read().keys().copied().filter(|peer| !self.is_up(*peer)).collect();
+        let deaths = self.deaths.lock();
+        down.retain(|peer| deaths.is_ending(*peer));
+        down
+    }
+
+    /// No channel waits for the peer any more, which has not answered.
+    pub(super) fn pass_by(&self, peer: u64) {
+        let waiting: Vec<u64> = {
+            let mut own = self.own.lock();
+            let waiting = own.iter_mut().filter(|(_, own)| own.waits.contains(&peer));
+            let passes = waiting.map(|(number, own)| {
+                own.is_passed = true;
+                *number
+            });
+            passes.collect()
+        };
+        waiting.into_iter().for_each(|number| self.wait_no_more(number, peer));
     }
 
     pub(super) fn give_up_waiting(&self) {
@@ -86,7 +119,15 @@ impl Routing {
             let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
             late.map(|(number, own)| (*number, own.key.clone(), own.waits.clone())).collect::<Vec<_>>()
         };
-        let late = late(&self.own.lock());
+        let (late, waited) = {
+            let own = self.own.lock();
+            (late(&own), own.values().flat_map(|own| own.waits.iter().copied()).collect::<HashSet<_>>())
+        };
+        for peer in waited {
+            if !self.is_up(peer) && !self.deaths.lock().is_ending(peer) {
+                self.pass_by(peer);
+            }
+        }
         for (number, key, peers) in late {
             for peer in peers {
                 self.doubt_unconfirmed(peer, &key, number);
@@ -98,11 +139,14 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures_util::poll;
 
     use super::super::super::inbound::{Inbound as _, Interest, Peer};
     use super::super::fixture::{Node, PEER};
     use super::*;
+    use crate::hub::Start;
 
     /// Of a run, its number.
     fn stamp(incarnation: u64, sequence: u64) -> Stamp {
@@ -145,6 +189,54 @@ mod tests {
         let serial = channel.mark().serial();
         assert_eq!((serial.sequence_of(PEER), serial.sequence_of(99)), (Some(5), Some(4)));
         assert_eq!(node.routing.owed(&channel), [PEER]);
+    }
+
+    /// Its link ends before its lanes do. Whether somebody is let in before it has said how far it is, whoever had all that was here may
+    /// lack what it published last, to others alone.
+    #[tokio::test]
+    async fn who_attaches_while_one_dies_waits_for_its_end_and_is_not_taken_for_having_all() {
+        for (begins, (answers, resumes)) in
+            [("before", (true, true)), ("before", (false, false)), ("between", (false, false))]
+        {
+            let node = Node::new();
+            node.finds_the_peer();
+            node.has_a_link();
+            node.routing.lane_opened(&node.peer, 0);
+            let position = node.routing.hub.position(&node.key).serial();
+            if begins == "between" {
+                node.loses_its_links();
+            }
+            node.is_attached_to();
+            if answers {
+                node.says_joined(0, 0, Vec::new());
+            }
+            if begins == "before" {
+                node.loses_its_links();
+            }
+            let is_let_in = || node.routing.own.lock()[&node.number()].let_in.is_some();
+            assert_eq!(is_let_in(), answers, "{begins}");
+            node.routing.lane_ended(&node.peer, 0, true);
+            assert!(is_let_in());
+            let start = node.routing.hub.look_after(&node.key, &position);
+            assert_eq!(start == Start::Live, resumes, "{begins} {answers}: {start:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_attaches_does_not_wait_long_for_one_that_goes_on_behind_a_link_that_ended() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.has_a_link();
+        node.routing.lane_opened(&node.peer, 0);
+        node.is_attached_to();
+        node.loses_its_links();
+        let is_let_in = async {
+            while node.routing.own.lock()[&node.number()].let_in.is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(JOIN_WAIT, is_let_in).await.expect("it is given up");
+        assert!(node.routing.ending().is_empty());
     }
 
     #[tokio::test]

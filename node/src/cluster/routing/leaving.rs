@@ -125,9 +125,9 @@ impl Routing {
         let Some(links) = self.links.get() else { return };
         let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
         let goodbye = Item::interest(&Interest::Left { lanes });
-        let peers = self.expected.lock().clone();
         let mut receipts: Vec<Receipt> = Vec::new();
-        for peer in peers.into_iter().filter(|peer| links.is_up(*peer)) {
+        // Those too that gossip is silent about.
+        for peer in self.linked() {
             receipts.extend((0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye)));
         }
         if !have_come(receipts, wait).await {

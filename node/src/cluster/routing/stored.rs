@@ -151,10 +151,16 @@ impl Routing {
         let sequence = channel.reached(incarnation);
         let behind = Behind { key: channel.key().clone(), incarnation, sequence, since };
         let Some(stored) = local.stored(behind).await else { return false };
-        let may_go_on = self.deaths.lock().may_go_on(incarnation);
+        let may_go_on = self.may_go_on(incarnation);
         self.hub.refilled(channel, incarnation, inbound::stored(channel.key(), stored), may_go_on);
         self.deaths.lock().completed(incarnation, channel.number());
         true
+    }
+
+    /// It is held for dead here, and may be taking publishes.
+    fn may_go_on(&self, incarnation: u64) -> bool {
+        self.deaths.lock().may_go_on(incarnation)
+            || self.unreached.lock().runs().any(|unreached| unreached == incarnation)
     }
 
     /// Nobody is resumed in these channels until it is known whether something of the run is missing.
@@ -180,11 +186,13 @@ impl Routing {
         let complete = stream::iter(asked)
             .map(async |(number, key, let_in)| {
                 let channel = self.hub.live(&key).filter(|channel| channel.number() == number)?;
-                let since = let_in.map_or(since, |let_in| since.max(let_in.elapsed()));
+                // Whoever is resumed may come from so long ago.
+                let since = let_in.map_or(since, |let_in| since.max(let_in.elapsed() + self.hub.keeps_for()));
                 let sequence = channel.reached(incarnation);
                 let stored = local.stored(Behind { key, incarnation, sequence, since }).await?;
                 if stored.is_empty() {
-                    self.hub.refilled(&channel, incarnation, Vec::new(), false);
+                    let may_go_on = self.may_go_on(incarnation);
+                    self.hub.refilled(&channel, incarnation, Vec::new(), may_go_on);
                 }
                 stored.is_empty().then_some(number)
             })
@@ -410,6 +418,10 @@ mod tests {
             node.routing.lane_opened(&node.peer, 0);
             node.routing.look_for_deaths(&[standing(false)]);
             node.loses_its_links();
+            // What it says goes on coming.
+            while node.routing.deaths.lock().is_ending(PEER) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             node.is_attached_to();
             let channel = node.routing.hub.live(&node.key).expect("it is attached to");
             let position = channel.mark().serial();

@@ -16,7 +16,7 @@ use crate::model::{ChannelName, Limits, Tenure};
 use crate::session::Session;
 
 /// How long a closed connection may take to read what was said and to close its side.
-const LINGER_MS: u64 = 2_000;
+pub(super) const LINGER_MS: u64 = 2_000;
 /// What a silent client is granted while the node looks whether it had only not come to reading.
 const LAST_LOOK_MS: u64 = 1_000;
 /// In so many parts of the time between two heartbeats those of all connections go out.
@@ -201,7 +201,8 @@ impl Connection {
 
     /// The close frame has gone, and all before it; its client is to close now.
     pub(super) fn has_said_all(&self) -> bool {
-        matches!(self.stage, Stage::Closing { close: None, .. }) && self.outbox.is_empty()
+        let is_closing = matches!(self.stage, Stage::Closing { close: None, .. });
+        is_closing && self.outbox.is_empty() && !self.link.wants_write()
     }
 
     /// When this connection is to be looked at. `clock_ahead_ms` is epoch time minus shard time.

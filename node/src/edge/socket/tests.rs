@@ -9,7 +9,7 @@ use std::time::Instant;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use parking_lot::Mutex;
 
-use super::connection::{Connection, Open, Stage};
+use super::connection::{Connection, LINGER_MS, Open, Stage};
 use super::identities::Former;
 use super::*;
 use crate::accounts::{Account, Accounts, Seat};
@@ -408,6 +408,21 @@ fn who_was_asked_to_leave_before_a_stop_is_told_so_and_closed_in_its_time() {
         assert!(told.ends_with(&wire::close(1012, "")), "{}", String::from_utf8_lossy(&told));
         assert!(String::from_utf8_lossy(&told).contains("50003"));
     }
+}
+
+#[test]
+fn who_was_told_all_and_does_not_close_is_not_waited_for() {
+    let (node, mut shards) = Node::at_rest();
+    let shard = shards.pop().expect("there is one");
+    let running = std::thread::spawn(move || shard.run(true));
+    let mut client = node.client();
+    node.shards.stop(Duration::from_secs(20));
+    let mut told = Vec::new();
+    client.read_to_end(&mut told).unwrap();
+    assert!(told.ends_with(&wire::close(1012, "")), "{}", String::from_utf8_lossy(&told));
+    let has_told = Instant::now();
+    wait_until("the end of the shard", || running.is_finished());
+    assert!(has_told.elapsed() < Duration::from_millis(LINGER_MS), "{:?}", has_told.elapsed());
 }
 
 #[test]

@@ -217,6 +217,10 @@ impl Others {
     pub(super) fn after_a_death(has_lost: bool) -> Self {
         Self { has_lost, ..Self::default() }
     }
+
+    pub(super) fn waited_for() -> Self {
+        Self { waits: true, ..Self::default() }
+    }
 }
 
 impl Interest for Others {
@@ -252,7 +256,7 @@ fn nobody_is_resumed_where_a_node_could_not_be_told_until_it_is_given_up() {
 #[test]
 fn an_attach_waits_for_other_nodes_once() {
     let (hub, _targets) = hub_without_rings(2, Clock::manual(NOW_MS));
-    let others = Arc::new(Others { waits: true, ..Others::default() });
+    let others = Arc::new(Others::waited_for());
     hub.set_interest(Arc::clone(&others) as Arc<dyn Interest>);
     let ran = Arc::new(AtomicUsize::new(0));
     let waiter = || {
@@ -264,9 +268,9 @@ fn an_attach_waits_for_other_nodes_once() {
     assert!(hub.join(&key("a"), 0, waiter).is_none() && hub.join(&key("a"), 1, waiter).is_none());
     assert_eq!((others.joins.load(Ordering::SeqCst), ran.load(Ordering::SeqCst)), (1, 0));
     let number = hub.live(&key("a")).expect("it is waited for").number();
-    hub.joined(&key("a"), number + 1);
+    hub.joined(&key("a"), number + 1, true);
     assert_eq!(ran.load(Ordering::SeqCst), 0, "another channel");
-    hub.joined(&key("a"), number);
+    hub.joined(&key("a"), number, true);
     assert_eq!(ran.load(Ordering::SeqCst), 2);
     let channel = hub.join(&key("a"), 0, waiter).expect("they forward it");
     hub.detach(&channel, 0);

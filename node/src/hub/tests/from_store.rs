@@ -84,13 +84,29 @@ fn who_has_not_all_of_what_is_known_of_a_dead_run_is_not_resumed_from_the_recent
 /// On a channel that is wanted from now on, nothing tells a position from one that lacks the last of a node that has died.
 #[test]
 fn after_a_death_a_channel_begins_with_a_number_of_its_own() {
-    for has_lost in [false, true] {
+    for (has_lost, is_held) in [(false, false), (true, false), (false, true), (true, true)] {
         let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
         hub.set_interest(Arc::new(Others::after_a_death(has_lost)));
         let before = hub.position(&key("a")).serial();
-        let joined = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+        let waiter = || unreachable!("there is nobody to wait for");
+        let joined = if is_held { hub.hold(&key("a"), waiter) } else { hub.join(&key("a"), 0, waiter) };
         assert!(joined.is_some());
-        let expected = if has_lost { Start::Unknown } else { Start::Live };
+        let start = hub.look_after(&key("a"), &before);
+        assert_eq!(start == Start::Unknown, has_lost, "{start:?}");
+    }
+}
+
+/// The same where one dies that is waited for.
+#[test]
+fn after_waiting_for_one_that_has_not_answered_too() {
+    for is_whole in [true, false] {
+        let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
+        hub.set_interest(Arc::new(Others::waited_for()));
+        let before = hub.position(&key("a")).serial();
+        assert!(hub.join(&key("a"), 0, || Box::new(|| {})).is_none());
+        let number = hub.live(&key("a")).expect("it is waited for").number();
+        hub.joined(&key("a"), number, is_whole);
+        let expected = if is_whole { Start::Live } else { Start::Unknown };
         assert_eq!(hub.look_after(&key("a"), &before), expected);
     }
 }

@@ -115,8 +115,12 @@ fn a_run_that_is_gone_is_known_here_as_it_was_there() {
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
     let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), None);
-    hub.take_over(&channel, handed(&leaving), |run| run == GONE);
+    assert!(
+        !hub.take_over(&channel, handed(&leaving), |run| run == GONE),
+        "what it had last has not come here"
+    );
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), None, "nor will it");
 }
 
 #[test]
