@@ -10,7 +10,7 @@ use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::network::{Lost, isolated};
 use fanfare_cluster_tests::{
-    Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_until,
+    Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_for, wait_until,
 };
 use scylla::statement::{Consistency, Statement};
 use serde_json::{Value, json};
@@ -366,17 +366,21 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
     node.assert_no_panic();
 }
 
+/// Of one question to a node of the database.
+const ASKED_WITHIN: Duration = Duration::from_millis(250);
+
 /// From when a quorum answers who asks that node of the database alone, until a publish is acknowledged.
 async fn until_well_after(cassandra: &Cassandra, by: usize, keyspace: &str, node: &Node) -> Duration {
     let of_a_quorum = async {
         let session = cassandra.session_by(by).await;
         let mut asked = Statement::new(format!("SELECT runs FROM {keyspace}.nodes WHERE node_id = 'n1'"));
         asked.set_consistency(Consistency::LocalQuorum);
-        wait_until(MARKED_DOWN, "an answer of a quorum", async || {
-            session.query_unpaged(asked.clone(), ()).await.is_ok()
-        })
-        .await;
-        Instant::now()
+        let begun = async || {
+            let begun = Instant::now();
+            let answered = tokio::time::timeout(ASKED_WITHIN, session.query_unpaged(asked.clone(), ())).await;
+            answered.is_ok_and(|answered| answered.is_ok()).then_some(begun)
+        };
+        wait_for(MARKED_DOWN, "an answer of a quorum", begun).await
     };
     let of_a_publish = async {
         wait_until(MARKED_DOWN, "an acknowledged publish", async || {
@@ -407,19 +411,24 @@ async fn a_quorum_that_is_there_again_beside_a_node_that_stands_still_is_known_i
             degraded && publish(&node, "probe", json!({"data": 1})).await.status == 503
         })
         .await;
-        let (last, before) = killed.split_last().expect("one at least");
-        before.iter().for_each(|before| cassandra.restart_only(*before));
-        let (server, again) = (cassandra.clone(), *last);
-        let restart = tokio::task::spawn_blocking(move || server.restart_only(again));
-        // One that answers beside the last one, or that one.
-        let by = before.first().copied().unwrap_or(1);
+        let again: Vec<_> = killed
+            .iter()
+            .map(|killed| {
+                let (server, killed) = (cassandra.clone(), *killed);
+                tokio::task::spawn_blocking(move || server.restart_only(killed))
+            })
+            .collect();
+        // One that was never away, or one of those that come back.
+        let by = if still == 1 { 2 } else { 1 };
         let waited = until_well_after(&cassandra, by, &keyspace, &node).await;
         println!("{still} stood still and {killed:?} were killed: an ack {waited:?} after a quorum");
         assert!(
             waited < WELL_WITHIN,
             "{waited:?} beside {still}, which stands still, after {killed:?} came back"
         );
-        restart.await.expect("it starts");
+        for again in again {
+            again.await.expect("it starts");
+        }
         cassandra.signal("CONT", Some(still));
         // All of them see each other again.
         cassandra.restart();

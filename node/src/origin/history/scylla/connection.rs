@@ -22,7 +22,7 @@ use scylla::statement::prepared::PreparedStatement;
 
 use super::failed;
 use super::schema::{self, SchemaError};
-use super::standing::{Passed, Standing};
+use super::standing::{self, Passed, Standing};
 use crate::origin::history::StoreError;
 
 /// Of each node of the database; a node of ScyllaDB has at least one for each of its shards.
@@ -137,21 +137,24 @@ impl Connection {
         self.build(self.builder().known_nodes(&self.nodes)).await
     }
 
-    /// One in place of another that gets no answers. Nodes that stand still are passed by, which the driver would wait for, one after the
-    /// other; it connects to them too when it next reads who there is. None where no node answers.
-    pub(super) async fn session_after(&self, before: &Session) -> Result<Option<Session>, ScyllaError> {
-        let Standing { answer, silent } = Standing::ask(&self.nodes, before).await;
-        if answer.is_empty() {
+    /// One in place of another that gets no answers. None where no node answers.
+    pub(super) async fn session_after(
+        &self,
+        before: &Session,
+    ) -> Result<Option<(Session, Passed)>, ScyllaError> {
+        let standing = Standing::ask(standing::known(&self.nodes, before).await).await;
+        if standing.answer.is_empty() {
             return Ok(None);
         }
-        if silent.is_empty() {
-            return self.session().await.map(Some);
-        }
-        let passed = Passed::by(silent);
-        let builder = self.builder().known_nodes_addr(answer).host_filter(Arc::new(passed.clone()));
-        let session = self.build(builder).await?;
-        passed.none_any_more();
-        Ok(Some(session))
+        self.session_past(&standing).await.map(Some)
+    }
+
+    /// Nodes that stand still are passed by: the driver would wait for each of them.
+    pub(super) async fn session_past(&self, standing: &Standing) -> Result<(Session, Passed), ScyllaError> {
+        let passed = Passed::by(&standing.silent);
+        let builder = self.builder().known_nodes_addr(&standing.answer);
+        let session = self.build(builder.host_filter(Arc::new(passed.clone()))).await?;
+        Ok((session, passed))
     }
 
     fn builder(&self) -> SessionBuilder {
@@ -243,6 +246,14 @@ impl Database {
     pub(super) async fn over(session: Session, keyspace: &str) -> Result<Self, ScyllaError> {
         let statements = Statements::prepare(&session, keyspace).await?;
         Ok(Self { session, statements })
+    }
+
+    /// Those too that were passed by: the driver looks who there is only when it is told of a change.
+    pub(super) async fn connect_to_all(&self, passed: &Passed) {
+        passed.none_any_more();
+        if let Err(error) = self.session.refresh_metadata().await {
+            tracing::debug!(%error, "it is not known which nodes the database has");
+        }
     }
 
     /// One batch of rows, all of one partition.

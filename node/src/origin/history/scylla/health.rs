@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::connection::Database;
+use super::connection::{Database, ScyllaError};
 use super::{Shared, failed};
 use crate::origin::history::StoreError;
+use crate::tasks::OnStop;
 
 /// Between two questions whether it answers.
 const LOOK: Duration = Duration::from_secs(1);
@@ -96,13 +97,19 @@ async fn answers_again(shared: &Shared, database: &Database) {
 }
 
 async fn renew(shared: &Shared, before: &Database) -> bool {
-    let made = async {
-        let Some(session) = shared.connection.session_after(&before.session).await? else { return Ok(None) };
-        Database::over(session, &shared.connection.keyspace).await.map(Some)
-    };
-    match made.await {
-        Ok(Some(database)) => {
-            *shared.database.write() = Arc::new(database);
+    let made: Result<_, ScyllaError> = async {
+        let Some((session, passed)) = shared.connection.session_after(&before.session).await? else {
+            return Ok(None);
+        };
+        Ok(Some((Database::over(session, &shared.connection.keyspace).await?, passed)))
+    }
+    .await;
+    match made {
+        Ok(Some((database, passed))) => {
+            let database = Arc::new(database);
+            *shared.database.write() = Arc::clone(&database);
+            let looking = async move { database.connect_to_all(&passed).await };
+            shared.tasks.spawn("nodes of the database", OnStop::Cancel, looking);
             true
         }
         Ok(None) => false,

@@ -2,68 +2,85 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use scylla::client::session::Session;
-use scylla::cluster::NodeAddr;
 use scylla::cluster::metadata::Peer;
 use scylla::policies::host_filter::HostFilter;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
 
+/// Where none is said, as the driver has it.
+const PORT: u16 = 9042;
 /// A request for the options of a server, by the native protocol: version 4, no flags, stream 0, `OPTIONS`, no body. It is answered
 /// to whoever connects.
 const OPTIONS: [u8; 9] = [4, 0, 0, 0, 5, 0, 0, 0, 0];
+/// The answer begins with as much, and the length of the rest is at its end.
+const HEAD_BYTES: usize = 9;
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// The nodes of the database, by whether they answer.
-#[derive(Debug, Default)]
+/// Nodes of the database, by whether they answer.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Standing {
-    pub(super) answer: Vec<SocketAddr>,
+    pub(super) answer: HashSet<SocketAddr>,
     pub(super) silent: HashSet<SocketAddr>,
 }
 
 impl Standing {
-    /// Of the contact points, and of all that the session before knew.
-    pub(super) async fn ask(points: &[String], before: &Session) -> Self {
-        let mut nodes: HashSet<_> =
-            before.get_cluster_state().get_nodes_info().iter().map(|node| socket(node.address)).collect();
-        let found = join_all(points.iter().map(lookup_host)).await;
-        nodes.extend(found.into_iter().flatten().flatten());
-        let asked = join_all(nodes.into_iter().map(async |node| (node, answers(node).await))).await;
+    pub(super) async fn ask(nodes: HashSet<SocketAddr>) -> Self {
+        let asked = nodes.into_iter().map(async |node| (node, answers(node).await));
         let mut standing = Self::default();
-        for (node, answers) in asked {
-            if answers {
-                standing.answer.push(node);
-            } else {
-                standing.silent.insert(node);
-            }
+        for (node, answers) in join_all(asked).await {
+            let nodes = if answers { &mut standing.answer } else { &mut standing.silent };
+            nodes.insert(node);
         }
         standing
     }
+}
+
+/// All nodes that the session before knew, and the contact points; names are left out that are not told in time.
+pub(super) async fn known(points: &[String], before: &Session) -> HashSet<SocketAddr> {
+    let state = before.get_cluster_state();
+    let address = |ip: IpAddr, port: u16| SocketAddr::new(ip, port);
+    let nodes = state.get_nodes_info().iter().map(|node| address(node.address.ip(), node.address.port()));
+    let told = join_all(points.iter().map(|point| timeout(ANSWER_WAIT, addresses(point)))).await;
+    nodes.chain(told.into_iter().flatten().flatten()).collect()
+}
+
+async fn addresses(point: &str) -> Vec<SocketAddr> {
+    if let Ok(told) = lookup_host(point).await {
+        return told.collect();
+    }
+    let told = lookup_host((point, PORT)).await;
+    told.map_or_else(|_| Vec::new(), Iterator::collect)
 }
 
 async fn answers(node: SocketAddr) -> bool {
     let asked = async {
         let mut stream = TcpStream::connect(node).await?;
         stream.write_all(&OPTIONS).await?;
-        stream.read_u8().await?;
+        let mut head = [0; HEAD_BYTES];
+        stream.read_exact(&mut head).await?;
+        let [.., a, b, c, d] = head;
+        let rest = u64::from(u32::from_be_bytes([a, b, c, d]));
+        tokio::io::copy(&mut stream.take(rest), &mut tokio::io::sink()).await?;
         io::Result::Ok(())
     };
-    tokio::time::timeout(ANSWER_WAIT, asked).await.is_ok_and(|answered| answered.is_ok())
+    timeout(ANSWER_WAIT, asked).await.is_ok_and(|answered| answered.is_ok())
 }
 
 /// Keeps a session from nodes until it is told that there are none any more to pass by; it sees that when it next reads who there is.
 #[derive(Clone, Default)]
-pub(super) struct Passed(Arc<Mutex<HashSet<SocketAddr>>>);
+pub(super) struct Passed(Arc<Mutex<HashSet<IpAddr>>>);
 
 impl Passed {
-    pub(super) fn by(nodes: HashSet<SocketAddr>) -> Self {
-        Self(Arc::new(Mutex::new(nodes)))
+    pub(super) fn by(nodes: &HashSet<SocketAddr>) -> Self {
+        Self(Arc::new(Mutex::new(nodes.iter().map(SocketAddr::ip).collect())))
     }
 
     pub(super) fn none_any_more(&self) {
@@ -73,10 +90,40 @@ impl Passed {
 
 impl HostFilter for Passed {
     fn accept(&self, peer: &Peer) -> bool {
-        !self.0.lock().contains(&socket(peer.address))
+        !self.0.lock().contains(&peer.address.ip())
     }
 }
 
-fn socket(address: NodeAddr) -> SocketAddr {
-    SocketAddr::new(address.ip(), address.port())
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_takes_a_connection_and_says_nothing_does_not_answer() {
+        let listen = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let (one, silent, gone) = (listen().await, listen().await, listen().await);
+        let [answers, stands_still, is_gone] =
+            [&one, &silent, &gone].map(|listener| listener.local_addr().expect("it listens"));
+        drop(gone);
+        tokio::spawn(async move {
+            let (mut stream, _) = one.accept().await.expect("it is asked");
+            let mut asked = [0; OPTIONS.len()];
+            stream.read_exact(&mut asked).await.expect("it is asked");
+            assert_eq!(asked, OPTIONS);
+            stream.write_all(&[0x84, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0]).await.expect("it answers");
+        });
+        let standing = Standing::ask([answers, stands_still, is_gone].into()).await;
+        let expected = Standing { answer: [answers].into(), silent: [stands_still, is_gone].into() };
+        assert_eq!(standing, expected);
+    }
+
+    #[tokio::test]
+    async fn a_contact_point_may_be_said_without_its_port() {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        assert_eq!(addresses("127.0.0.1:7").await, [local(7)]);
+        assert_eq!(addresses("127.0.0.1").await, [local(PORT)]);
+        assert_eq!(addresses("not a name").await, []);
+    }
 }

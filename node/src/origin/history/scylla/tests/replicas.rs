@@ -8,6 +8,7 @@ use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 
 use super::super::connection::batch;
+use super::super::standing::Standing;
 use super::*;
 
 /// With so many each of three nodes has some.
@@ -63,4 +64,31 @@ fn a_node_is_asked_that_has_the_partition() {
         owners.extend([has_days, has_row]);
     }
     assert_eq!(owners.len(), state.get_nodes_info().len(), "each node of the database has some: {owners:?}");
+}
+
+/// Where there is only one, there is none to pass by.
+#[test]
+fn a_node_that_was_passed_by_is_connected_to_later() {
+    let Some(place) = Keyspace::new() else { return };
+    let store = place.open_with(Keyspace::options(), &Clock::system());
+    let database = store.shared.database();
+    let state = database.session.get_cluster_state();
+    let nodes = state.get_nodes_info().iter();
+    let mut answer: HashSet<_> =
+        nodes.map(|node| SocketAddr::new(node.address.ip(), node.address.port())).collect();
+    let silent: HashSet<_> = answer.iter().copied().skip(1).take(1).collect();
+    answer.retain(|node| !silent.contains(node));
+    runtime().block_on(async {
+        let made = place.connection.session_past(&Standing { answer, silent: silent.clone() }).await;
+        let (session, passed) = made.expect("a session");
+        let database = Database::over(session, &place.connection.keyspace).await.expect("prepared");
+        let is_connected = || {
+            let state = database.session.get_cluster_state();
+            let mut nodes = state.get_nodes_info().iter();
+            nodes.all(|node| node.is_connected())
+        };
+        assert_eq!(is_connected(), silent.is_empty());
+        database.connect_to_all(&passed).await;
+        assert!(is_connected());
+    });
 }
