@@ -330,7 +330,7 @@ impl hub::Interest for Routing {
     }
 
     fn has_lost(&self) -> bool {
-        self.store().is_some() && self.deaths.lock().has_lost(self.hub.keeps_for())
+        self.deaths.lock().has_lost(self.hub.keeps_for())
     }
 }
 

@@ -59,8 +59,8 @@ impl Hub {
     }
 
     /// Puts what another node has handed over before what the channel has by itself: from where that begins the channel has
-    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet, or something of
-    /// those has not come here: nobody can be brought on over that.
+    /// everything by itself. `has_left` are the runs of which nothing comes any more. False where the two do not meet, or something that
+    /// was handed over neither came here nor will: nobody can be brought on over that.
     pub fn take_over(
         &self,
         channel: &Arc<Channel>,
@@ -71,9 +71,12 @@ impl Hub {
         if !state.unsure.is_empty() || state.ring.is_none() {
             return false;
         }
-        let here = state.mark.serial();
-        let is_lacking =
-            |one: &Forwarded| has_left(one.incarnation) && !here.covers_one(one.incarnation, one.last);
+        let is_lacking = |one: &Forwarded| {
+            let stamp = Stamp { incarnation: one.incarnation, sequence: one.last };
+            // What is not forwarded to here is not on its way either.
+            let comes = !has_left(one.incarnation) && state.whole.contains(&one.incarnation);
+            !comes && !state.knows(stamp)
+        };
         let is_lacking = handed.messages.iter().any(|(one, _)| is_lacking(one));
         let mark = &mut state.mark;
         // Who comes from there has it in its position.

@@ -62,14 +62,22 @@ struct Run {
     is_met: bool,
     /// Its lanes that are open.
     lanes: HashSet<u32>,
-    /// Since when there is no link to it while they are.
-    unlinked: Option<Instant>,
+    link: Link,
     /// When the first of them ended, since the last one was opened.
     ended: Option<Instant>,
     /// Nothing is known to be missing of what came over them.
     is_whole: bool,
     /// The channels in which all that it had stored is here since it died, by number.
     complete: HashSet<u64>,
+}
+
+/// The way to a run.
+#[derive(Debug, Clone, Copy, Default)]
+enum Link {
+    #[default]
+    Never,
+    Up,
+    Down(Instant),
 }
 
 /// What has become of a run.
@@ -137,15 +145,20 @@ impl Deaths {
     /// The link to it is there, or has ended.
     pub(super) fn linked(&mut self, incarnation: u64, up: bool) {
         if let Some(run) = self.runs.get_mut(&incarnation) {
-            run.unlinked = (!up).then(Instant::now);
+            run.link = if up { Link::Up } else { Link::Down(Instant::now()) };
         }
     }
 
-    /// The link to it ended just now, and not all of its lanes: where it has died they follow at once.
+    /// Of one that cannot be sent to: its link ended just now, and not all of its lanes. Where it has died they follow at once.
     pub(super) fn is_ending(&self, incarnation: u64) -> bool {
         let is_ending = |run: &Run| {
-            let is_late = run.unlinked.is_none_or(|since| since.elapsed() > AT_ONCE);
-            !is_late && !run.lanes.is_empty() && !run.has_left
+            let ends = match run.link {
+                Link::Never => false,
+                // That it has ended is about to be told.
+                Link::Up => true,
+                Link::Down(since) => since.elapsed() <= AT_ONCE,
+            };
+            ends && !run.lanes.is_empty() && !run.has_left
         };
         self.runs.get(&incarnation).is_some_and(is_ending)
     }
@@ -364,7 +377,11 @@ impl Routing {
         }
         let silent = silent.filter(|_| self.store().is_some()).map(Instant::into_std);
         let own = self.own.lock();
-        let was_before = |own: &Own, silent| own.let_in.is_some_and(|let_in| let_in < silent);
+        // Whoever was let in after waiting for it is not taken for having all, whatever it had published.
+        let waits = |own: &Own| own.is_passed || own.waits.contains(&incarnation);
+        let was_before = |own: &Own, silent| {
+            own.let_in.is_some_and(|let_in| let_in < silent) || own.since < silent && !waits(own)
+        };
         let is_owed = |own: &Own| silent.is_none_or(|silent| was_before(own, silent));
         let unheard = own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation) && is_owed(own));
         unheard.map(|(number, _)| *number).collect()

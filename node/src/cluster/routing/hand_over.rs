@@ -125,8 +125,10 @@ impl Routing {
     /// and those do. Whoever comes back to it meanwhile waits for the same, and takes no memory of its own.
     pub async fn take_back(&self, key: &ChannelKey, after: &Serial) {
         let mut turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock().await;
-        let taken = self.take_back_of_any(&mut turn, key, after);
-        tokio::time::timeout(TAKE_BACK_WAIT, taken).await.ok();
+        let taken = tokio::time::timeout(TAKE_BACK_WAIT, self.take_back_of_any(&mut turn, key, after));
+        if taken.await.is_err() {
+            *turn = self.hub.live(key).map(|channel| (channel.number(), Instant::now()));
+        }
     }
 
     /// `turn` is the channel that could not be taken when this was last tried, and when that was.
@@ -140,11 +142,17 @@ impl Routing {
             }
             let request = Request::HandOver { key: key.clone(), after: Some(after.clone()) };
             let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 2).await;
-            if let Some(Answer::HandedOver(Some(handed))) = answer {
+            let is_refused = match answer {
                 // Then all has come that it had, of every node that lives.
-                if !self.settled(key).await || !self.hub.take_back(&channel, *handed) {
-                    *turn = Some((channel.number(), Instant::now()));
+                Some(Answer::HandedOver(Some(handed))) => {
+                    !self.settled(key).await || !self.hub.take_back(&channel, *handed)
                 }
+                // Who waits meanwhile is not to wait for it too.
+                None => true,
+                Some(_) => false,
+            };
+            if is_refused {
+                *turn = Some((channel.number(), Instant::now()));
             }
         }
     }

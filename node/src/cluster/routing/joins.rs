@@ -105,7 +105,7 @@ impl Routing {
             let mut own = self.own.lock();
             let waiting = own.iter_mut().filter(|(_, own)| own.waits.contains(&peer));
             let passes = waiting.map(|(number, own)| {
-                own.is_passed = true;
+                own.is_passed |= !own.confirmed.contains(&peer);
                 *number
             });
             passes.collect()
@@ -115,19 +115,18 @@ impl Routing {
 
     pub(super) fn give_up_waiting(&self) {
         self.deaths.lock().looked(tokio::time::Instant::now());
-        let late = |own: &BTreeMap<u64, Own>| {
-            let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
-            late.map(|(number, own)| (*number, own.key.clone(), own.waits.clone())).collect::<Vec<_>>()
-        };
-        let (late, waited) = {
-            let own = self.own.lock();
-            (late(&own), own.values().flat_map(|own| own.waits.iter().copied()).collect::<HashSet<_>>())
-        };
+        let waited: HashSet<u64> =
+            self.own.lock().values().flat_map(|own| own.waits.iter().copied()).collect();
         for peer in waited {
             if !self.is_up(peer) && !self.deaths.lock().is_ending(peer) {
                 self.pass_by(peer);
             }
         }
+        let late = |own: &BTreeMap<u64, Own>| {
+            let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
+            late.map(|(number, own)| (*number, own.key.clone(), own.waits.clone())).collect::<Vec<_>>()
+        };
+        let late = late(&self.own.lock());
         for (number, key, peers) in late {
             for peer in peers {
                 self.doubt_unconfirmed(peer, &key, number);

@@ -187,7 +187,8 @@ impl Routing {
             .map(async |(number, key, let_in)| {
                 let channel = self.hub.live(&key).filter(|channel| channel.number() == number)?;
                 // Whoever is resumed may come from so long ago.
-                let since = let_in.map_or(since, |let_in| since.max(let_in.elapsed() + self.hub.keeps_for()));
+                let let_in = let_in.map_or(Duration::ZERO, |let_in| let_in.elapsed());
+                let since = since.max(let_in + self.hub.keeps_for());
                 let sequence = channel.reached(incarnation);
                 let stored = local.stored(Behind { key, incarnation, sequence, since }).await?;
                 if stored.is_empty() {

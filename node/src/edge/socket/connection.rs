@@ -16,7 +16,7 @@ use crate::model::{ChannelName, Limits, Tenure};
 use crate::session::Session;
 
 /// How long a closed connection may take to read what was said and to close its side.
-pub(super) const LINGER_MS: u64 = 2_000;
+const LINGER_MS: u64 = 2_000;
 /// What a silent client is granted while the node looks whether it had only not come to reading.
 const LAST_LOOK_MS: u64 = 1_000;
 /// In so many parts of the time between two heartbeats those of all connections go out.

@@ -166,6 +166,8 @@ impl Shard {
             if polled.is_ok() && !self.has_work() {
                 let rest = self.pace.rest(Instant::now());
                 if !rest.is_zero() {
+                    // Whoever leaves something for it meanwhile need not wake it.
+                    self.handle.inbox.woke();
                     self.note_all(&events);
                     std::thread::sleep(rest);
                     polled = self.poll.poll(&mut events, Some(Duration::ZERO));

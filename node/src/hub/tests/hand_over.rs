@@ -121,6 +121,9 @@ fn a_run_that_is_gone_is_known_here_as_it_was_there() {
     );
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), None, "nor will it");
+    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    assert!(!hub.take_over(&channel, handed(&leaving), |_| false), "it does not forward the channel to here");
+    assert_eq!(missed(&hub, &[(run, 2)]), None);
 }
 
 #[test]

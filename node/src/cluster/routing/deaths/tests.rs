@@ -1,5 +1,6 @@
 //! What becomes of runs whose lanes end, and who is owed what of them.
 
+use super::super::super::inbound::Peer;
 use super::super::fixture::{Node, PEER};
 use super::*;
 use crate::testing::SharedLocal;
@@ -152,4 +153,22 @@ async fn who_is_let_in_when_one_is_dead_is_owed_nothing_of_it_where_nodes_share_
     assert!(!is_owed(let_in) && is_owed(let_in + moment));
     node.says_joined(0, 0, Vec::new());
     assert!(!is_owed(let_in + moment), "it has said how far it was");
+}
+
+/// It was not waited for, so nobody knows what it had published when those who attached were let in.
+#[tokio::test]
+async fn who_was_there_before_one_fell_silent_is_owed_what_it_had_although_others_were_waited_for_since() {
+    let node = Node::new();
+    node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
+    let other = Peer { node_id: "n8".into(), incarnation: 8 };
+    node.finds(&[&other]);
+    node.has_a_link();
+    node.is_attached_to();
+    let silent = Instant::now();
+    while Instant::now() == silent {}
+    let is_owed = || !node.routing.unheard(PEER, true, Some(silent)).is_empty();
+    assert!(is_owed());
+    node.says_joined_as(&other, 0, 0, Vec::new());
+    assert!(node.routing.own.lock()[&node.number()].let_in.is_some());
+    assert!(is_owed());
 }
