@@ -107,14 +107,15 @@ mod tests {
         let [answers, stands_still, is_gone] =
             [&one, &silent, &gone].map(|listener| listener.local_addr().expect("it listens"));
         drop(gone);
-        tokio::spawn(async move {
+        let answering = async {
             let (mut stream, _) = one.accept().await.expect("it is asked");
             let mut asked = [0; OPTIONS.len()];
             stream.read_exact(&mut asked).await.expect("it is asked");
             assert_eq!(asked, OPTIONS);
             stream.write_all(&[0x84, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0]).await.expect("it answers");
-        });
-        let standing = Standing::ask([answers, stands_still, is_gone].into()).await;
+        };
+        let asked = Standing::ask([answers, stands_still, is_gone].into());
+        let (standing, ()) = tokio::join!(asked, answering);
         let expected = Standing { answer: [answers].into(), silent: [stands_still, is_gone].into() };
         assert_eq!(standing, expected);
     }
