@@ -330,7 +330,8 @@ impl hub::Interest for Routing {
     }
 
     fn has_lost(&self) -> bool {
-        self.deaths.lock().has_lost(self.hub.keeps_for())
+        // Without a store nobody has what no living node heard, and these say what they have heard of it.
+        self.store().is_some() && self.deaths.lock().has_lost(self.hub.keeps_for())
     }
 }
 
