@@ -3,6 +3,7 @@
 use super::super::super::inbound::Peer;
 use super::super::fixture::{Node, PEER};
 use super::*;
+use crate::hub::Interest as _;
 use crate::testing::SharedLocal;
 
 const RUN: u64 = 7;
@@ -171,4 +172,20 @@ async fn who_was_there_before_one_fell_silent_is_owed_what_it_had_although_other
     node.says_joined_as(&other, 0, 0, Vec::new());
     assert!(node.routing.own.lock()[&node.number()].let_in.is_some());
     assert!(is_owed());
+}
+
+/// Elsewhere it would only keep who comes back from what another node has heard.
+#[tokio::test]
+async fn a_death_ends_older_positions_only_where_nodes_share_a_store() {
+    for share in [false, true] {
+        let node = Node::new();
+        if share {
+            node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
+        }
+        for is_dead in [false, true] {
+            assert!(!node.routing.has_lost());
+            node.routing.look_for_deaths(&standing(is_dead));
+        }
+        assert_eq!(node.routing.has_lost(), share);
+    }
 }
