@@ -1,9 +1,9 @@
 //! From when on a peer forwards a channel that is wanted here, and what it had numbered before.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::time::Instant;
 
-use super::{JOIN_WAIT, Own, Routing};
+use super::{JOIN_WAIT, Routing};
 use crate::hub::Mark;
 use crate::model::{ChannelKey, Stamp};
 
@@ -115,18 +115,23 @@ impl Routing {
 
     pub(super) fn give_up_waiting(&self) {
         self.deaths.lock().looked(tokio::time::Instant::now());
-        let waited: HashSet<u64> =
-            self.own.lock().values().flat_map(|own| own.waits.iter().copied()).collect();
+        let waiting: Vec<(u64, Vec<u64>)> = {
+            let own = self.own.lock();
+            let waiting = own.iter().filter(|(_, own)| !own.waits.is_empty());
+            waiting.map(|(number, own)| (*number, own.waits.clone())).collect()
+        };
+        let waited: HashSet<u64> = waiting.iter().flat_map(|(_, peers)| peers.iter().copied()).collect();
         for peer in waited {
             if !self.is_up(peer) && !self.deaths.lock().is_ending(peer) {
                 self.pass_by(peer);
             }
         }
-        let late = |own: &BTreeMap<u64, Own>| {
-            let late = own.iter().filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
-            late.map(|(number, own)| (*number, own.key.clone(), own.waits.clone())).collect::<Vec<_>>()
+        let late: Vec<_> = {
+            let own = self.own.lock();
+            let still = waiting.iter().filter_map(|(number, _)| Some((*number, own.get(number)?)));
+            let late = still.filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
+            late.map(|(number, own)| (number, own.key.clone(), own.waits.clone())).collect()
         };
-        let late = late(&self.own.lock());
         for (number, key, peers) in late {
             for peer in peers {
                 self.doubt_unconfirmed(peer, &key, number);

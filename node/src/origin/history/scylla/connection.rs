@@ -250,8 +250,9 @@ impl Database {
 
     /// Those too that were passed by: the driver looks who there is only when it is told of a change.
     pub(super) async fn connect_to_all(&self, passed: &Passed) {
-        passed.none_any_more();
-        if let Err(error) = self.session.refresh_metadata().await {
+        if passed.none_any_more()
+            && let Err(error) = self.session.refresh_metadata().await
+        {
             tracing::debug!(%error, "it is not known which nodes the database has");
         }
     }

@@ -46,8 +46,8 @@ impl Standing {
 /// All nodes that the session before knew, and the contact points; names are left out that are not told in time.
 pub(super) async fn known(points: &[String], before: &Session) -> HashSet<SocketAddr> {
     let state = before.get_cluster_state();
-    let address = |ip: IpAddr, port: u16| SocketAddr::new(ip, port);
-    let nodes = state.get_nodes_info().iter().map(|node| address(node.address.ip(), node.address.port()));
+    let nodes = state.get_nodes_info().iter();
+    let nodes = nodes.map(|node| SocketAddr::new(node.address.ip(), node.address.port()));
     let told = join_all(points.iter().map(|point| timeout(ANSWER_WAIT, addresses(point)))).await;
     nodes.chain(told.into_iter().flatten().flatten()).collect()
 }
@@ -75,7 +75,7 @@ async fn answers(node: SocketAddr) -> bool {
 }
 
 /// Keeps a session from nodes until it is told that there are none any more to pass by; it sees that when it next reads who there is.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Passed(Arc<Mutex<HashSet<IpAddr>>>);
 
 impl Passed {
@@ -83,8 +83,9 @@ impl Passed {
         Self(Arc::new(Mutex::new(nodes.iter().map(SocketAddr::ip).collect())))
     }
 
-    pub(super) fn none_any_more(&self) {
-        self.0.lock().clear();
+    /// False where there was none.
+    pub(super) fn none_any_more(&self) -> bool {
+        !std::mem::take(&mut *self.0.lock()).is_empty()
     }
 }
 
