@@ -50,7 +50,7 @@ use nonces::{Clocks, Noted};
 use orphans::Orphaned;
 use presence::Presence;
 use quorum::Quorum;
-use receipts::{Acks, have_come};
+use receipts::Acks;
 use refill::{REFILLS_MAX, REFILLS_WAITING_MAX, Round};
 use runs::{Runs, SEATS_MAX};
 use successors::Successors;

@@ -5,16 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::{Item, PeerAddr, Receipt};
 use super::hand_over::TakingBack;
-use super::{Own, Routing, have_come};
+use super::{Own, Routing};
 
 /// A node that does not say within this how many connections it has is left out.
 const LOADS_WAIT: Duration = Duration::from_secs(1);
+/// How often it is looked whether a peer has died that does not confirm.
+const DEATH_LOOK: Duration = Duration::from_millis(50);
 
 /// Who leaves, and who stays.
 pub(super) struct Leaving {
@@ -105,8 +109,8 @@ impl Routing {
         let survivors = self.leaving.survivors.lock().clone();
         let mut loads = Vec::with_capacity(survivors.len());
         let mut answers = self.ask(survivors, 0, &Request::Load);
-        let until = tokio::time::Instant::now() + LOADS_WAIT;
-        while let Ok(Some(answer)) = tokio::time::timeout_at(until, answers.next()).await {
+        let until = Instant::now() + LOADS_WAIT;
+        while let Ok(Some(answer)) = timeout_at(until, answers.next()).await {
             if let Answer::Loaded(connections) = answer {
                 loads.push(connections);
             }
@@ -125,13 +129,26 @@ impl Routing {
         let Some(links) = self.links.get() else { return };
         let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
         let goodbye = Item::interest(&Interest::Left { lanes });
-        let mut receipts: Vec<Receipt> = Vec::new();
         // Those too that gossip is silent about.
-        for peer in self.linked() {
-            receipts.extend((0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye)));
-        }
-        if !have_come(receipts, wait).await {
+        let told = self.linked().into_iter().map(|peer| {
+            let receipts = (0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye));
+            let receipts: Vec<Receipt> = receipts.collect();
+            async move {
+                tokio::select! {
+                    _ = join_all(receipts) => {}
+                    () = self.has_died(peer) => {}
+                }
+            }
+        });
+        if timeout(wait, join_all(told)).await.is_err() {
             tracing::warn!("not all other nodes have what there was for them");
+        }
+    }
+
+    /// Resolves when neither gossip nor a link hears the peer: what it has not confirmed it never will.
+    async fn has_died(&self, peer: u64) {
+        while self.is_up(peer) || self.expected.lock().contains(&peer) {
+            sleep(DEATH_LOOK).await;
         }
     }
 
@@ -161,5 +178,29 @@ impl Routing {
             (peers.members.clone(), peers.expected.clone())
         };
         self.set_peers(members, expected);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::Node;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_goodbye_does_not_wait_for_a_peer_that_has_died() {
+        let node = Node::new();
+        node.has_a_link();
+        node.finds_the_peer();
+        let begun = Instant::now();
+        let dies = async {
+            sleep(Duration::from_millis(100)).await;
+            // It may come back.
+            node.loses_its_links();
+            sleep(Duration::from_millis(200)).await;
+            node.loses_the_peer();
+        };
+        tokio::join!(node.routing.say_goodbye(Duration::from_secs(60)), dies);
+        let waited = begun.elapsed();
+        assert!(waited >= Duration::from_millis(300) && waited < Duration::from_secs(30), "{waited:?}");
     }
 }

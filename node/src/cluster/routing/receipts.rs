@@ -159,8 +159,3 @@ impl Waiting {
         });
     }
 }
-
-/// Waits for each to come or be lost. False when that is not known of all in time.
-pub(super) async fn have_come(receipts: Vec<Receipt>, within: Duration) -> bool {
-    tokio::time::timeout(within, join_all(receipts)).await.is_ok()
-}
