@@ -106,7 +106,10 @@ fn copy(from: &Node, cassandra: &Cassandra, keyspace: &str) -> Running {
 async fn copied(from: &Node, cassandra: &Cassandra, keyspace: &str) -> String {
     let mut copy = copy(from, cassandra, keyspace);
     let ended = copy.ended_within(COPIED_WITHIN).await;
-    assert!(ended.success(), "{:?}", copy.stderr());
+    let told = copy.stderr();
+    assert!(ended.success(), "{told:?}");
+    let bars: Vec<_> = told.iter().filter(|line| line.contains(" rows, ")).collect();
+    assert!(bars.last().is_some_and(|bar| bar.contains("100 %")), "{told:?}");
     copy.stdout().join("\n")
 }
 

@@ -63,11 +63,13 @@ struct Telling {
     on_terminal: bool,
     begun: Instant,
     last: Option<Instant>,
+    /// The latest, where it was not time for a line.
+    untold: Option<String>,
 }
 
 impl Default for Telling {
     fn default() -> Self {
-        Self { on_terminal: std::io::stderr().is_terminal(), begun: Instant::now(), last: None }
+        Self { on_terminal: std::io::stderr().is_terminal(), begun: Instant::now(), last: None, untold: None }
     }
 }
 
@@ -82,14 +84,18 @@ impl Telling {
         } else if self.last.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
             output::tell(&text);
         } else {
+            self.untold = Some(text);
             return;
         }
-        self.last = Some(Instant::now());
+        (self.last, self.untold) = (Some(Instant::now()), None);
     }
 
-    fn end(&self) {
+    fn end(self) {
         if self.on_terminal && self.last.is_some() {
             eprintln!();
+        }
+        if let Some(text) = self.untold {
+            output::tell(&text);
         }
     }
 }
