@@ -1,5 +1,6 @@
 //! The contract of a history store, over a real database.
 
+mod blocking;
 mod copy;
 mod ids;
 mod marks;
@@ -10,6 +11,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 
 use tokio::runtime::Runtime;
 
+use super::buckets::Bucket;
 use super::connection::Statements;
 use super::rows::{NewRow, PlacedRow};
 use super::*;
@@ -218,6 +220,30 @@ fn a_page_is_the_same_over_partitions_of_every_width() {
             assert_eq!(seen, all, "{direction:?}, {limit} at a time");
         }
     }
+    let partitions = partitions(&place, &store);
+    let rows: usize = partitions.iter().map(|(_, rows)| rows).sum();
+    assert_eq!(rows, all.len());
+    for (bucket, rows) in partitions {
+        let times = bucket.times();
+        let is_narrowest = times.end - times.start == 1_000;
+        // One of them is the other node's.
+        assert!(rows <= 4 + 1 || is_narrowest, "{bucket:?} has {rows}");
+    }
+}
+
+/// Those of messages, each with how many rows there are.
+fn partitions(place: &Keyspace, store: &Scylla) -> Vec<(Bucket, usize)> {
+    let keyspace = &place.connection.keyspace;
+    let counted = format!(
+        "SELECT kind, day, bucket, count(record) FROM {keyspace}.history GROUP BY account, channel, kind, day, bucket"
+    );
+    let found = runtime().block_on(store.shared.database().session.query_unpaged(counted, ()));
+    let found = found.expect("read").into_rows_result().expect("rows");
+    let rows = found.rows::<(i8, i32, i32, i64)>().expect("counts").map(|row| row.expect("a count"));
+    let messages = rows.filter(|(kind, ..)| *kind == 0);
+    messages
+        .map(|(_, day, number, rows)| (Bucket { day, number }, usize::try_from(rows).expect("few")))
+        .collect()
 }
 
 #[test]

@@ -1,0 +1,49 @@
+//! What stores do is done beside all else on their runtime.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+
+use super::*;
+
+const ROWS: u64 = 1_000;
+
+/// The driver is on the same thread, so a read that waited for an answer in any other way would never have one.
+#[test]
+fn reads_leave_the_thread_that_they_are_on_to_others() {
+    let Some(place) = Keyspace::new() else { return };
+    let alone = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let clock = Clock::system();
+    let store = alone.block_on(Scylla::open(place.connection.clone(), Keyspace::options(), clock.clone()));
+    let store = store.expect("the store opens");
+    let key = channel("acme", "a");
+    alone.block_on(async move {
+        let (send, stored) = oneshot::channel();
+        let done = Box::new(move |result| send.send(result).expect("it waits"));
+        store.append(messages(&key, clock.now_ms(), 1..=ROWS), Some(72), done);
+        stored.await.expect("answered").expect("stored");
+        // No two of them are the same, so each is a read of its own.
+        let limits = 101..=120;
+        let queries = limits.clone().map(|limit| HistoryQuery { limit, ..query(&key) });
+        let mut reads = std::pin::pin!(join_all(queries.map(|query| store.read(query))));
+        let mut turns_of_others = 0;
+        let pages = poll_fn(|context| match reads.as_mut().poll(context) {
+            Poll::Ready(pages) => Poll::Ready(pages),
+            Poll::Pending => {
+                turns_of_others += 1;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        });
+        let pages = tokio::time::timeout(PATIENCE, pages).await.expect("answered");
+        for (limit, page) in limits.zip(pages) {
+            let seen = sequences(&page.expect("read"));
+            assert!(seen.into_iter().eq((1..=ROWS).rev().take(limit)), "{limit}");
+        }
+        assert!(turns_of_others >= 20, "{turns_of_others}");
+        // What it waits for is on this thread.
+        tokio::task::spawn_blocking(move || store.shutdown()).await.expect("it shuts down");
+    });
+}
