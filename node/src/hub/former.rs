@@ -72,12 +72,14 @@ impl State {
 }
 
 impl Hub {
-    /// The runs of other nodes that stand in a position.
+    /// The runs of other nodes that stand in a position, or forward a channel.
     pub fn runs(&self) -> HashSet<u64> {
         let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
         let mut runs = HashSet::new();
         for channel in &channels {
-            if let Some(others) = &channel.state.lock().mark.others {
+            let state = channel.state.lock();
+            runs.extend(state.whole.iter().copied());
+            if let Some(others) = &state.mark.others {
                 runs.extend(others.entries().iter().map(|(run, _)| *run));
             }
         }
@@ -89,6 +91,7 @@ impl Hub {
         for channel in &self.all() {
             let state = &mut *channel.state.lock();
             state.former.take(&mut state.mark, runs);
+            runs.iter().for_each(|run| state.whole.remove(*run));
         }
     }
 }

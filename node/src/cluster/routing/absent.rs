@@ -38,7 +38,7 @@ impl Routing {
         for own in self.own.lock().values() {
             absent.extend(own.gone.entries().iter().map(|(run, _)| *run));
         }
-        absent.retain(|run| !self.peers.read().contains_key(run));
+        absent.retain(|run| !self.peers.read().contains_key(run) && !self.deaths.lock().has_lanes(*run));
         let gone = self.absent.lock().look(&absent, keeps_for, now);
         if !gone.is_empty() {
             self.hub.forget_runs(&gone);
@@ -51,6 +51,7 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::inbound::Inbound as _;
     use super::super::fixture::Node;
     use super::*;
     use crate::model::Stamp;
@@ -73,6 +74,25 @@ mod tests {
         assert_eq!(told(), [(98, 2)]);
         look(15);
         assert!(told().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_forwarded_a_channel_is_forgotten_there_when_it_is_no_member_and_has_no_lane() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.is_attached_to();
+        node.says_joined(0, 0, Vec::new());
+        node.routing.lane_opened(&node.peer, 0);
+        let now = Instant::now();
+        let look = |seconds| {
+            node.routing.forget_absent(Duration::from_secs(9), now + Duration::from_secs(seconds));
+            node.routing.hub.runs().len()
+        };
+        assert_eq!((look(0), look(10)), (1, 1));
+        node.loses_the_peer();
+        assert_eq!((look(11), look(21)), (1, 1), "something of it may come");
+        node.routing.lane_ended(&node.peer, 0, true);
+        assert_eq!((look(22), look(32)), (1, 0));
     }
 
     #[test]
