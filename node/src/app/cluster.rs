@@ -268,7 +268,8 @@ pub(super) async fn say_goodbye(
     wait: Duration,
 ) {
     let (Some(routing), Some(membership)) = (routing, membership) else { return };
-    let is_alone = routing.expected() == 0;
+    // Those too that have left just now: they may not have heard yet that what they said has come.
+    let is_alone = routing.is_alone();
     routing.say_goodbye(wait).await;
     membership.update(|facts| facts.left = true);
     if !is_alone {

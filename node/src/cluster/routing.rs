@@ -231,8 +231,15 @@ impl Routing {
 
     /// The members as they are now, without this node; `expected` are the incarnations of those that are alive.
     pub fn set_peers(&self, members: Vec<PeerAddr>, expected: Vec<u64>) {
+        let _changing = self.leaving.changing.lock();
+        self.leaving.set_members(members, expected);
+        self.members_changed();
+    }
+
+    /// To be called while no other change is made.
+    fn members_changed(&self) {
         let Some(links) = self.links.get() else { return };
-        let (members, expected) = self.leaving.without_left(members, expected);
+        let (members, expected) = self.leaving.without_left();
         let ended = self.runs.lock().are_alive(&expected, tokio::time::Instant::now());
         let have_told = ended.iter().all(|run| self.presence.is_known(*run));
         let id_of = |incarnation: u64| members.iter().find(|member| member.peer.incarnation == incarnation);

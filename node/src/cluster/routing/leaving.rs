@@ -31,6 +31,8 @@ pub(super) struct Leaving {
     pub(super) handing: Semaphore,
     pub(super) taking: Arc<Semaphore>,
     pub(super) taking_back: TakingBack,
+    /// Held while members change, so that what comes of two changes does not mix.
+    pub(super) changing: Mutex<()>,
     peers: Mutex<Peers>,
 }
 
@@ -54,6 +56,7 @@ impl Default for Leaving {
             handing,
             taking,
             taking_back: TakingBack::default(),
+            changing: Mutex::default(),
             peers: Mutex::default(),
         }
     }
@@ -71,14 +74,19 @@ impl Leaving {
         member.map(|member| Arc::clone(&member.peer.node_id))
     }
 
-    /// A member that has said goodbye is none any more, although gossip knows it for a while.
-    pub(super) fn without_left(
-        &self,
-        members: Vec<PeerAddr>,
-        expected: Vec<u64>,
-    ) -> (Vec<PeerAddr>, Vec<u64>) {
+    pub(super) fn set_members(&self, members: Vec<PeerAddr>, expected: Vec<u64>) {
         let mut peers = self.peers.lock();
         (peers.members, peers.expected) = (members, expected);
+    }
+
+    /// There has been no other node for as long as gossip knows of one.
+    pub(super) fn is_alone(&self) -> bool {
+        self.peers.lock().members.is_empty()
+    }
+
+    /// A member that has said goodbye is none any more, although gossip knows it for a while.
+    pub(super) fn without_left(&self) -> (Vec<PeerAddr>, Vec<u64>) {
+        let mut peers = self.peers.lock();
         let Peers { members, expected, lanes, left } = &mut *peers;
         let is_member = |run: &u64| members.iter().any(|member| member.peer.incarnation == *run);
         left.retain(is_member);
@@ -122,6 +130,11 @@ impl Routing {
     pub fn begin_to_leave(&self) -> bool {
         self.leaving.has_begun.store(true, Ordering::Relaxed);
         self.leaving.survivors.lock().iter().any(|peer| self.is_up(*peer))
+    }
+
+    /// There is nobody who could be told anything, or who could wait for an answer.
+    pub fn is_alone(&self) -> bool {
+        self.leaving.is_alone()
     }
 
     /// Waits until others have all that there was for them, no longer than `wait`, and tells them that nothing follows.
@@ -173,16 +186,14 @@ impl Routing {
                 round.done.send(()).ok();
             }
         }
-        let (members, expected) = {
-            let peers = self.leaving.peers.lock();
-            (peers.members.clone(), peers.expected.clone())
-        };
-        self.set_peers(members, expected);
+        let _changing = self.leaving.changing.lock();
+        self.members_changed();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::inbound::Inbound as _;
     use super::super::fixture::Node;
     use super::*;
 
@@ -202,5 +213,16 @@ mod tests {
         tokio::join!(node.routing.say_goodbye(Duration::from_secs(60)), dies);
         let waited = begun.elapsed();
         assert!(waited >= Duration::from_millis(300) && waited < Duration::from_secs(30), "{waited:?}");
+    }
+
+    #[tokio::test]
+    async fn who_has_left_is_no_member_and_may_wait_for_an_answer() {
+        let node = Node::new();
+        assert!(node.routing.is_alone());
+        node.has_a_link();
+        node.finds_the_peer();
+        node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+        node.finds_the_peer();
+        assert_eq!((node.routing.expected(), node.routing.is_alone()), (0, false));
     }
 }
