@@ -93,13 +93,13 @@ pub enum Interest {
     },
     /// All that is wanted here is to be told the peer anew.
     Asked,
-    /// The peer forwards the channel from here on, and had numbered so much of it before; what it has of runs that are gone.
+    /// The peer forwards the channel from here on, and had numbered so much of it before.
     Joined {
         key: ChannelKey,
         number: u64,
         sequence: u64,
         round: u64,
-        gone: Vec<Stamp>,
+        gone: Gone,
     },
     /// One of so many lanes has told all that there was for this node, and the peer ends.
     Left {
@@ -109,6 +109,14 @@ pub enum Interest {
     Ended {
         runs: Vec<(u64, u64)>,
     },
+}
+
+/// What a peer has of a channel from runs that it has no link to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gone {
+    pub stamps: Vec<Stamp>,
+    /// Runs of which it may lack something.
+    pub unsure: Vec<u64>,
 }
 
 /// What a peer says of a connection of a client.
@@ -213,8 +221,8 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             Interest::Said { epoch, lanes }
         }
         Some(v1::item::Kind::InterestAsked(_)) => Interest::Asked,
-        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })) => {
-            let gone = gone.into_iter().map(stamp).collect();
+        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone, unsure })) => {
+            let gone = Gone { stamps: gone.into_iter().map(stamp).collect(), unsure };
             Interest::Joined { key: key(channel)?, number, sequence, round, gone }
         }
         Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes })) => Interest::Left { lanes },

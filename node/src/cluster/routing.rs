@@ -337,8 +337,9 @@ impl hub::Interest for Routing {
     }
 
     fn has_lost(&self) -> bool {
+        let deaths = self.deaths.lock();
         // Without a store nobody has what no living node heard, and these say what they have heard of it.
-        self.store().is_some() && self.deaths.lock().has_lost(self.hub.keeps_for())
+        deaths.has_doubtful() || self.store().is_some() && deaths.has_lost(self.hub.keeps_for())
     }
 }
 

@@ -260,8 +260,8 @@ impl Item {
             Interest::Joined { key, number, sequence, round, gone } => {
                 let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
                 let stamp = |&Stamp { incarnation, sequence }: &Stamp| v1::Stamp { incarnation, sequence };
-                let gone = gone.iter().map(stamp).collect();
-                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
+                let (unsure, gone) = (gone.unsure.clone(), gone.stamps.iter().map(stamp).collect());
+                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone, unsure })
             }
             Interest::Left { lanes } => v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes }),
             Interest::Ended { runs } => {

@@ -202,6 +202,11 @@ impl Deaths {
         self.runs.get(&incarnation).is_some_and(Run::is_doubtful)
     }
 
+    /// One is held for dead that may have acknowledged what no other has.
+    pub(super) fn has_doubtful(&self) -> bool {
+        self.runs.values().any(|run| run.is_dead && run.is_doubtful())
+    }
+
     /// One has died within that time, or may have.
     pub(super) fn has_lost(&self, within: Duration) -> bool {
         let may_be_dead = |run: &Run| run.is_met && !run.has_left && run.lanes.is_empty();

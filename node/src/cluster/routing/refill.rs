@@ -67,15 +67,17 @@ impl Routing {
         let Some(channel) = self.hub.live(key) else { return false };
         let number = self.next_number();
         let (done, is_done) = oneshot::channel();
-        let peers = self.peers_alive();
+        let mut peers = self.peers_alive();
         if !peers.iter().all(|peer| self.is_up(*peer)) {
             return false;
         }
-        if peers.is_empty() {
-            return true;
-        }
         {
             let mut own = self.own.lock();
+            // Who leaves does not wait for the rounds that come after.
+            peers.retain(|peer| !self.leaving.has_left(*peer));
+            if peers.is_empty() {
+                return true;
+            }
             let Some(wanted) = own.get_mut(&channel.number()) else { return false };
             wanted.rounds.push(Round { number, waits: peers.clone(), done });
         }

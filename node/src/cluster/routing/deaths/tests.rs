@@ -1,6 +1,6 @@
 //! What becomes of runs whose lanes end, and who is owed what of them.
 
-use super::super::super::inbound::Peer;
+use super::super::super::inbound::{Inbound as _, Peer};
 use super::super::fixture::{Node, PEER};
 use super::*;
 use crate::hub::Interest as _;
@@ -187,5 +187,21 @@ async fn a_death_ends_older_positions_only_where_nodes_share_a_store() {
             node.routing.look_for_deaths(&standing(is_dead));
         }
         assert_eq!(node.routing.has_lost(), share);
+    }
+}
+
+/// It may have acknowledged what no other has.
+#[tokio::test]
+async fn a_doubtful_death_ends_older_positions_until_it_is_gone() {
+    for is_whole in [true, false] {
+        let node = Node::new();
+        node.routing.look_for_deaths(&standing(false));
+        node.routing.lane_opened(&node.peer, 0);
+        node.routing.lane_ended(&node.peer, 0, is_whole);
+        assert!(!node.routing.has_lost());
+        node.routing.look_for_deaths(&standing(true));
+        assert_eq!(node.routing.has_lost(), !is_whole);
+        node.routing.look_for_deaths(&[]);
+        assert!(!node.routing.has_lost());
     }
 }
