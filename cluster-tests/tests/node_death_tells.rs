@@ -80,6 +80,59 @@ async fn is_told_where_it_had_published() -> bool {
     is_known
 }
 
+/// Nobody else wanted the channel, so nobody has what it published there last.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_missed_what_only_the_dead_node_had_is_told_on_every_node() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    let serial = missed_on(n0, n1).await;
+    n0.kill();
+    assert_eq!(attach_after(n1, &serial).await.1["resumed"], false);
+    until_dead(n2, "n0").await;
+    assert_eq!(attach_after(n2, &serial).await.1["resumed"], false);
+    cluster.restart(0).await;
+    cluster.until_linked().await;
+    let [n0, n1, _] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    assert_eq!(attach_after(n0, &serial).await.1["resumed"], false, "another run of it");
+    let fresh = Socket::open(n1, "").await.attach("room").await["serial"].clone();
+    let (_, attached) = attach_after(n0, &fresh).await;
+    assert_eq!(attached["resumed"], true, "what comes now is whole: {fresh} {attached}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_missed_what_another_node_has_heard_is_given_that() {
+    let end = Instant::now() + AT_REST_WITHIN;
+    while !is_given_what_another_node_has_heard().await {
+        assert!(Instant::now() < end, "it was not resumed each time");
+    }
+}
+
+/// False when it was told a loss, as on a machine that is too busy for it to be known that there is none.
+async fn is_given_what_another_node_has_heard() -> bool {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    Socket::open(n2, "").await.attach("room").await;
+    let serial = missed_on(n0, n1).await;
+    n0.kill();
+    let (mut back, attached) = attach_after(n1, &serial).await;
+    let is_resumed = attached["resumed"] == true;
+    if is_resumed {
+        assert_eq!(back.message("room").await["messages"][0]["data"], 2);
+    }
+    is_resumed
+}
+
+/// The serial of a client that was attached to one node, and has something of the other one, and not what came when it was away.
+async fn missed_on(node: &Node, other: &Node) -> Value {
+    let mut away = Socket::open(node, "").await;
+    away.attach("room").await;
+    Socket::open(other, "").await.publish("room", json!({"data": 1})).await;
+    let serial = away.message("room").await["serial"].clone();
+    drop(away);
+    Socket::open(node, "").await.publish("room", json!({"data": 2})).await;
+    serial
+}
+
 #[test]
 fn what_it_acknowledged_behind_a_cut_is_told_to_everybody() {
     isolated(async |network| {

@@ -93,30 +93,31 @@ pub enum Interest {
     },
     /// All that is wanted here is to be told the peer anew.
     Asked,
-    /// The peer forwards the channel from here on, and had numbered so much of it before.
+    /// The peer forwards the channel from here on, and had numbered so much of it before; what it has of runs that are gone.
     Joined {
         key: ChannelKey,
         number: u64,
         sequence: u64,
         round: u64,
-        gone: Gone,
+        gone: Vec<Stamp>,
     },
     /// One of so many lanes has told all that there was for this node, and the peer ends.
     Left {
         lanes: u32,
     },
-    /// Of these runs of nodes the peer knows that they have ended, and for how many milliseconds.
+    /// Of these runs of nodes the peer knows that they have ended.
     Ended {
-        runs: Vec<(u64, u64)>,
+        runs: Vec<EndedRun>,
     },
 }
 
-/// What a peer has of a channel from runs that it has no link to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Gone {
-    pub stamps: Vec<Stamp>,
-    /// Runs of which it may lack something.
-    pub unsure: Vec<u64>,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EndedRun {
+    pub incarnation: u64,
+    /// Since that was noticed.
+    pub ago_ms: u64,
+    /// It has said goodbye: nothing of it is lost.
+    pub has_left: bool,
 }
 
 /// What a peer says of a connection of a client.
@@ -221,13 +222,18 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             Interest::Said { epoch, lanes }
         }
         Some(v1::item::Kind::InterestAsked(_)) => Interest::Asked,
-        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone, unsure })) => {
-            let gone = Gone { stamps: gone.into_iter().map(stamp).collect(), unsure };
+        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })) => {
+            let gone = gone.into_iter().map(stamp).collect();
             Interest::Joined { key: key(channel)?, number, sequence, round, gone }
         }
         Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes })) => Interest::Left { lanes },
         Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs })) => {
-            Interest::Ended { runs: runs.iter().map(|run| (run.incarnation, run.ago_ms)).collect() }
+            let run = |v1::EndedRun { incarnation, ago_ms, left: has_left }| EndedRun {
+                incarnation,
+                ago_ms,
+                has_left,
+            };
+            Interest::Ended { runs: runs.into_iter().map(run).collect() }
         }
         Some(v1::item::Kind::TakenUp(taken)) => {
             inbound.connection_said(from, ConnectionSaid::TakenUp(taken_up(taken, from)?));

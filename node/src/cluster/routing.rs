@@ -337,9 +337,8 @@ impl hub::Interest for Routing {
     }
 
     fn has_lost(&self) -> bool {
-        let deaths = self.deaths.lock();
-        // Without a store nobody has what no living node heard, and these say what they have heard of it.
-        deaths.has_doubtful() || self.store().is_some() && deaths.has_lost(self.hub.keeps_for())
+        let lately = self.hub.keeps_for();
+        self.deaths.lock().has_lost(lately) || self.runs.lock().has_lost(lately, tokio::time::Instant::now())
     }
 }
 

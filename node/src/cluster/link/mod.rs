@@ -37,7 +37,7 @@ pub(super) use queue::Queue;
 pub use queue::{Lost, QueueBounds, Receipt};
 
 use super::inbound::once::{self, Claimed};
-use super::inbound::{Answer, Inbound, Interest, Peer, Request, Tenants};
+use super::inbound::{Answer, EndedRun, Inbound, Interest, Peer, Request, Tenants};
 use crate::hub::{Content, Delivery, HandedOver};
 use crate::model::{
     ChannelKey, ClientId, GivenIds, IdScope, NotOpen, Over, Place, Published, Stamp, TakenUp,
@@ -260,12 +260,16 @@ impl Item {
             Interest::Joined { key, number, sequence, round, gone } => {
                 let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
                 let stamp = |&Stamp { incarnation, sequence }: &Stamp| v1::Stamp { incarnation, sequence };
-                let (unsure, gone) = (gone.unsure.clone(), gone.stamps.iter().map(stamp).collect());
-                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone, unsure })
+                let gone = gone.iter().map(stamp).collect();
+                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
             }
             Interest::Left { lanes } => v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes }),
             Interest::Ended { runs } => {
-                let run = |&(incarnation, ago_ms): &(u64, u64)| v1::EndedRun { incarnation, ago_ms };
+                let run = |&EndedRun { incarnation, ago_ms, has_left: left }: &EndedRun| v1::EndedRun {
+                    incarnation,
+                    ago_ms,
+                    left,
+                };
                 v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
             }
         })

@@ -202,11 +202,6 @@ impl Deaths {
         self.runs.get(&incarnation).is_some_and(Run::is_doubtful)
     }
 
-    /// One is held for dead that may have acknowledged what no other has.
-    pub(super) fn has_doubtful(&self) -> bool {
-        self.runs.values().any(|run| run.is_dead && run.is_doubtful())
-    }
-
     /// One has died within that time, or may have.
     pub(super) fn has_lost(&self, within: Duration) -> bool {
         let may_be_dead = |run: &Run| run.is_met && !run.has_left && run.lanes.is_empty();
@@ -357,6 +352,7 @@ impl Routing {
         let is_doubtful = self.deaths.lock().ended(incarnation, lane, whole, Instant::now());
         if !self.is_up(incarnation) && !self.deaths.lock().has_lanes(incarnation) {
             self.pass_by(incarnation);
+            self.end_rounds(incarnation);
         }
         if is_doubtful {
             let unheard = self.unheard(incarnation, true, None);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use super::super::inbound::{Gone, Inbound as _, Interest, Peer};
+use super::super::inbound::{Inbound as _, Interest, Peer};
 use super::super::link::{Item, PeerAddr, PeerLinks, Queue, QueueBounds, Receipt};
 use super::{KeptNodes, Routing};
 use crate::hub::Hub;
@@ -21,8 +21,6 @@ pub(super) struct Links {
     queue: Queue,
     sent: Mutex<Vec<Item>>,
     is_there: AtomicBool,
-    /// Without those.
-    away: Mutex<Vec<u64>>,
 }
 
 impl PeerLinks for Arc<Links> {
@@ -40,8 +38,8 @@ impl PeerLinks for Arc<Links> {
         self.queue.push(item.encoded())
     }
 
-    fn is_up(&self, peer: u64) -> bool {
-        self.is_there.load(Ordering::Relaxed) && !self.away.lock().contains(&peer)
+    fn is_up(&self, _: u64) -> bool {
+        self.is_there.load(Ordering::Relaxed)
     }
 }
 
@@ -61,7 +59,6 @@ impl Node {
             queue: Queue::new(QueueBounds::default()),
             sent: Mutex::default(),
             is_there: AtomicBool::new(false),
-            away: Mutex::default(),
         });
         routing.begin(Arc::clone(&links));
         let key = ChannelKey::new(AccountId::new("a"), ChannelName::stored("room"));
@@ -78,10 +75,6 @@ impl Node {
         let members = peers.iter().map(|peer| PeerAddr { peer: (*peer).clone(), addr });
         let alive = peers.iter().map(|peer| peer.incarnation);
         self.routing.set_peers(members.collect(), alive.collect());
-    }
-
-    pub(super) fn has_no_link_to(&self, peer: u64) {
-        self.links.away.lock().push(peer);
     }
 
     pub(super) fn loses_its_links(&self) {
@@ -107,10 +100,6 @@ impl Node {
     }
 
     pub(super) fn says_joined_as(&self, peer: &Peer, sequence: u64, round: u64, gone: Vec<Stamp>) {
-        self.says_what_it_has(peer, sequence, round, Gone { stamps: gone, unsure: Vec::new() });
-    }
-
-    pub(super) fn says_what_it_has(&self, peer: &Peer, sequence: u64, round: u64, gone: Gone) {
         let number = self.number();
         let joined = Interest::Joined { key: self.key.clone(), number, sequence, round, gone };
         self.routing.interest(peer, joined);

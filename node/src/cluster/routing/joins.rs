@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::super::inbound::Gone;
 use super::{JOIN_WAIT, Routing};
 use crate::hub::Mark;
 use crate::model::{ChannelKey, Stamp};
@@ -12,23 +11,19 @@ use crate::model::{ChannelKey, Stamp};
 const GONE_MAX: usize = 1024;
 
 impl Routing {
-    /// All that a channel has of runs of other nodes that there is no link to. Who asks may know of a death that is not noticed here.
-    pub(super) fn gone(&self, mark: &Mark, unsure: &[u64]) -> Gone {
+    /// All that a channel has of runs of other nodes that are not there any more.
+    pub(super) fn gone(&self, mark: &Mark, unsure: &[u64]) -> Vec<Stamp> {
         let others = mark.others.iter().flat_map(|others| others.entries());
         let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
-        let stamps = others.map(stamp).filter(|stamp| !self.is_up(stamp.incarnation)).collect();
-        Gone { stamps, unsure: unsure.to_vec() }
+        let mut gone: Vec<Stamp> = others.filter(|(run, _)| !unsure.contains(run)).map(stamp).collect();
+        self.keep_gone(&mut gone);
+        gone
     }
 
-    /// Without those that live: they say for themselves how far they are.
-    fn keep_gone(&self, Gone { stamps, unsure }: &mut Gone) {
-        stamps.truncate(GONE_MAX);
-        unsure.truncate(GONE_MAX);
-        if !stamps.is_empty() || !unsure.is_empty() {
+    fn keep_gone(&self, stamps: &mut Vec<Stamp>) {
+        if !stamps.is_empty() {
             let (own, expected) = (self.hub.incarnation(), self.expected.lock());
-            let is_gone = |run: u64| run != own && !expected.contains(&run);
-            stamps.retain(|stamp| is_gone(stamp.incarnation));
-            unsure.retain(|run| is_gone(*run));
+            stamps.retain(|stamp| stamp.incarnation != own && !expected.contains(&stamp.incarnation));
         }
     }
 
@@ -38,11 +33,10 @@ impl Routing {
         key: &ChannelKey,
         number: u64,
         (sequence, round): (u64, u64),
-        mut gone: Gone,
+        mut gone: Vec<Stamp>,
     ) {
         self.told_one(from, round);
-        self.keep_gone(&mut gone);
-        let Gone { stamps: gone, unsure } = gone;
+        gone.truncate(GONE_MAX);
         let mut own = self.own.lock();
         let Some(channel) = own.get_mut(&number).filter(|channel| channel.key == *key) else { return };
         let is_first = !channel.confirmed.contains(&from);
@@ -50,18 +44,13 @@ impl Routing {
             channel.confirmed.push(from);
         }
         let waited = channel.waits.len();
-        let (is_unsure, is_late) = (is_first && !unsure.is_empty(), !channel.waits.contains(&from));
-        // Nobody is taken for having all.
-        channel.is_passed |= is_unsure && !is_late;
+        self.keep_gone(&mut gone);
         gone.iter().for_each(|stamp| channel.gone.advance(stamp.incarnation, stamp.sequence));
         drop(own);
         let stamp = Stamp { incarnation: from, sequence };
         if is_first {
             self.hub.heard_of(key, number, &gone);
             self.hub.heard(key, number, stamp);
-            if is_unsure && is_late {
-                self.hub.died_in(&HashSet::from([number]));
-            }
         } else {
             self.hub.caught_up(key, number, stamp);
         }
@@ -110,13 +99,10 @@ impl Routing {
         down
     }
 
-    /// No channel waits for the peer any more, which has not answered, and no round does.
+    /// No channel waits for the peer any more, which has not answered.
     pub(super) fn pass_by(&self, peer: u64) {
         let waiting: Vec<u64> = {
             let mut own = self.own.lock();
-            for own in own.values_mut() {
-                own.rounds.retain(|round| !round.waits.contains(&peer));
-            }
             let waiting = own.iter_mut().filter(|(_, own)| own.waits.contains(&peer));
             let passes = waiting.map(|(number, own)| {
                 own.is_passed |= !own.confirmed.contains(&peer);
@@ -129,13 +115,12 @@ impl Routing {
 
     pub(super) fn give_up_waiting(&self) {
         self.deaths.lock().looked(tokio::time::Instant::now());
-        let (mut waiting, mut waited) = (Vec::new(), HashSet::new());
-        for (number, own) in self.own.lock().iter() {
-            if !own.waits.is_empty() {
-                waiting.push(*number);
-            }
-            waited.extend(own.waits.iter().chain(own.rounds.iter().flat_map(|round| &round.waits)).copied());
-        }
+        let waiting: Vec<(u64, Vec<u64>)> = {
+            let own = self.own.lock();
+            let waiting = own.iter().filter(|(_, own)| !own.waits.is_empty());
+            waiting.map(|(number, own)| (*number, own.waits.clone())).collect()
+        };
+        let waited: HashSet<u64> = waiting.iter().flat_map(|(_, peers)| peers.iter().copied()).collect();
         for peer in waited {
             if !self.is_up(peer) && !self.deaths.lock().is_ending(peer) {
                 self.pass_by(peer);
@@ -143,7 +128,7 @@ impl Routing {
         }
         let late: Vec<_> = {
             let own = self.own.lock();
-            let still = waiting.iter().filter_map(|number| Some((*number, own.get(number)?)));
+            let still = waiting.iter().filter_map(|(number, _)| Some((*number, own.get(number)?)));
             let late = still.filter(|(_, own)| !own.waits.is_empty() && own.since.elapsed() > JOIN_WAIT);
             late.map(|(number, own)| (number, own.key.clone(), own.waits.clone())).collect()
         };
@@ -161,7 +146,6 @@ mod tests {
     use std::task::Poll;
     use std::time::Duration;
 
-    use fanfare_proto::serial::Serial;
     use futures_util::poll;
 
     use super::super::super::inbound::{Inbound as _, Interest, Peer};
@@ -201,7 +185,7 @@ mod tests {
             number: node.number() + 1,
             sequence: 9,
             round: 0,
-            gone: Gone { stamps: vec![stamp(99, 4)], unsure: Vec::new() },
+            gone: vec![stamp(99, 4)],
         };
         node.routing.interest(&node.peer, elsewhere);
         assert_eq!(channel.mark().serial().sequence_of(PEER), None, "of a channel that was forgotten");
@@ -243,48 +227,6 @@ mod tests {
         }
     }
 
-    /// Somebody was attached where the peer is, and has all that it said of itself. What a run had published that is dead, the peer had for
-    /// it, or may lack.
-    #[tokio::test]
-    async fn what_a_peer_has_or_lacks_of_the_dead_keeps_who_may_have_missed_it_from_being_resumed() {
-        let dead = || vec![stamp(99, 1)];
-        for (stamps, unsure, resumes) in [
-            (vec![], vec![], true),
-            (dead(), vec![], false),
-            (vec![], vec![99], false),
-            (vec![], vec![8], true),
-        ] {
-            let node = Node::new();
-            let other = Peer { node_id: "n8".into(), incarnation: 8 };
-            node.finds(&[&node.peer, &other]);
-            node.has_a_link();
-            let position = Serial::single(PEER, 5);
-            node.is_attached_to();
-            node.says_joined_as(&other, 0, 0, Vec::new());
-            let gone = Gone { stamps, unsure: unsure.clone() };
-            node.says_what_it_has(&node.peer, 5, 0, gone);
-            let start = node.routing.hub.look_after(&node.key, &position);
-            assert_eq!(start == Start::Live, resumes, "{unsure:?}: {start:?}");
-        }
-    }
-
-    /// This node may not have noticed that it died.
-    #[tokio::test]
-    async fn what_is_here_of_a_run_without_a_link_is_told() {
-        let node = Node::new();
-        let other = Peer { node_id: "n8".into(), incarnation: 8 };
-        node.finds(&[&node.peer, &other]);
-        node.has_a_link();
-        node.is_attached_to();
-        node.says_joined(5, 0, Vec::new());
-        node.says_joined_as(&other, 3, 0, Vec::new());
-        let told = || node.routing.hub.standing(&node.key, |mark, unsure| node.routing.gone(mark, unsure));
-        assert_eq!(told(), Gone::default());
-        node.has_no_link_to(8);
-        node.routing.hub.doubt(8, &HashSet::new());
-        assert_eq!(told(), Gone { stamps: vec![stamp(8, 3)], unsure: vec![8] });
-    }
-
     #[tokio::test]
     async fn who_attaches_does_not_wait_long_for_one_that_goes_on_behind_a_link_that_ended() {
         let node = Node::new();
@@ -322,9 +264,12 @@ mod tests {
         assert!(settled.await);
         assert!(!node.routing.settled(&node.key).await, "nobody answers");
         assert!(node.routing.own.lock()[&node.number()].rounds.is_empty());
+        node.routing.lane_opened(&node.peer, 0);
         let mut settled = Box::pin(node.routing.settled(&node.key));
         assert!(poll!(&mut settled).is_pending());
         node.loses_its_links();
+        assert!(poll!(&mut settled).is_pending());
+        node.routing.lane_ended(&node.peer, 0, true);
         assert_eq!(poll!(&mut settled), Poll::Ready(false), "there is nobody to wait for");
         assert!(!node.routing.settled(&node.key).await, "nobody can be reached");
     }

@@ -169,6 +169,7 @@ impl Routing {
     pub(super) fn lane_left(&self, peer: u64, lanes: u32) {
         let Some(node) = self.leaving.lane_left(peer, lanes) else { return };
         tracing::info!(%node, "a node has left");
+        self.runs.lock().left(peer);
         self.has_left(peer);
         self.tenants_left(peer);
         // All that it forwarded is here. It forwarded nothing where it could not be told of the channel: that is lost.

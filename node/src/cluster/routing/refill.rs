@@ -92,7 +92,16 @@ impl Routing {
         settled
     }
 
+    /// A peer that has no lane to this node any more answers no round.
+    pub(super) fn end_rounds(&self, peer: u64) {
+        for own in self.own.lock().values_mut() {
+            own.rounds.retain(|round| !round.waits.contains(&peer));
+        }
+    }
+
     async fn refill(&self, to: u64, number: u64, key: ChannelKey, after: Serial, back_ms: u64) {
+        // Who asks may have noticed a death earlier.
+        self.until_whole().await;
         let (Some(links), Ok(_turn)) = (self.links.get(), self.refills.acquire().await) else { return };
         let missed = match self.settled(&key).await {
             true => self.hub.missed(&key, &after, back_ms),

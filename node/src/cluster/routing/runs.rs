@@ -1,13 +1,13 @@
 //! Runs of other nodes, and the connections that go from one to another.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Routing;
-use crate::cluster::inbound::{ConnectionSaid, Interest};
+use crate::cluster::inbound::{ConnectionSaid, EndedRun, Interest};
 use crate::cluster::link::Item;
 use crate::model::{ConnectionId, NotOpen, Over, Run, SEATS_SETTLE, TakenUp, Tenure};
 use crate::tasks::OnStop;
@@ -40,6 +40,8 @@ pub(super) struct Runs {
     seen: HashMap<u64, Seen>,
     /// Those that had ended before this one began or were never heard here, as others say, and when.
     told: HashMap<u64, Instant>,
+    /// Those of both that have said goodbye.
+    left: HashSet<u64>,
 }
 
 #[derive(Debug)]
@@ -68,6 +70,7 @@ impl Runs {
             && let Some((_, first)) = self.seen.iter().filter_map(since).min()
         {
             self.seen.remove(&first);
+            self.left.remove(&first);
         }
         ended
     }
@@ -80,24 +83,46 @@ impl Runs {
         self.seen.get(&run)?.ended
     }
 
-    /// All that have ended, also those that were only told of, and for how many milliseconds.
-    fn all_ended(&self, now: Instant) -> Vec<(u64, u64)> {
+    /// All that have ended, also those that were only told of.
+    fn all_ended(&self, now: Instant) -> Vec<EndedRun> {
         let seen = self.seen.iter().filter_map(|(run, seen)| Some((*run, seen.ended?)));
         let told = self.told.iter().map(|(run, since)| (*run, *since));
         let ago = |since| now.saturating_duration_since(since).as_millis();
-        seen.chain(told).map(|(run, since)| (run, u64::try_from(ago(since)).unwrap_or(u64::MAX))).collect()
+        let ended = |(incarnation, since)| EndedRun {
+            incarnation,
+            ago_ms: u64::try_from(ago(since)).unwrap_or(u64::MAX),
+            has_left: self.left.contains(&incarnation),
+        };
+        seen.chain(told).map(ended).collect()
     }
 
-    fn tell(&mut self, ended: &[(u64, u64)], now: Instant) {
-        for (run, ago_ms) in ended {
+    fn tell(&mut self, ended: &[EndedRun], now: Instant) {
+        for EndedRun { incarnation, ago_ms, has_left } in ended {
             let ago = Duration::from_millis(*ago_ms);
             if let Some(since) = now.checked_sub(ago).filter(|_| ago <= TOLD_MAX)
-                && !self.seen.contains_key(run)
+                && !self.seen.contains_key(incarnation)
             {
-                self.told.entry(*run).or_insert(since);
+                self.told.entry(*incarnation).or_insert(since);
+                if *has_left {
+                    self.left.insert(*incarnation);
+                }
             }
         }
         self.bound_told();
+    }
+
+    pub(super) fn left(&mut self, run: u64) {
+        if self.seen.contains_key(&run) || self.told.contains_key(&run) {
+            self.left.insert(run);
+        }
+    }
+
+    /// One has ended within that time that this node never heard, and that did not say goodbye to those who did.
+    pub(super) fn has_lost(&self, within: Duration, now: Instant) -> bool {
+        let is_lost = |(run, since): (&u64, &Instant)| {
+            !self.left.contains(run) && now.saturating_duration_since(*since) <= within
+        };
+        self.told.iter().any(is_lost)
     }
 
     /// Also one that only others have heard.
@@ -118,6 +143,7 @@ impl Runs {
             && let Some(first) = self.told.iter().map(|(run, since)| (*since, *run)).min()
         {
             self.told.remove(&first.1);
+            self.left.remove(&first.1);
         }
     }
 
@@ -173,7 +199,7 @@ impl Routing {
         }
     }
 
-    pub(super) fn take_ended(&self, runs: &[(u64, u64)]) {
+    pub(super) fn take_ended(&self, runs: &[EndedRun]) {
         self.runs.lock().tell(runs, Instant::now());
     }
 
@@ -304,7 +330,10 @@ mod tests {
         node.has_a_link();
         let is_told = || {
             let says = node.says();
-            let told = |ago_ms| Item::interest(&Interest::Ended { runs: vec![(9, ago_ms)] });
+            let told = |ago_ms| {
+                let run = EndedRun { incarnation: 9, ago_ms, has_left: false };
+                Item::interest(&Interest::Ended { runs: vec![run] })
+            };
             (0..1_000).any(|ago_ms| says.contains(&told(ago_ms)))
         };
         assert!(!is_told());
@@ -351,18 +380,40 @@ mod tests {
         let now = begun + Duration::from_secs(5);
         runs.are_alive(&[1, 2], begun);
         runs.are_alive(&[1], begun + Duration::from_secs(1));
-        runs.tell(&[(1, 3_000), (2, 3_000), (3, 3_000), (4, u64::MAX)], now);
+        let of = |incarnation, ago_ms| EndedRun { incarnation, ago_ms, has_left: false };
+        runs.tell(&[of(1, 3_000), of(2, 3_000), of(3, 3_000), of(4, u64::MAX)], now);
         let mut all = runs.all_ended(now);
         all.sort_unstable();
-        assert_eq!(all, [(2, 4_000), (3, 3_000)], "what was seen counts, and not what nobody can have seen");
+        let expected = [of(2, 4_000), of(3, 3_000)];
+        assert_eq!(all, expected, "what was seen counts, and not what nobody can have seen");
         assert_eq!(runs.survivors_of(3).collect::<Vec<_>>(), [1]);
-        runs.tell(&[(3, 1_000)], now);
+        runs.tell(&[of(3, 1_000)], now);
         assert_eq!(runs.told[&3], now - Duration::from_secs(3), "it is told once");
         runs.are_alive(&[1, 3], now);
         assert!(runs.told.is_empty());
-        let many: Vec<_> = (10..).map(|run| (run, run)).take(2 * ENDED_MAX).collect();
+        let many: Vec<_> = (10..).map(|run| of(run, run)).take(2 * ENDED_MAX).collect();
         runs.tell(&many, begun + Duration::from_secs(60));
         assert!(runs.told.len() == ENDED_MAX && runs.told.contains_key(&10), "the earliest goes");
+    }
+
+    /// Its clients come to a node that began since, and may have missed what it had for them alone.
+    #[test]
+    fn a_run_that_was_never_heard_and_did_not_say_goodbye_has_lost_something() {
+        let (mut runs, now) = (Runs::default(), Instant::now() + Duration::from_secs(60));
+        let lately = Duration::from_secs(9);
+        let of = |incarnation, ago_ms, has_left| EndedRun { incarnation, ago_ms, has_left };
+        runs.tell(&[of(1, 1_000, true), of(2, 10_000, false)], now);
+        assert!(!runs.has_lost(lately, now));
+        runs.tell(&[of(3, 9_000, false)], now);
+        assert!(runs.has_lost(lately, now) && !runs.has_lost(lately, now + Duration::from_millis(1)));
+        runs.tell(&[of(3, 9_000, true)], now);
+        assert!(!runs.has_lost(lately, now), "another one has heard its goodbye");
+        runs.are_alive(&[4], now);
+        runs.left(4);
+        runs.are_alive(&[], now);
+        let mut told = runs.all_ended(now);
+        told.sort_unstable();
+        assert_eq!(told, [of(1, 1_000, true), of(2, 10_000, false), of(3, 9_000, true), of(4, 0, true)]);
     }
 
     #[test]

@@ -71,6 +71,12 @@ impl Routing {
         expected.iter().all(|peer| self.is_up(*peer))
     }
 
+    pub async fn until_whole(&self) {
+        while !self.is_whole() {
+            tokio::time::sleep(WHOLE_LOOK).await;
+        }
+    }
+
     /// The runs that have said how far they were when this node began to be forwarded a channel.
     pub fn owed(&self, channel: &Channel) -> Vec<u64> {
         self.own.lock().get(&channel.number()).map_or_else(Vec::new, |own| own.confirmed.clone())
@@ -113,9 +119,7 @@ impl Routing {
     pub(super) fn settled_for_peer(self: Arc<Self>, local: &dyn Local) -> Later<Option<Answer>> {
         let settled = local.settled();
         Box::pin(async move {
-            while !self.is_whole() {
-                tokio::time::sleep(WHOLE_LOOK).await;
-            }
+            self.until_whole().await;
             settled.await.map(|()| Answer::Done)
         })
     }

@@ -300,7 +300,13 @@ impl Shared {
                         let RecentAfter { after, is_exact, missed_ms } = recent;
                         return (missed_ms <= recent_ms).then_some(Found::Recent { after, is_exact });
                     }
-                    match routing.missed(channel.key(), &position, recent_ms).await {
+                    let mut missed = routing.missed(channel.key(), &position, recent_ms).await;
+                    // A node has died while it was waited for; the others have what it acknowledged.
+                    if missed.is_none() && !routing.is_whole() {
+                        tokio::time::timeout(WHOLE_WAIT, routing.until_whole()).await.ok();
+                        missed = routing.missed(channel.key(), &position, recent_ms).await;
+                    }
+                    match missed {
                         Some(missed) => Some(Found::Elsewhere(missed)),
                         None if !policy.history => None,
                         None => rows.after_everywhere(position, stands, back_ms).await,
@@ -393,8 +399,7 @@ impl BacklogReader {
 
     fn take(&mut self, ask: Ask) {
         let is_elsewhere = ask.question.is_elsewhere();
-        let needs_all = is_elsewhere && ask.policy.history && self.shared.store.is_shared();
-        if needs_all && self.held.len() < ASKED_MAX && !self.is_whole() {
+        if is_elsewhere && self.held.len() < ASKED_MAX && !self.is_whole() {
             self.held.push_back((Instant::now() + WHOLE_WAIT, ask));
         } else if is_elsewhere {
             self.elsewhere.push(ask);

@@ -1,6 +1,6 @@
 //! What becomes of runs whose lanes end, and who is owed what of them.
 
-use super::super::super::inbound::{Inbound as _, Peer};
+use super::super::super::inbound::{EndedRun, Inbound as _, Interest, Peer};
 use super::super::fixture::{Node, PEER};
 use super::*;
 use crate::hub::Interest as _;
@@ -174,34 +174,22 @@ async fn who_was_there_before_one_fell_silent_is_owed_what_it_had_although_other
     assert!(is_owed());
 }
 
-/// Elsewhere it would only keep who comes back from what another node has heard.
+/// Who was on it may have missed what it had for its own clients alone.
 #[tokio::test]
-async fn a_death_ends_older_positions_only_where_nodes_share_a_store() {
-    for share in [false, true] {
+async fn a_death_ends_older_positions_and_a_goodbye_does_not() {
+    for leaves in [false, true] {
         let node = Node::new();
-        if share {
-            node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
-        }
-        for is_dead in [false, true] {
-            assert!(!node.routing.has_lost());
-            node.routing.look_for_deaths(&standing(is_dead));
-        }
-        assert_eq!(node.routing.has_lost(), share);
-    }
-}
-
-/// It may have acknowledged what no other has.
-#[tokio::test]
-async fn a_doubtful_death_ends_older_positions_until_it_is_gone() {
-    for is_whole in [true, false] {
-        let node = Node::new();
+        node.finds_the_peer();
         node.routing.look_for_deaths(&standing(false));
-        node.routing.lane_opened(&node.peer, 0);
-        node.routing.lane_ended(&node.peer, 0, is_whole);
         assert!(!node.routing.has_lost());
+        if leaves {
+            node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+        }
         node.routing.look_for_deaths(&standing(true));
-        assert_eq!(node.routing.has_lost(), !is_whole);
-        node.routing.look_for_deaths(&[]);
-        assert!(!node.routing.has_lost());
+        assert_eq!(node.routing.has_lost(), !leaves);
+        let told = |has_left| EndedRun { incarnation: 9, ago_ms: 1, has_left };
+        let node = Node::new();
+        node.routing.interest(&node.peer, Interest::Ended { runs: vec![told(leaves)] });
+        assert_eq!(node.routing.has_lost(), !leaves, "of one that it never heard");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use fanfare_proto::peer::{Items, v1};
 use tokio::runtime::Handle;
 
-use super::super::super::inbound::{Gone, Inbound as _, Peer};
+use super::super::super::inbound::{Inbound as _, Peer};
 use super::super::super::link::{PeerAddr, PeerLinks, Pull, Queue, QueueBounds};
 use super::super::KeptNodes;
 use super::*;
@@ -93,7 +93,7 @@ impl Node {
                     let told = name.parse().expect("a number");
                     if wanted {
                         self.wanted.insert(told);
-                        let (key, gone) = (key(told), Gone::default());
+                        let (key, gone) = (key(told), Vec::new());
                         self.unanswered.push(Interest::Joined { key, number, sequence: 0, round, gone });
                     } else {
                         self.wanted.remove(&told);
