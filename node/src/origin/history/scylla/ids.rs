@@ -25,7 +25,9 @@ use crate::origin::history::{IdScope, Position, RowKind, StoreError};
 
 /// How long another node may take between a claim and its stamp before the claim is taken over; half of the wait for the store where that is less.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
+/// Before the first look at what became of another node's claim. The pause doubles with each, since many may wait.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(400);
 /// Requests of ids at the database at a time.
 const UNDER_WAY_MAX: usize = 256;
 /// A claim outlives the window by this, since clocks differ: by no more.
@@ -231,6 +233,7 @@ impl GivenIds {
         self.wait_for(scope, id).await;
         let name = (scope.clone(), Box::from(id));
         let patient_until = Instant::now() + OTHERS_WAIT.min(shared.options.wait / 2);
+        let mut look_again = LOOK_AGAIN;
         loop {
             let database = shared.database();
             let (session, statements) = (&database.session, &database.statements);
@@ -259,7 +262,10 @@ impl GivenIds {
             }
             let is_own = former.owner == self.owner || former.owner == self.owner_of(&name);
             if may_come && !is_own {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                let patience = patient_until.saturating_duration_since(Instant::now());
+                let pause = if patience.is_zero() { look_again } else { look_again.min(patience) };
+                tokio::time::sleep(pause).await;
+                look_again = (2 * look_again).min(LOOK_AGAIN_MAX);
                 continue;
             }
             let of = former.stamped.as_ref().map(|stamped| stamped.stamp);

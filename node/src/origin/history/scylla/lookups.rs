@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::stream::{self, FuturesOrdered};
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use super::ids::Name;
@@ -19,8 +19,11 @@ use crate::origin::history::{FoundIds, IdScope, StoreError};
 const LOOKUPS_MAX: usize = 65_536;
 /// Those of one lane.
 const LANE_MAX: usize = 4_096;
-/// Lookups of one lane, and ids of one lookup, that are asked for at a time.
-const TOGETHER: usize = 32;
+/// Lookups of one lane, ids of them, and ids of one lookup, that are asked for at a time. Each may wait for what another node has
+/// claimed, so there are more than requests at the database.
+const TOGETHER: usize = 1_024;
+/// Ids that are asked for at a time, over all lanes: each takes some 10 KiB.
+const ASKED_MAX: usize = 16_384;
 
 /// Within which lookups are answered in order: wider than a scope, since a connection may change its key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -36,9 +39,9 @@ struct Lookup {
     begun: Instant,
 }
 
-#[derive(Default)]
 pub(super) struct Lookups {
     lanes: Mutex<Lanes>,
+    permits: Semaphore,
 }
 
 #[derive(Default)]
@@ -82,6 +85,10 @@ impl Lookup {
 }
 
 impl Lookups {
+    pub(super) fn new() -> Self {
+        Self { lanes: Mutex::default(), permits: Semaphore::new(ASKED_MAX) }
+    }
+
     /// The next lookup of the lane, unless it has to wait for another one of the same id to be answered.
     fn next(&self, lane: &Lane, under_way: &HashSet<Name>) -> Option<Lookup> {
         let mut lanes = self.lanes.lock();
@@ -106,7 +113,7 @@ async fn run(shared: Arc<Shared>, lane: Lane, has_more: Arc<Notify>) {
     let mut under_way = FuturesOrdered::new();
     let mut names = HashSet::new();
     loop {
-        while under_way.len() < TOGETHER
+        while under_way.len().max(names.len()) < TOGETHER
             && let Some(lookup) = shared.lookups.next(&lane, &names)
         {
             names.extend(lookup.names());
@@ -140,8 +147,13 @@ async fn ask(
     let Lookup { scope, ids, found, begun } = lookup;
     let wait = shared.options.wait;
     let asked = async {
-        let each: Vec<_> = ids.iter().map(|id| shared.ids.find(shared, &scope, id)).collect();
-        stream::iter(each).buffered(TOGETHER).try_collect().await
+        let (scope, ids) = (&scope, &ids);
+        let each = stream::iter(0..ids.len()).map(|at| async move {
+            // Never closed.
+            let _permit = shared.lookups.permits.acquire().await;
+            Box::pin(shared.ids.find(shared, scope, &ids[at])).await
+        });
+        each.buffered(TOGETHER).try_collect().await
     };
     let asked = AssertUnwindSafe(asked).catch_unwind();
     let asked = asked.map(|asked| asked.unwrap_or_else(|_| Err(failed("the question for ids panicked"))));

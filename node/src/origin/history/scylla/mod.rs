@@ -165,7 +165,7 @@ impl Scylla {
             buckets: Buckets::new(Bounds { rows: options.partition_rows, bytes: options.partition_bytes }),
             marks: Marks::new(),
             ids: GivenIds::new(options.idempotency_window_ms),
-            lookups: Lookups::default(),
+            lookups: Lookups::new(),
             reads: Reads::new(),
             requests: AtomicUsize::new(0),
             highest_ms: AtomicU64::new(0),
