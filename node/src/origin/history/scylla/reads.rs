@@ -1,8 +1,10 @@
 //! Reads of history that are under way: how many there may be, and those that ask the same.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 
@@ -71,9 +73,15 @@ async fn run(shared: Arc<Shared>, query: HistoryQuery, mut answers: Vec<Answer>)
             let _permit = shared.reads.permits.acquire().await;
             reader::page(&shared, &query).await
         };
-        let result = tokio::time::timeout(2 * wait, read).await;
-        let unknown = |_| Err(failed("the database did not answer in time"));
-        let result = result.unwrap_or_else(unknown);
+        let result = AssertUnwindSafe(tokio::time::timeout(2 * wait, read)).catch_unwind().await;
+        let result = match result {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(failed("the database did not answer in time")),
+            Err(_) => {
+                tracing::error!("a read of the store panicked");
+                Err(failed("the read panicked"))
+            }
+        };
         let next = {
             let mut asked = shared.reads.asked.lock();
             asked.waiting -= answers.len();

@@ -4,6 +4,7 @@ mod blocking;
 mod copy;
 mod ids;
 mod marks;
+mod panics;
 mod policies;
 mod replicas;
 
