@@ -151,7 +151,7 @@ impl Connection {
 
     /// Nodes that stand still are passed by: the driver would wait for each of them.
     pub(super) async fn session_past(&self, standing: &Standing) -> Result<(Session, Passed), ScyllaError> {
-        let passed = Passed::by(&standing.silent);
+        let passed = Passed::by(standing);
         let builder = self.builder().known_nodes_addr(&standing.answer);
         let session = self.build(builder.host_filter(Arc::new(passed.clone()))).await?;
         Ok((session, passed))

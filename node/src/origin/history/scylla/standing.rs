@@ -79,8 +79,12 @@ async fn answers(node: SocketAddr) -> bool {
 pub(super) struct Passed(Arc<Mutex<HashSet<IpAddr>>>);
 
 impl Passed {
-    pub(super) fn by(nodes: &HashSet<SocketAddr>) -> Self {
-        Self(Arc::new(Mutex::new(nodes.iter().map(SocketAddr::ip).collect())))
+    /// By those that are silent, unless one that answers has the same address and another port.
+    pub(super) fn by(standing: &Standing) -> Self {
+        let [answer, mut silent] = [&standing.answer, &standing.silent]
+            .map(|nodes| nodes.iter().map(SocketAddr::ip).collect::<HashSet<_>>());
+        silent.retain(|node| !answer.contains(node));
+        Self(Arc::new(Mutex::new(silent)))
     }
 
     /// False where there was none.
@@ -119,6 +123,18 @@ mod tests {
         let (standing, ()) = tokio::join!(asked, answering);
         let expected = Standing { answer: [answers].into(), silent: [stands_still, is_gone].into() };
         assert_eq!(standing, expected);
+    }
+
+    #[test]
+    fn who_answers_is_not_passed_by_for_another_port_that_does_not() {
+        let node = |last, port| SocketAddr::from(([127, 0, 0, last], port));
+        let standing = Standing {
+            answer: [node(1, PORT)].into(),
+            silent: [node(1, 7), node(2, PORT), node(2, 7)].into(),
+        };
+        let passed = Passed::by(&standing);
+        assert_eq!(*passed.0.lock(), [node(2, PORT).ip()].into());
+        assert!(passed.none_any_more() && !passed.none_any_more());
     }
 
     #[tokio::test]
