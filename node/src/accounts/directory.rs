@@ -9,6 +9,10 @@ use sha2::{Digest as _, Sha256};
 use super::secret::Secret;
 use crate::model::{AccountId, Capability, KeyName, Limits, Usage, pattern_matches};
 
+const HOUR_MS: u64 = 3_600_000;
+/// The retention cut moves on by so much, so that who asks the same meanwhile may share one read of the store.
+pub const CUT_MS: u64 = 1_000;
+
 /// Everything the file says. A reload makes a new one; whoever holds an old one keeps it whole.
 #[derive(Debug, Default)]
 pub struct Directory {
@@ -140,6 +144,13 @@ pub struct ChannelRule {
 pub struct ChannelPolicy {
     pub history: bool,
     pub retention_hours: u32,
+}
+
+impl ChannelPolicy {
+    /// The retention cut: nothing from before it is given, and what has less than [`CUT_MS`] left need not be.
+    pub fn oldest_ms(self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(u64::from(self.retention_hours) * HOUR_MS).next_multiple_of(CUT_MS)
+    }
 }
 
 #[derive(Debug)]

@@ -13,7 +13,7 @@ mod watch;
 
 pub use connections::{Seat, TenantConnections};
 pub use directory::{
-    Account, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant,
+    Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant,
 };
 pub use reader::{DirectoryError, Mistake};
 pub use secret::Secret;

@@ -359,3 +359,11 @@ fn a_development_directory_is_made_once_and_works() {
     assert_eq!(fs::read_to_string(&files.key_file).unwrap(), key);
     assert_eq!(fs::read_dir(&data).unwrap().count(), 2, "nothing unfinished stays behind");
 }
+
+#[test]
+fn who_asks_within_a_second_asks_the_same_and_nobody_for_what_is_too_old() {
+    let policy = ChannelPolicy { history: true, retention_hours: 72 };
+    let cuts = [0, 1, 500, 1_000, 1_001].map(|ms| policy.oldest_ms(72 * 3_600_000 + ms));
+    assert_eq!(cuts, [0, 1_000, 1_000, 1_000, 2_000]);
+    assert_eq!(policy.oldest_ms(5), 0);
+}

@@ -18,19 +18,11 @@ use crate::model::{Limits, Operation, Usage, UsageKind};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, RowKind, StoreError};
 use crate::telemetry::OFTEN;
 
-const HOUR_MS: u64 = 3_600_000;
-/// The retention cut moves on by so much, so that who asks the same meanwhile may share one read of the store.
-const CUT_MS: u64 = 1_000;
 /// A store that has not read a page by then is taken for gone.
 const READ_WAIT: Duration = Duration::from_secs(10);
 
 /// Of one record beside its message and the names and ids that clients give: field names, times and the like.
 const RECORD_BYTES_MAX: usize = 4 * 1024;
-
-/// Nothing older than its retention is given, and what has less than a second left need not be.
-fn oldest_ms(now_ms: u64, retention_hours: u32) -> u64 {
-    now_ms.saturating_sub(u64::from(retention_hours) * HOUR_MS).next_multiple_of(CUT_MS)
-}
 
 /// A page ends with the record that fills it.
 pub(super) fn page_bytes_max(limits: &Limits) -> usize {
@@ -89,7 +81,7 @@ async fn rows(
         bytes_max: api.services.limits.history_page_bytes,
         start_ms: page.start_ms,
         end_ms: page.end_ms,
-        oldest_ms: oldest_ms(now_ms, policy.retention_hours),
+        oldest_ms: policy.oldest_ms(now_ms),
         cursor: page.cursor,
         direction: page.direction.unwrap_or_default(),
         // A serial is a position of messages.
@@ -250,17 +242,5 @@ fn direction_name(direction: Direction) -> &'static str {
     match direction {
         Direction::Backwards => "backwards",
         Direction::Forwards => "forwards",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_asks_within_a_second_asks_the_same_and_nobody_for_what_is_too_old() {
-        let cuts = [0, 1, 500, 1_000, 1_001].map(|ms| oldest_ms(72 * HOUR_MS + ms, 72));
-        assert_eq!(cuts, [0, 1_000, 1_000, 1_000, 2_000]);
-        assert_eq!(oldest_ms(5, 72), 0);
     }
 }

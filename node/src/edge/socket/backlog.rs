@@ -44,7 +44,6 @@ const ELSEWHERE_WAIT: Duration = Duration::from_secs(15);
 /// A question that needs all nodes waits for so long that those that are dead are known to be.
 const WHOLE_WAIT: Duration = Duration::from_secs(5);
 const WHOLE_LOOK: Duration = Duration::from_millis(50);
-const HOUR_MS: u64 = 3_600_000;
 
 /// The shards' way to what is stored.
 #[derive(Clone)]
@@ -284,7 +283,7 @@ impl Shared {
 
     async fn answer(self: Arc<Self>, ask: Ask) {
         let Ask { channel, policy, question, reply } = ask;
-        let oldest_ms = self.clock.now_ms().saturating_sub(u64::from(policy.retention_hours) * HOUR_MS);
+        let oldest_ms = policy.oldest_ms(self.clock.now_ms());
         let wait = if question.is_elsewhere() { ELSEWHERE_WAIT } else { ANSWER_WAIT };
         let rows = Rows { shared: &self, channel: &channel, oldest_ms };
         let found = async {

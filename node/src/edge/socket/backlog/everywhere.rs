@@ -77,10 +77,7 @@ impl Rows<'_> {
         let now_ms = self.shared.clock.now_ms();
         let floor_ms = back_ms.map_or(self.oldest_ms, |back_ms| now_ms.saturating_sub(back_ms));
         let floor_ms = floor_ms - floor_ms % ROUNDED_MS;
-        if floor_ms < self.oldest_ms - self.oldest_ms % ROUNDED_MS {
-            // Some of it may have outlived its retention.
-            return None;
-        }
+        let floor_ms = self.readable_from(floor_ms)?;
         let is_known = self.is_of_this_run(&reading.has);
         let Some(newest) = self.newest(None).await? else {
             return Some(Found::Reading { reading: Box::new(reading), is_cut: false });

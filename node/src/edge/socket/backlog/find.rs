@@ -3,6 +3,7 @@
 use fanfare_proto::serial::Serial;
 
 use super::{Found, Order, Place, Rows};
+use crate::accounts::CUT_MS;
 use crate::model::Stamp;
 use crate::origin::history::{Direction, HistoryQuery, Position, RowKind};
 use crate::session::Rewind;
@@ -21,10 +22,7 @@ impl Rows<'_> {
             shared.former(after.incarnation).filter(|run| shared.follows(run, within_ms))?.last_ms
         };
         let floor_ms = back_ms.map_or(self.oldest_ms, |back_ms| last_ms.saturating_sub(back_ms));
-        if floor_ms < self.oldest_ms {
-            // Some of it may have outlived its retention.
-            return None;
-        }
+        let floor_ms = self.readable_from(floor_ms)?;
         let newest = self.newest(None).await?;
         let order = if is_own { Order::Strict } else { Order::IntoThisRun { from: after.incarnation, mark } };
         let Some(newest) = newest.filter(|newest| self.is_after(*newest, after)) else {
@@ -45,6 +43,11 @@ impl Rows<'_> {
         }
         let cursor = self.without_earlier_runs(before(first_ms, after), after).await?;
         Some(Found::Begin { place: Place { after, cursor, order }, is_cut: false })
+    }
+
+    /// From this time on, or from the retention cut. None: some of what is asked for may have outlived its retention.
+    pub(super) fn readable_from(&self, floor_ms: u64) -> Option<u64> {
+        (floor_ms + CUT_MS >= self.oldest_ms).then_some(floor_ms.max(self.oldest_ms))
     }
 
     /// In the millisecond before, a row of a run before this stamp's may have a higher number than the stamp.

@@ -251,3 +251,19 @@ async fn a_position_reaches_no_further_back_than_its_client_may() {
         assert_eq!(found.is_some(), is_found, "{after:?} {back_ms:?}");
     }
 }
+
+#[tokio::test]
+async fn who_may_come_back_for_as_long_as_messages_are_kept_is_not_sent_away_for_a_cut_that_is_rounded() {
+    let bench = Bench::new();
+    let mark = bench.channel.mark().place;
+    bench.publish(true);
+    let after = Stamp { incarnation: bench.own(), sequence: mark };
+    let kept_ms = 72 * 3_600_000;
+    let policy = ChannelPolicy { history: true, retention_hours: 72 };
+    for (longer_ms, is_found) in [(0, true), (5_000, false)] {
+        let oldest_ms = policy.oldest_ms(bench.shared.clock.now_ms());
+        let rows = Rows { oldest_ms, ..bench.rows() };
+        let found = rows.find_after(after, mark + 1, Some(kept_ms + longer_ms)).await;
+        assert_eq!(found.is_some(), is_found, "{longer_ms} ms longer");
+    }
+}
