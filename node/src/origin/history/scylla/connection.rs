@@ -22,7 +22,7 @@ use scylla::statement::prepared::PreparedStatement;
 
 use super::failed;
 use super::schema::{self, SchemaError};
-use super::standing::{self, Passed, Standing};
+use super::standing::{Passed, Standing};
 use crate::origin::history::StoreError;
 
 /// Of each node of the database; a node of ScyllaDB has at least one for each of its shards.
@@ -137,19 +137,7 @@ impl Connection {
         self.build(self.builder().known_nodes(&self.nodes)).await
     }
 
-    /// One in place of another that gets no answers. None where no node answers.
-    pub(super) async fn session_after(
-        &self,
-        before: &Session,
-    ) -> Result<Option<(Session, Passed)>, ScyllaError> {
-        let standing = Standing::ask(standing::known(&self.nodes, before).await).await;
-        if standing.answer.is_empty() {
-            return Ok(None);
-        }
-        self.session_past(&standing).await.map(Some)
-    }
-
-    /// Nodes that stand still are passed by: the driver would wait for each of them.
+    /// One in place of another that gets no answers. Nodes that stand still are passed by: the driver would wait for each of them.
     pub(super) async fn session_past(&self, standing: &Standing) -> Result<(Session, Passed), ScyllaError> {
         let passed = Passed::by(standing);
         let builder = self.builder().known_nodes_addr(&standing.answer);

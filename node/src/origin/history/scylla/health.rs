@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::connection::{Database, ScyllaError};
+use super::standing::{self, Standing};
 use super::{Shared, failed};
 use crate::origin::history::StoreError;
 use crate::tasks::OnStop;
@@ -98,9 +99,12 @@ async fn answers_again(shared: &Shared, database: &Database) {
 
 async fn renew(shared: &Shared, before: &Database) -> bool {
     let made: Result<_, ScyllaError> = async {
-        let Some((session, passed)) = shared.connection.session_after(&before.session).await? else {
+        let told = shared.names.look_up(&shared.tasks);
+        let standing = Standing::ask(standing::known(&before.session), told).await;
+        if standing.answer.is_empty() {
             return Ok(None);
-        };
+        }
+        let (session, passed) = shared.connection.session_past(&standing).await?;
         Ok(Some((Database::over(session, &shared.connection.keyspace).await?, passed)))
     }
     .await;

@@ -6,17 +6,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use scylla::client::session::Session;
 use scylla::cluster::metadata::Peer;
 use scylla::policies::host_filter::HostFilter;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpStream, lookup_host};
-use tokio::time::timeout;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
-/// Where none is said, as the driver has it.
-const PORT: u16 = 9042;
+use super::names::Told;
+
 /// A request for the options of a server, by the native protocol: version 4, no flags, stream 0, `OPTIONS`, no body. It is answered
 /// to whoever connects.
 const OPTIONS: [u8; 9] = [4, 0, 0, 0, 5, 0, 0, 0, 0];
@@ -32,46 +34,54 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    pub(super) async fn ask(nodes: HashSet<SocketAddr>) -> Self {
-        let asked = nodes.into_iter().map(async |node| (node, answers(node).await));
+    /// Of these nodes, and of those that names stand for, also where that is told meanwhile.
+    pub(super) async fn ask(nodes: HashSet<SocketAddr>, mut told: watch::Receiver<Told>) -> Self {
         let mut standing = Self::default();
-        for (node, answers) in join_all(asked).await {
-            let nodes = if answers { &mut standing.answer } else { &mut standing.silent };
-            nodes.insert(node);
+        let mut asked = FuturesUnordered::new();
+        let (mut nodes, mut is_all) = (nodes, false);
+        let end = Instant::now() + ANSWER_WAIT;
+        loop {
+            {
+                let told = told.borrow_and_update();
+                nodes.extend(told.nodes());
+                is_all |= told.is_all();
+            }
+            for node in nodes.drain().filter(|node| !standing.answer.contains(node)) {
+                if standing.silent.insert(node) {
+                    asked.push(async move { answers(node).await.is_ok().then_some(node) });
+                }
+            }
+            if is_all && asked.is_empty() {
+                return standing;
+            }
+            tokio::select! {
+                Some(answered) = asked.next() => if let Some(node) = answered {
+                    standing.silent.remove(&node);
+                    standing.answer.insert(node);
+                },
+                Ok(()) = told.changed() => {}
+                () = sleep_until(end) => return standing,
+            }
         }
-        standing
     }
 }
 
-/// All nodes that the session before knew, and the contact points; names are left out that are not told in time.
-pub(super) async fn known(points: &[String], before: &Session) -> HashSet<SocketAddr> {
-    let state = before.get_cluster_state();
+/// All nodes that a session knows.
+pub(super) fn known(session: &Session) -> HashSet<SocketAddr> {
+    let state = session.get_cluster_state();
     let nodes = state.get_nodes_info().iter();
-    let nodes = nodes.map(|node| SocketAddr::new(node.address.ip(), node.address.port()));
-    let told = join_all(points.iter().map(|point| timeout(ANSWER_WAIT, addresses(point)))).await;
-    nodes.chain(told.into_iter().flatten().flatten()).collect()
+    nodes.map(|node| SocketAddr::new(node.address.ip(), node.address.port())).collect()
 }
 
-async fn addresses(point: &str) -> Vec<SocketAddr> {
-    if let Ok(told) = lookup_host(point).await {
-        return told.collect();
-    }
-    let told = lookup_host((point, PORT)).await;
-    told.map_or_else(|_| Vec::new(), Iterator::collect)
-}
-
-async fn answers(node: SocketAddr) -> bool {
-    let asked = async {
-        let mut stream = TcpStream::connect(node).await?;
-        stream.write_all(&OPTIONS).await?;
-        let mut head = [0; HEAD_BYTES];
-        stream.read_exact(&mut head).await?;
-        let [.., a, b, c, d] = head;
-        let rest = u64::from(u32::from_be_bytes([a, b, c, d]));
-        tokio::io::copy(&mut stream.take(rest), &mut tokio::io::sink()).await?;
-        io::Result::Ok(())
-    };
-    timeout(ANSWER_WAIT, asked).await.is_ok_and(|answered| answered.is_ok())
+async fn answers(node: SocketAddr) -> io::Result<()> {
+    let mut stream = TcpStream::connect(node).await?;
+    stream.write_all(&OPTIONS).await?;
+    let mut head = [0; HEAD_BYTES];
+    stream.read_exact(&mut head).await?;
+    let [.., a, b, c, d] = head;
+    let rest = u64::from(u32::from_be_bytes([a, b, c, d]));
+    tokio::io::copy(&mut stream.take(rest), &mut tokio::io::sink()).await?;
+    Ok(())
 }
 
 /// Keeps a session from nodes until it is told that there are none any more to pass by; it sees that when it next reads who there is.
@@ -102,8 +112,11 @@ impl HostFilter for Passed {
 #[cfg(test)]
 mod tests {
     use tokio::net::TcpListener;
+    use tokio::runtime::Handle;
 
+    use super::super::names::{Names, PORT};
     use super::*;
+    use crate::tasks::Tasks;
 
     #[tokio::test]
     async fn who_takes_a_connection_and_says_nothing_does_not_answer() {
@@ -119,7 +132,9 @@ mod tests {
             assert_eq!(asked, OPTIONS);
             stream.write_all(&[0x84, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0]).await.expect("it answers");
         };
-        let asked = Standing::ask([answers, stands_still, is_gone].into());
+        // What a name stands for may be told meanwhile.
+        let (tasks, names) = (Tasks::new(Handle::current()), Names::new(vec![answers.to_string()]));
+        let asked = Standing::ask([stands_still, is_gone].into(), names.look_up(&tasks));
         let (standing, ()) = tokio::join!(asked, answering);
         let expected = Standing { answer: [answers].into(), silent: [stands_still, is_gone].into() };
         assert_eq!(standing, expected);
@@ -135,13 +150,5 @@ mod tests {
         let passed = Passed::by(&standing);
         assert_eq!(*passed.0.lock(), [node(2, PORT).ip()].into());
         assert!(passed.none_any_more() && !passed.none_any_more());
-    }
-
-    #[tokio::test]
-    async fn a_contact_point_may_be_said_without_its_port() {
-        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        assert_eq!(addresses("127.0.0.1:7").await, [local(7)]);
-        assert_eq!(addresses("127.0.0.1").await, [local(PORT)]);
-        assert_eq!(addresses("not a name").await, []);
     }
 }
