@@ -25,6 +25,8 @@ const OPTIONS: [u8; 9] = [4, 0, 0, 0, 5, 0, 0, 0, 0];
 /// The answer begins with as much, and the length of the rest is at its end.
 const HEAD_BYTES: usize = 9;
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// For the others, once one has answered.
+const OTHERS_WAIT: Duration = Duration::from_millis(250);
 
 /// Nodes of the database, by whether they answer.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -39,7 +41,7 @@ impl Standing {
         let mut standing = Self::default();
         let mut asked = FuturesUnordered::new();
         let (mut nodes, mut is_all) = (nodes, false);
-        let end = Instant::now() + ANSWER_WAIT;
+        let mut end = Instant::now() + ANSWER_WAIT;
         loop {
             {
                 let told = told.borrow_and_update();
@@ -58,6 +60,7 @@ impl Standing {
                 Some(answered) = asked.next() => if let Some(node) = answered {
                     standing.silent.remove(&node);
                     standing.answer.insert(node);
+                    end = end.min(Instant::now() + OTHERS_WAIT);
                 },
                 Ok(()) = told.changed() => {}
                 () = sleep_until(end) => return standing,
