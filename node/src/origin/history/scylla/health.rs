@@ -1,9 +1,12 @@
 //! Whether the database answers; and a new session with it where it does again.
 
+use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::connection::{Database, ScyllaError};
 use super::standing::{self, Standing};
@@ -15,6 +18,8 @@ use crate::tasks::OnStop;
 const LOOK: Duration = Duration::from_secs(1);
 /// The same while it does not.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// The most between one new session that did not help and the next.
+const RENEW_AGAIN_MAX: Duration = Duration::from_secs(2);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// What a new session may take, with everything that is prepared in it: a node that stands still from then on only is given up after
 /// some four seconds.
@@ -56,9 +61,43 @@ impl Health {
     }
 }
 
+/// When a new session is made, while none that was made has helped.
+struct Renewals {
+    /// Nodes that answered when that was last asked.
+    answer: HashSet<SocketAddr>,
+    pause: Duration,
+    next: Option<Instant>,
+}
+
+impl Default for Renewals {
+    fn default() -> Self {
+        Self { answer: HashSet::new(), pause: LOOK_AGAIN, next: None }
+    }
+}
+
+impl Renewals {
+    /// At once where a node answers again that the session which is there is not connected to, else after the pause.
+    fn is_due(
+        &mut self,
+        answer: &HashSet<SocketAddr>,
+        connected: &HashSet<SocketAddr>,
+        now: Instant,
+    ) -> bool {
+        let is_back = answer.iter().any(|node| !self.answer.contains(node) && !connected.contains(node));
+        self.answer.clone_from(answer);
+        !answer.is_empty() && (is_back || self.next.is_none_or(|next| next <= now))
+    }
+
+    fn was_in_vain(&mut self, now: Instant) {
+        self.next = Some(now + self.pause);
+        self.pause = (2 * self.pause).min(RENEW_AGAIN_MAX);
+    }
+}
+
 /// Never returns before the store is dropped. The driver waits ever longer before it connects again to nodes that are all gone; a
 /// new session does so at once.
 pub(super) async fn watch(shared: Weak<Shared>) {
+    let mut renewals = Renewals::default();
     loop {
         let Some(shared) = shared.upgrade() else { return };
         let database = shared.database();
@@ -67,8 +106,8 @@ pub(super) async fn watch(shared: Weak<Shared>) {
         if result.is_err() && was_silent {
             // Where others stand still, the session that was may be the first to have one again that does not.
             tokio::select! {
-                renewed = tokio::time::timeout(SESSION_WAIT, renew(&shared, &database)) => {
-                    if renewed.is_ok_and(|renewed| renewed) {
+                renewed = renew_in_time(&shared, &database, &mut renewals) => {
+                    if renewed {
                         result = probe(&shared, &shared.database()).await;
                     }
                 }
@@ -76,6 +115,9 @@ pub(super) async fn watch(shared: Weak<Shared>) {
             }
         }
         let pause = if result.is_ok() { LOOK } else { LOOK_AGAIN };
+        if result.is_ok() {
+            renewals = Renewals::default();
+        }
         shared.health.answers(result);
         drop((shared, database));
         tokio::time::sleep(pause).await;
@@ -97,29 +139,65 @@ async fn answers_again(shared: &Shared, database: &Database) {
     }
 }
 
-async fn renew(shared: &Shared, before: &Database) -> bool {
+/// Whether there is a new session.
+async fn renew_in_time(shared: &Shared, before: &Database, renewals: &mut Renewals) -> bool {
+    let told = shared.names.look_up(&shared.tasks);
+    let standing = Standing::ask(standing::known(&before.session), told).await;
+    if !renewals.is_due(&standing.answer, &standing::connected(&before.session), Instant::now()) {
+        return false;
+    }
+    let renewed = tokio::time::timeout(SESSION_WAIT, renew(shared, &standing)).await;
+    // Unless it is found to help.
+    renewals.was_in_vain(Instant::now());
+    renewed.is_ok_and(|renewed| renewed)
+}
+
+async fn renew(shared: &Shared, standing: &Standing) -> bool {
     let made: Result<_, ScyllaError> = async {
-        let told = shared.names.look_up(&shared.tasks);
-        let standing = Standing::ask(standing::known(&before.session), told).await;
-        if standing.answer.is_empty() {
-            return Ok(None);
-        }
-        let (session, passed) = shared.connection.session_past(&standing).await?;
-        Ok(Some((Database::over(session, &shared.connection.keyspace).await?, passed)))
+        let (session, passed) = shared.connection.session_past(standing).await?;
+        Ok((Database::over(session, &shared.connection.keyspace).await?, passed))
     }
     .await;
     match made {
-        Ok(Some((database, passed))) => {
+        Ok((database, passed)) => {
             let database = Arc::new(database);
             *shared.database.write() = Arc::clone(&database);
             let looking = async move { database.connect_to_all(&passed).await };
             shared.tasks.spawn("nodes of the database", OnStop::Cancel, looking);
             true
         }
-        Ok(None) => false,
         Err(error) => {
             tracing::debug!(%error, "no new session with the database");
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_does_not_help_is_renewed_ever_more_rarely_and_at_once_for_who_is_back() {
+        let (begun, mut renewals) = (Instant::now(), Renewals::default());
+        let nodes = |ports: &[u16]| {
+            ports.iter().map(|port| SocketAddr::from(([127, 0, 0, 1], *port))).collect::<HashSet<_>>()
+        };
+        let mut renewed = |answer: &[u16], connected: &[u16], after_ms: u64| {
+            let now = begun + Duration::from_millis(after_ms);
+            let is_due = renewals.is_due(&nodes(answer), &nodes(connected), now);
+            if is_due {
+                renewals.was_in_vain(now);
+            }
+            is_due
+        };
+        assert!(!renewed(&[], &[], 0), "with nobody");
+        let at: Vec<_> = (0..10_000).step_by(250).filter(|ms| renewed(&[1], &[1], *ms)).collect();
+        assert_eq!(at, [0, 250, 750, 1_750, 3_750, 5_750, 7_750, 9_750]);
+        assert!(!renewed(&[1, 2], &[1, 2], 10_000), "there is a connection to it");
+        assert!(renewed(&[1, 2, 3], &[1, 2], 10_250));
+        assert!(!renewed(&[1, 2, 3], &[1, 2], 10_500), "it was no help");
+        assert!(!renewed(&[1, 2], &[1, 2], 10_750));
+        assert!(renewed(&[1, 2, 3], &[1, 2], 11_000), "it is back once more");
     }
 }

@@ -10,6 +10,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use scylla::client::session::Session;
+use scylla::cluster::Node;
 use scylla::cluster::metadata::Peer;
 use scylla::policies::host_filter::HostFilter;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -71,8 +72,16 @@ impl Standing {
 
 /// All nodes that a session knows.
 pub(super) fn known(session: &Session) -> HashSet<SocketAddr> {
+    nodes_that(session, |_| true)
+}
+
+pub(super) fn connected(session: &Session) -> HashSet<SocketAddr> {
+    nodes_that(session, Node::is_connected)
+}
+
+fn nodes_that(session: &Session, are: impl Fn(&Node) -> bool) -> HashSet<SocketAddr> {
     let state = session.get_cluster_state();
-    let nodes = state.get_nodes_info().iter();
+    let nodes = state.get_nodes_info().iter().filter(|node| are(node));
     nodes.map(|node| SocketAddr::new(node.address.ip(), node.address.port())).collect()
 }
 
