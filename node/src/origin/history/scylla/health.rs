@@ -21,9 +21,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// The most between one new session that did not help and the next.
 const RENEW_AGAIN_MAX: Duration = Duration::from_secs(2);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// What a new session may take, with everything that is prepared in it: a node that stands still from then on only is given up after
-/// some four seconds.
-const SESSION_WAIT: Duration = Duration::from_secs(10);
+/// What a new session may take, with everything that is prepared in it. A node that stands still since it was asked may hold that up for
+/// as long as it takes, and is passed by the next time.
+const SESSION_WAIT: Duration = Duration::from_secs(3);
+/// The most, where the database is only slow: twice as long each time.
+const SESSION_WAIT_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Health {
@@ -67,11 +69,12 @@ struct Renewals {
     answer: HashSet<SocketAddr>,
     pause: Duration,
     next: Option<Instant>,
+    session_wait: Duration,
 }
 
 impl Default for Renewals {
     fn default() -> Self {
-        Self { answer: HashSet::new(), pause: LOOK_AGAIN, next: None }
+        Self { answer: HashSet::new(), pause: LOOK_AGAIN, next: None, session_wait: SESSION_WAIT }
     }
 }
 
@@ -146,7 +149,10 @@ async fn renew_in_time(shared: &Shared, before: &Database, renewals: &mut Renewa
     if !renewals.is_due(&standing.answer, &standing::connected(&before.session), Instant::now()) {
         return false;
     }
-    let renewed = tokio::time::timeout(SESSION_WAIT, renew(shared, &standing)).await;
+    let renewed = tokio::time::timeout(renewals.session_wait, renew(shared, &standing)).await;
+    if renewed.is_err() {
+        renewals.session_wait = (2 * renewals.session_wait).min(SESSION_WAIT_MAX);
+    }
     // Unless it is found to help.
     renewals.was_in_vain(Instant::now());
     renewed.is_ok_and(|renewed| renewed)
