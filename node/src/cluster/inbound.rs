@@ -104,6 +104,8 @@ pub enum Interest {
     /// One of so many lanes has told all that there was for this node, and the peer ends.
     Left {
         lanes: u32,
+        /// All that its clients may come back to was taken over.
+        is_all: bool,
     },
     /// Of these runs of nodes the peer knows that they have ended.
     Ended {
@@ -116,7 +118,7 @@ pub struct EndedRun {
     pub incarnation: u64,
     /// Since that was noticed.
     pub ago_ms: u64,
-    /// It has said goodbye: nothing of it is lost.
+    /// It has said goodbye, and all that its clients may come back to was taken over.
     pub has_left: bool,
 }
 
@@ -226,12 +228,13 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             let gone = gone.into_iter().map(stamp).collect();
             Interest::Joined { key: key(channel)?, number, sequence, round, gone }
         }
-        Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes })) => Interest::Left { lanes },
+        Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes, not_all })) => {
+            Interest::Left { lanes, is_all: !not_all }
+        }
         Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs })) => {
-            let run = |v1::EndedRun { incarnation, ago_ms, left: has_left }| EndedRun {
-                incarnation,
-                ago_ms,
-                has_left,
+            let run = |v1::EndedRun { incarnation, ago_ms, left }| {
+                let has_left = left.unwrap_or(true);
+                EndedRun { incarnation, ago_ms, has_left }
             };
             Interest::Ended { runs: runs.into_iter().map(run).collect() }
         }

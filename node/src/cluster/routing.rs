@@ -89,6 +89,8 @@ pub struct Routing {
     deaths: Mutex<Deaths>,
     unreached: Mutex<Unreached>,
     absent: Mutex<Absent>,
+    /// Since when not every node that is alive can be reached.
+    torn: Mutex<Option<Instant>>,
     connections: OnceLock<Arc<dyn Connections>>,
     successors: Mutex<Successors>,
     seats_waiting: Arc<Semaphore>,
@@ -158,6 +160,7 @@ impl Routing {
             deaths: Mutex::default(),
             unreached: Mutex::default(),
             absent: Mutex::default(),
+            torn: Mutex::default(),
             connections: OnceLock::new(),
             successors: Mutex::default(),
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
@@ -193,6 +196,7 @@ impl Routing {
             loop {
                 tokio::time::sleep(JOIN_LOOK).await;
                 looking.give_up_waiting();
+                looking.is_torn_lately();
             }
         });
         routing
@@ -338,7 +342,12 @@ impl hub::Interest for Routing {
 
     fn has_lost(&self) -> bool {
         let lately = self.hub.keeps_for();
-        self.deaths.lock().has_lost(lately) || self.runs.lock().has_lost(lately, tokio::time::Instant::now())
+        let alive = self.expected.lock().clone();
+        let has_lost = {
+            let deaths = self.deaths.lock();
+            deaths.has_lost(lately) || deaths.has_unheard(&alive)
+        };
+        has_lost || self.runs.lock().has_lost(lately, tokio::time::Instant::now())
     }
 }
 
@@ -378,7 +387,7 @@ impl Inbound for Routing {
             Interest::Joined { key, number, sequence, round, gone } => {
                 self.joined(from.incarnation, &key, number, (sequence, round), gone);
             }
-            Interest::Left { lanes } => self.lane_left(from.incarnation, lanes),
+            Interest::Left { lanes, is_all } => self.lane_left(from.incarnation, lanes, is_all),
             Interest::Ended { runs } => self.take_ended(&runs),
         }
     }

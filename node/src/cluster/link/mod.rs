@@ -263,12 +263,13 @@ impl Item {
                 let gone = gone.iter().map(stamp).collect();
                 v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
             }
-            Interest::Left { lanes } => v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes }),
+            Interest::Left { lanes, is_all } => {
+                v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes, not_all: !is_all })
+            }
             Interest::Ended { runs } => {
-                let run = |&EndedRun { incarnation, ago_ms, has_left: left }: &EndedRun| v1::EndedRun {
-                    incarnation,
-                    ago_ms,
-                    left,
+                let run = |&EndedRun { incarnation, ago_ms, has_left }: &EndedRun| {
+                    let left = Some(has_left);
+                    v1::EndedRun { incarnation, ago_ms, left }
                 };
                 v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
             }

@@ -332,7 +332,7 @@ mod tests {
         let node = Node::new();
         node.has_a_link();
         node.finds_the_peer();
-        node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+        node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: true });
         node.loses_its_links();
         node.routing.answer(PEER, 3, &Answer::Done);
         assert!(node.routing.early_answers.lock().0.is_empty());

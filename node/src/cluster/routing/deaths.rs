@@ -56,6 +56,8 @@ struct Run {
     is_member: bool,
     is_dead: bool,
     is_draining: bool,
+    /// Clients may have come to it.
+    has_clients: bool,
     /// It has said goodbye: all that it had for this node is here.
     has_left: bool,
     /// It has had a lane to this node.
@@ -98,6 +100,11 @@ enum Fate {
 }
 
 impl Fate {
+    /// It ended, and had a lane to this node.
+    fn is_met(self) -> bool {
+        matches!(self, Self::Died { is_met: true, .. } | Self::Gone { is_met: true, .. })
+    }
+
     /// What there was to be said of it was said.
     fn is_over(self) -> bool {
         matches!(self, Self::Gone { is_told: true, is_doubtful: false, .. })
@@ -174,6 +181,11 @@ impl Deaths {
         }
     }
 
+    /// One has left, and not all that its clients may come back to was taken over.
+    pub(super) fn left_something(&mut self) {
+        self.last = Some(Instant::now());
+    }
+
     /// Since its lanes began to end, or a death is not noticed for longer.
     pub(super) fn troubled_for(&self, incarnation: u64) -> Duration {
         self.with_own(self.runs.get(&incarnation).map_or(NOTICED_WITHIN, Run::troubled_for))
@@ -204,8 +216,20 @@ impl Deaths {
 
     /// One has died within that time, or may have.
     pub(super) fn has_lost(&self, within: Duration) -> bool {
-        let may_be_dead = |run: &Run| run.is_met && !run.has_left && run.lanes.is_empty();
+        let is_lately = |ended: Instant| ended.elapsed() <= within;
+        let may_be_dead = |run: &Run| {
+            run.is_met && !run.has_left && run.lanes.is_empty() && run.ended.is_none_or(is_lately)
+        };
         self.last.is_some_and(|died| died.elapsed() <= within) || self.runs.values().any(may_be_dead)
+    }
+
+    /// One that had clients was never met and is not heard, and not held for dead yet.
+    pub(super) fn has_unheard(&self, alive: &[u64]) -> bool {
+        let is_unheard = |run: &Run| {
+            let may_have_died = run.is_member && !run.is_dead && !run.is_draining && !run.has_left;
+            may_have_died && run.has_clients && !run.is_met
+        };
+        self.runs.iter().any(|(incarnation, run)| is_unheard(run) && !alive.contains(incarnation))
     }
 
     /// All that the run had stored of the channel is here.
@@ -239,9 +263,9 @@ impl Deaths {
     /// The members as they are now.
     fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
-        for Standing { incarnation, is_dead, is_draining, .. } in members {
+        for Standing { incarnation, is_dead, is_draining, has_clients, .. } in members {
             let run = self.runs.entry(*incarnation).or_default();
-            (run.is_member, run.is_draining) = (true, *is_draining);
+            (run.is_member, run.is_draining, run.has_clients) = (true, *is_draining, *has_clients);
             match (run.is_dead, *is_dead) {
                 // While its lanes carry something it lives, whatever gossip says.
                 (false, true) => {
@@ -283,7 +307,8 @@ impl Routing {
         let ends: HashMap<u64, (Duration, Option<Instant>)> = deaths.runs.iter().map(ends).collect();
         let unfinished = deaths.unfinished(members);
         let fates = deaths.look(members, Instant::now());
-        if fates.iter().any(|(_, fate)| *fate != Fate::Back && !fate.is_over()) {
+        // Of those that ended before this node began the others tell, and when that was.
+        if fates.iter().any(|(_, fate)| fate.is_met() && !fate.is_over()) {
             deaths.last = Some(Instant::now());
         }
         drop(deaths);

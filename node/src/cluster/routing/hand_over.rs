@@ -57,6 +57,13 @@ impl Routing {
             .await;
     }
 
+    /// Of each channel that somebody here may come back to another node has said whether it takes it over; one that does not knows that
+    /// there was something.
+    pub(super) fn has_handed_over(&self) -> bool {
+        let known = self.leaving.known.lock();
+        self.hub.channels_heard().iter().all(|channel| known.contains(&channel.number()))
+    }
+
     async fn hand_over_one(&self, channel: Arc<Channel>) {
         let by = self.leaving.handed.lock().get(&channel.number()).copied();
         if by.is_some_and(|by| self.is_up(by)) {
@@ -73,6 +80,9 @@ impl Routing {
         for peer in survivors {
             let request = Request::TakeOver { key: channel.key().clone() };
             let answer = self.ask_one(peer, hash_of(channel.key()), &request, HAND_OVER_WAIT).await;
+            if answer.is_some() {
+                self.leaving.known.lock().insert(channel.number());
+            }
             if answer == Some(Answer::TakenOver(true)) {
                 self.leaving.handed.lock().insert(channel.number(), peer);
                 return;

@@ -88,6 +88,9 @@ impl Routing {
         if !self.deaths.lock().is_ending(peer) {
             self.pass_by(peer);
         }
+        if !self.deaths.lock().has_lanes(peer) {
+            self.end_rounds(peer);
+        }
     }
 
     /// The members whose lanes are about to end, as far as that is known.

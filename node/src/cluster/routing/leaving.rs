@@ -28,6 +28,8 @@ pub(super) struct Leaving {
     pub(super) survivors: Mutex<Vec<u64>>,
     /// Of this node's channels, by their numbers, who has taken them over.
     pub(super) handed: Mutex<HashMap<u64, u64>>,
+    /// Those of which another one knows how far this node is.
+    pub(super) known: Mutex<HashSet<u64>>,
     pub(super) handing: Semaphore,
     pub(super) taking: Arc<Semaphore>,
     pub(super) taking_back: TakingBack,
@@ -53,6 +55,7 @@ impl Default for Leaving {
             has_begun: AtomicBool::new(false),
             survivors: Mutex::default(),
             handed: Mutex::default(),
+            known: Mutex::default(),
             handing,
             taking,
             taking_back: TakingBack::default(),
@@ -141,9 +144,14 @@ impl Routing {
     pub async fn say_goodbye(&self, wait: Duration) {
         let Some(links) = self.links.get() else { return };
         let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
-        let goodbye = Item::interest(&Interest::Left { lanes });
+        let is_all = self.has_handed_over();
+        let goodbye = Item::interest(&Interest::Left { lanes, is_all });
         // Those too that gossip is silent about.
-        let told = self.linked().into_iter().map(|peer| {
+        let peers = self.linked();
+        if !is_all && !peers.is_empty() {
+            tracing::warn!("not all channels were taken over by other nodes");
+        }
+        let told = peers.into_iter().map(|peer| {
             let receipts = (0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye));
             let receipts: Vec<Receipt> = receipts.collect();
             async move {
@@ -166,10 +174,14 @@ impl Routing {
     }
 
     /// A peer has said goodbye on one of its lanes.
-    pub(super) fn lane_left(&self, peer: u64, lanes: u32) {
+    pub(super) fn lane_left(&self, peer: u64, lanes: u32, is_all: bool) {
         let Some(node) = self.leaving.lane_left(peer, lanes) else { return };
         tracing::info!(%node, "a node has left");
-        self.runs.lock().left(peer);
+        if is_all {
+            self.runs.lock().left(peer);
+        } else {
+            self.deaths.lock().left_something();
+        }
         self.has_left(peer);
         self.tenants_left(peer);
         // All that it forwarded is here. It forwarded nothing where it could not be told of the channel: that is lost.
@@ -222,7 +234,7 @@ mod tests {
         assert!(node.routing.is_alone());
         node.has_a_link();
         node.finds_the_peer();
-        node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+        node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: true });
         node.finds_the_peer();
         assert_eq!((node.routing.expected(), node.routing.is_alone()), (0, false));
     }

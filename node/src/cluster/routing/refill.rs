@@ -101,7 +101,7 @@ impl Routing {
 
     async fn refill(&self, to: u64, number: u64, key: ChannelKey, after: Serial, back_ms: u64) {
         // Who asks may have noticed a death earlier.
-        self.until_whole().await;
+        self.until_known().await;
         let (Some(links), Ok(_turn)) = (self.links.get(), self.refills.acquire().await) else { return };
         let missed = match self.settled(&key).await {
             true => self.hub.missed(&key, &after, back_ms),

@@ -102,7 +102,9 @@ impl Runs {
             if let Some(since) = now.checked_sub(ago).filter(|_| ago <= TOLD_MAX)
                 && !self.seen.contains_key(incarnation)
             {
-                self.told.entry(*incarnation).or_insert(since);
+                let told = self.told.entry(*incarnation).or_insert(since);
+                // It may have been noticed here only when this node began.
+                *told = since.min(*told);
                 if *has_left {
                     self.left.insert(*incarnation);
                 }
@@ -389,6 +391,8 @@ mod tests {
         assert_eq!(runs.survivors_of(3).collect::<Vec<_>>(), [1]);
         runs.tell(&[of(3, 1_000)], now);
         assert_eq!(runs.told[&3], now - Duration::from_secs(3), "it is told once");
+        runs.tell(&[of(3, 4_000)], now);
+        assert_eq!(runs.told[&3], now - Duration::from_secs(4), "whoever noticed it first");
         runs.are_alive(&[1, 3], now);
         assert!(runs.told.is_empty());
         let many: Vec<_> = (10..).map(|run| of(run, run)).take(2 * ENDED_MAX).collect();

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fanfare_proto::serial::Serial;
 use futures_util::StreamExt as _;
@@ -19,6 +19,8 @@ use crate::tasks::OnStop;
 
 /// What is on its way to the store of a node is there by then, or is not acknowledged.
 const SETTLE_WAIT: Duration = Duration::from_secs(3);
+/// A node that has died is held for dead by then.
+const TORN_LATELY: Duration = Duration::from_secs(5);
 const WHOLE_LOOK: Duration = Duration::from_millis(25);
 /// Channels that are read at a time after a death.
 const READS_MAX: usize = 16;
@@ -71,8 +73,21 @@ impl Routing {
         expected.iter().all(|peer| self.is_up(*peer))
     }
 
-    pub async fn until_whole(&self) {
-        while !self.is_whole() {
+    /// Not every node that is alive can be reached, since so lately that one may be about to be held for dead. To be called several
+    /// times a second.
+    pub fn is_torn_lately(&self) -> bool {
+        let is_whole = self.is_whole();
+        let mut torn = self.torn.lock();
+        if is_whole {
+            *torn = None;
+            return false;
+        }
+        torn.get_or_insert_with(Instant::now).elapsed() < TORN_LATELY
+    }
+
+    /// Resolves when [`Routing::is_torn_lately`] no more, as it is about three seconds after a death.
+    pub async fn until_known(&self) {
+        while self.is_torn_lately() {
             tokio::time::sleep(WHOLE_LOOK).await;
         }
     }
@@ -119,7 +134,9 @@ impl Routing {
     pub(super) fn settled_for_peer(self: Arc<Self>, local: &dyn Local) -> Later<Option<Answer>> {
         let settled = local.settled();
         Box::pin(async move {
-            self.until_whole().await;
+            while !self.is_whole() {
+                tokio::time::sleep(WHOLE_LOOK).await;
+            }
             settled.await.map(|()| Answer::Done)
         })
     }

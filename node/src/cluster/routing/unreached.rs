@@ -277,7 +277,7 @@ mod tests {
     #[tokio::test]
     async fn who_has_left_is_missed_by_nobody() {
         let node = found();
-        node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+        node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: true });
         node.is_attached_to();
         for later in [Duration::ZERO, LINKED_WITHIN] {
             // As gossip has it.
@@ -297,7 +297,7 @@ mod tests {
                 node.says_joined(0, 0, Vec::new());
             }
             let before = node.position();
-            node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+            node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: true });
             let resumes = node.routing.hub.look_after(&node.key, &before) == Start::Live;
             assert_eq!(resumes, is_told);
             assert!(node.resumes(), "who comes later misses nothing");

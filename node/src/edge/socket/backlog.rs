@@ -300,9 +300,13 @@ impl Shared {
                         return (missed_ms <= recent_ms).then_some(Found::Recent { after, is_exact });
                     }
                     let mut missed = routing.missed(channel.key(), &position, recent_ms).await;
-                    // A node has died while it was waited for; the others have what it acknowledged.
-                    if missed.is_none() && !routing.is_whole() {
-                        tokio::time::timeout(WHOLE_WAIT, routing.until_whole()).await.ok();
+                    if missed.is_none() {
+                        // A link and the lanes of a node that dies are not seen to end in the same moment.
+                        tokio::time::sleep(WHOLE_LOOK).await;
+                    }
+                    // The others have what it acknowledged.
+                    if missed.is_none() && routing.is_torn_lately() {
+                        routing.until_known().await;
                         missed = routing.missed(channel.key(), &position, recent_ms).await;
                     }
                     match missed {
@@ -350,7 +354,7 @@ struct Rows<'a> {
 pub struct BacklogReader {
     shared: Arc<Shared>,
     asks: mpsc::Receiver<Ask>,
-    /// Until all nodes that are alive can be reached, or then.
+    /// Until it is known which nodes are alive, or then.
     held: VecDeque<(Instant, Ask)>,
     waiting: Turns,
     elsewhere: Turns,
@@ -392,13 +396,14 @@ fn report(ended: Result<(), JoinError>) {
 }
 
 impl BacklogReader {
-    fn is_whole(&self) -> bool {
-        self.shared.publisher.routing().is_none_or(|routing| routing.is_whole())
+    /// A node may be about to be held for dead.
+    fn is_torn(&self) -> bool {
+        self.shared.publisher.routing().is_some_and(|routing| routing.is_torn_lately())
     }
 
     fn take(&mut self, ask: Ask) {
         let is_elsewhere = ask.question.is_elsewhere();
-        if is_elsewhere && self.held.len() < ASKED_MAX && !self.is_whole() {
+        if is_elsewhere && self.held.len() < ASKED_MAX && self.is_torn() {
             self.held.push_back((Instant::now() + WHOLE_WAIT, ask));
         } else if is_elsewhere {
             self.elsewhere.push(ask);
@@ -408,9 +413,9 @@ impl BacklogReader {
     }
 
     fn let_go(&mut self) {
-        let is_whole = !self.held.is_empty() && self.is_whole();
+        let is_known = !self.held.is_empty() && !self.is_torn();
         let now = Instant::now();
-        while self.held.front().is_some_and(|(until, _)| is_whole || *until <= now)
+        while self.held.front().is_some_and(|(until, _)| is_known || *until <= now)
             && let Some((_, ask)) = self.held.pop_front()
         {
             self.elsewhere.push(ask);

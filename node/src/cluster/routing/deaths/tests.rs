@@ -181,10 +181,12 @@ async fn a_death_ends_older_positions_and_a_goodbye_does_not() {
         let node = Node::new();
         node.finds_the_peer();
         node.routing.look_for_deaths(&standing(false));
+        node.routing.lane_opened(&node.peer, 0);
         assert!(!node.routing.has_lost());
         if leaves {
-            node.routing.interest(&node.peer, Interest::Left { lanes: 1 });
+            node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: true });
         }
+        node.routing.lane_ended(&node.peer, 0, true);
         node.routing.look_for_deaths(&standing(true));
         assert_eq!(node.routing.has_lost(), !leaves);
         let told = |has_left| EndedRun { incarnation: 9, ago_ms: 1, has_left };
@@ -192,4 +194,35 @@ async fn a_death_ends_older_positions_and_a_goodbye_does_not() {
         node.routing.interest(&node.peer, Interest::Ended { runs: vec![told(leaves)] });
         assert_eq!(node.routing.has_lost(), !leaves, "of one that it never heard");
     }
+}
+
+#[tokio::test]
+async fn a_goodbye_before_all_was_taken_over_ends_older_positions() {
+    let node = Node::new();
+    node.finds_the_peer();
+    node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: false });
+    assert!(node.routing.has_lost());
+}
+
+/// It may have died just before this node began.
+#[tokio::test]
+async fn who_had_clients_and_is_not_heard_may_have_lost_something() {
+    let node = Node::new();
+    let unheard = Standing { incarnation: RUN, has_clients: true, ..Standing::default() };
+    node.routing.look_for_deaths(&[Standing { has_clients: false, ..unheard }]);
+    assert!(!node.routing.has_lost(), "it begins");
+    node.routing.look_for_deaths(&[unheard]);
+    assert!(node.routing.has_lost());
+    node.finds_the_peer();
+    assert!(!node.routing.has_lost(), "it is heard");
+}
+
+#[test]
+fn what_a_death_has_lost_nobody_comes_back_for_later() {
+    let (mut deaths, now) = met();
+    let long_ago = Instant::now() - Duration::from_secs(60);
+    for lane in [0, 1] {
+        deaths.ended(RUN, lane, true, long_ago.min(now));
+    }
+    assert!(deaths.has_lost(Duration::from_secs(90)) && !deaths.has_lost(Duration::from_secs(50)));
 }
