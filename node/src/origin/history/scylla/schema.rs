@@ -129,7 +129,7 @@ impl fmt::Display for SchemaError {
                  grant it that, or run `fanfare schema apply` as one who may"
             ),
             Self::Refused { keyspace, .. } => {
-                write!(f, "the keyspace {keyspace} (--scylla-keyspace) cannot be made")
+                write!(f, "the keyspace {keyspace} (--scylla-keyspace) cannot be made or read")
             }
         }
     }
