@@ -256,9 +256,12 @@ fn of_store<T: Send + 'static>(
 /// Gives the others what only this node may know, as far as the time reaches.
 pub(super) async fn hand_over(routing: Option<&Arc<Routing>>, wait: Duration) {
     let Some(routing) = routing else { return };
-    if tokio::time::timeout(wait, routing.hand_nonces_over()).await.is_err() {
+    let until = tokio::time::Instant::now() + wait;
+    if tokio::time::timeout_at(until, routing.hand_nonces_over()).await.is_err() {
         tracing::warn!("not all nonces were handed over");
     }
+    // The channels of clients that stayed to the end. What is left of them is told with the goodbye.
+    tokio::time::timeout_at(until, routing.hand_over()).await.ok();
 }
 
 /// Tells the others that nothing follows: over the links, and by gossip whoever comes later.

@@ -56,7 +56,7 @@ use runs::{Runs, SEATS_MAX};
 use successors::Successors;
 use telling::Telling;
 use tenants::Counting;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use unreached::Unreached;
 use wants::Wants;
 
@@ -91,6 +91,8 @@ pub struct Routing {
     absent: Mutex<Absent>,
     /// Since when not every node that is alive can be reached.
     torn: Mutex<Option<Instant>>,
+    /// Who is alive, or can be reached.
+    reach_changed: Notify,
     connections: OnceLock<Arc<dyn Connections>>,
     successors: Mutex<Successors>,
     seats_waiting: Arc<Semaphore>,
@@ -161,6 +163,7 @@ impl Routing {
             unreached: Mutex::default(),
             absent: Mutex::default(),
             torn: Mutex::default(),
+            reach_changed: Notify::new(),
             connections: OnceLock::new(),
             successors: Mutex::default(),
             seats_waiting: Arc::new(Semaphore::new(SEATS_MAX)),
@@ -251,6 +254,7 @@ impl Routing {
             expected.iter().filter_map(|alive| Some((*alive, Arc::clone(&id_of(*alive)?.peer.node_id))));
         self.quorum.lock().see(alive.collect(), Instant::now());
         *self.expected.lock() = expected;
+        self.reach_changed.notify_waiters();
         let mut peers = self.peers.write();
         let before = peers.len();
         peers.retain(|peer, _| members.iter().any(|member| member.peer.incarnation == *peer));
@@ -314,7 +318,7 @@ impl Routing {
 }
 
 impl hub::Interest for Routing {
-    fn join(&self, key: &ChannelKey, number: u64) -> Joins {
+    fn join(&self, key: &ChannelKey, number: u64, sequence: u64) -> Joins {
         let mut own = self.own.lock();
         let peers = self.linked();
         let mut waits = peers.clone();
@@ -326,7 +330,8 @@ impl hub::Interest for Routing {
         own.insert(number, joining);
         // Under the lock, so that no peer that is told all meanwhile is never told this.
         for peer in peers {
-            self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
+            let wanted = Interest::Wanted { key: key.clone(), number, round: 0, sequence };
+            self.send(peer, hash_of(key), &wanted);
         }
         let unreached = self.unreached.lock().runs().filter(|run| !self.is_up(*run)).collect();
         Joins { is_done, unreached }
@@ -375,7 +380,10 @@ impl Inbound for Routing {
 
     fn interest(&self, from: &Peer, interest: Interest) {
         match interest {
-            Interest::Wanted { key, number, round } => self.want(from.incarnation, key, number, round),
+            Interest::Wanted { key, number, round, sequence } => {
+                self.want(from.incarnation, &key, number, round);
+                self.has_numbered(from.incarnation, &key, sequence);
+            }
             Interest::NotWanted { key } => {
                 self.wanted.remove_if_mut(&key, |_, wanting| {
                     wanting.retain(|peer| *peer != from.incarnation);
@@ -410,6 +418,7 @@ impl Inbound for Routing {
 
     fn lane_opened(&self, from: &Peer, lane: u32) {
         self.lane_opened_by(from.incarnation, lane);
+        self.reach_changed.notify_waiters();
     }
 
     fn lane_ended(&self, from: &Peer, lane: u32, whole: bool) {
@@ -435,6 +444,7 @@ impl Inbound for Routing {
 
     fn link(&self, to: &Peer, up: bool) {
         self.count_known();
+        self.reach_changed.notify_waiters();
         if up {
             self.deaths.lock().linked(to.incarnation, true);
             self.tenants_linked(to.incarnation);

@@ -14,7 +14,8 @@ use crate::model::{ChannelKey, Stamp};
 
 /// Tells other nodes what is wanted here. Called under the lock of the channel, so what is told stands in order.
 pub trait Interest: Send + Sync {
-    fn join(&self, key: &ChannelKey, number: u64) -> Joins;
+    /// `sequence` is the last number that was given here, whether or not it has a message.
+    fn join(&self, key: &ChannelKey, number: u64, sequence: u64) -> Joins;
     fn leave(&self, key: &ChannelKey, number: u64);
 
     /// A node has died so lately that somebody may come back who was on it, and has missed what it published last.
@@ -90,7 +91,8 @@ impl Hub {
                 return None;
             }
             (Joining::Not, Some(interest)) => {
-                let Joins { is_done, unreached } = interest.join(channel.key(), channel.number);
+                let Joins { is_done, unreached } =
+                    interest.join(channel.key(), channel.number, state.mark.own.sequence);
                 unreached.into_iter().for_each(|run| state.doubt(run));
                 if !is_done {
                     state.joining = Joining::Begun(vec![waiter()]);

@@ -245,9 +245,9 @@ impl Item {
     /// As [`Interest`] has it.
     pub fn interest(interest: &Interest) -> Self {
         Self::of(match interest {
-            Interest::Wanted { key, number, round } => {
-                let (channel, number, round) = (Some(named(key)), *number, *round);
-                v1::item::Kind::Interest(v1::Interest { channel, number, wanted: true, round })
+            Interest::Wanted { key, number, round, sequence } => {
+                let (channel, number, round, sequence) = (Some(named(key)), *number, *round, *sequence);
+                v1::item::Kind::Interest(v1::Interest { channel, number, wanted: true, round, sequence })
             }
             Interest::NotWanted { key } => {
                 let channel = Some(named(key));
@@ -267,9 +267,10 @@ impl Item {
                 v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes, not_all: !is_all })
             }
             Interest::Ended { runs } => {
-                let run = |&EndedRun { incarnation, ago_ms, has_left }: &EndedRun| {
-                    let left = Some(has_left);
-                    v1::EndedRun { incarnation, ago_ms, left }
+                let run = |&EndedRun { incarnation, ago_ms, has_left: left }: &EndedRun| v1::EndedRun {
+                    incarnation,
+                    ago_ms,
+                    left,
                 };
                 v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
             }

@@ -175,6 +175,12 @@ impl Deaths {
         self.runs.get(&incarnation).is_some_and(|run| !run.lanes.is_empty())
     }
 
+    /// The lanes of one of these have ended.
+    pub(super) fn has_ended(&self, runs: &[u64]) -> bool {
+        let has_ended = |run: &Run| run.is_met && run.lanes.is_empty();
+        runs.iter().any(|incarnation| self.runs.get(incarnation).is_some_and(has_ended))
+    }
+
     fn left(&mut self, incarnation: u64) {
         if let Some(run) = self.runs.get_mut(&incarnation) {
             run.has_left = true;
@@ -218,7 +224,9 @@ impl Deaths {
     pub(super) fn has_lost(&self, within: Duration) -> bool {
         let is_lately = |ended: Instant| ended.elapsed() <= within;
         let may_be_dead = |run: &Run| {
-            run.is_met && !run.has_left && run.lanes.is_empty() && run.ended.is_none_or(is_lately)
+            let is_out_of_reach = run.is_met && !run.has_left && run.lanes.is_empty();
+            // Of a doubtful one something may come as long as it is a member.
+            is_out_of_reach && (run.is_doubtful() || run.ended.is_none_or(is_lately))
         };
         self.last.is_some_and(|died| died.elapsed() <= within) || self.runs.values().any(may_be_dead)
     }
@@ -396,12 +404,12 @@ impl Routing {
     }
 
     /// The channels of which a run has never said how far it is: it could not be reached when they were attached to.
-    /// Of one that was never met nothing is owed. Where nodes share a store, nor is it to who was let in when it was dead.
+    /// Of one that was never met nothing is owed, nor to who was let in when it was dead: no older position counts there.
     fn unheard(&self, incarnation: u64, is_met: bool, silent: Option<Instant>) -> HashSet<u64> {
         if !is_met {
             return HashSet::new();
         }
-        let silent = silent.filter(|_| self.store().is_some()).map(Instant::into_std);
+        let silent = silent.map(Instant::into_std);
         let own = self.own.lock();
         // Whoever was let in after waiting for it is not taken for having all, whatever it had published.
         let waits = |own: &Own| own.is_passed || own.waits.contains(&incarnation);

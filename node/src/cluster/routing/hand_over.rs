@@ -61,7 +61,10 @@ impl Routing {
     /// there was something.
     pub(super) fn has_handed_over(&self) -> bool {
         let known = self.leaving.known.lock();
-        self.hub.channels_heard().iter().all(|channel| known.contains(&channel.number()))
+        let mut channels = self.hub.channels_heard();
+        channels
+            .retain(|channel| channel.mark().serial().entries().iter().any(|(_, sequence)| *sequence > 0));
+        channels.iter().all(|channel| known.contains(&channel.number()))
     }
 
     async fn hand_over_one(&self, channel: Arc<Channel>) {
@@ -80,7 +83,7 @@ impl Routing {
         for peer in survivors {
             let request = Request::TakeOver { key: channel.key().clone() };
             let answer = self.ask_one(peer, hash_of(channel.key()), &request, HAND_OVER_WAIT).await;
-            if answer.is_some() {
+            if matches!(answer, Some(Answer::TakenOver(_))) {
                 self.leaving.known.lock().insert(channel.number());
             }
             if answer == Some(Answer::TakenOver(true)) {
@@ -95,7 +98,8 @@ impl Routing {
         let is_leaving = self.leaving.has_begun.load(Ordering::Relaxed);
         let turn = Arc::clone(&self.leaving.taking).try_acquire_owned().ok().filter(|_| !is_leaving);
         let (Some(turn), Some(routing)) = (turn, self.this.upgrade()) else {
-            return self.answer(from, number, &Answer::TakenOver(false));
+            // Nothing is known here of the channel.
+            return self.answer(from, number, &Answer::Unknown);
         };
         self.tasks.spawn("take over", OnStop::Cancel, async move {
             let taken = tokio::time::timeout(HAND_OVER_WAIT, routing.take_over(from, &key)).await;

@@ -78,6 +78,9 @@ impl Routing {
         drop(own);
         if let Some(key) = key {
             self.hub.joined(&key, number, is_whole);
+            if !is_whole {
+                self.say_numbered(&key, number);
+            }
         }
     }
 

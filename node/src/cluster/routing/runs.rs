@@ -1,5 +1,6 @@
 //! Runs of other nodes, and the connections that go from one to another.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,8 @@ pub(super) struct Runs {
     seen: HashMap<u64, Seen>,
     /// Those that had ended before this one began or were never heard here, as others say, and when.
     told: HashMap<u64, Instant>,
+    /// Those of the latter that this one noticed before any other has told of them, maybe when it began.
+    noticed: HashSet<u64>,
     /// Those of both that have said goodbye.
     left: HashSet<u64>,
 }
@@ -63,6 +66,7 @@ impl Runs {
         }
         for run in alive {
             self.told.remove(run);
+            self.noticed.remove(run);
             self.seen.entry(*run).or_insert(Seen { begun: now, ended: None }).ended = None;
         }
         let since = |(run, seen): (&u64, &Seen)| Some((seen.ended?, *run));
@@ -103,8 +107,8 @@ impl Runs {
                 && !self.seen.contains_key(incarnation)
             {
                 let told = self.told.entry(*incarnation).or_insert(since);
-                // It may have been noticed here only when this node began.
-                *told = since.min(*told);
+                // Others may have lost sight of it before it ended.
+                *told = if self.noticed.remove(incarnation) { since.min(*told) } else { since.max(*told) };
                 if *has_left {
                     self.left.insert(*incarnation);
                 }
@@ -119,18 +123,22 @@ impl Runs {
         }
     }
 
-    /// One has ended within that time that this node never heard, and that did not say goodbye to those who did.
+    /// One has ended within that time, and did not say goodbye.
     pub(super) fn has_lost(&self, within: Duration, now: Instant) -> bool {
-        let is_lost = |(run, since): (&u64, &Instant)| {
-            !self.left.contains(run) && now.saturating_duration_since(*since) <= within
+        let is_lost = |run: &u64, since: Instant| {
+            !self.left.contains(run) && now.saturating_duration_since(since) <= within
         };
-        self.told.iter().any(is_lost)
+        self.told.iter().any(|(run, since)| is_lost(run, *since))
+            || self.seen.iter().any(|(run, seen)| seen.ended.is_some_and(|since| is_lost(run, since)))
     }
 
     /// Also one that only others have heard.
     pub(super) fn died(&mut self, run: u64, now: Instant) {
         if !self.seen.contains_key(&run) {
-            self.told.entry(run).or_insert(now);
+            if let Entry::Vacant(place) = self.told.entry(run) {
+                place.insert(now);
+                self.noticed.insert(run);
+            }
             self.bound_told();
         }
     }
@@ -138,6 +146,7 @@ impl Runs {
     /// One that was held for dead is not.
     pub(super) fn is_back(&mut self, run: u64) {
         self.told.remove(&run);
+        self.noticed.remove(&run);
     }
 
     fn bound_told(&mut self) {
@@ -146,6 +155,7 @@ impl Runs {
         {
             self.told.remove(&first.1);
             self.left.remove(&first.1);
+            self.noticed.remove(&first.1);
         }
     }
 
@@ -390,10 +400,13 @@ mod tests {
         assert_eq!(all, expected, "what was seen counts, and not what nobody can have seen");
         assert_eq!(runs.survivors_of(3).collect::<Vec<_>>(), [1]);
         runs.tell(&[of(3, 1_000)], now);
-        assert_eq!(runs.told[&3], now - Duration::from_secs(3), "it is told once");
-        runs.tell(&[of(3, 4_000)], now);
-        assert_eq!(runs.told[&3], now - Duration::from_secs(4), "whoever noticed it first");
-        runs.are_alive(&[1, 3], now);
+        assert_eq!(runs.told[&3], now - Duration::from_secs(1), "who has heard it last");
+        runs.died(5, now);
+        runs.tell(&[of(5, 4_000)], now);
+        assert_eq!(runs.told[&5], now - Duration::from_secs(4), "this one may just have begun");
+        runs.tell(&[of(5, 5_000)], now);
+        assert_eq!(runs.told[&5], now - Duration::from_secs(4));
+        runs.are_alive(&[1, 3, 5], now);
         assert!(runs.told.is_empty());
         let many: Vec<_> = (10..).map(|run| of(run, run)).take(2 * ENDED_MAX).collect();
         runs.tell(&many, begun + Duration::from_secs(60));
@@ -402,7 +415,7 @@ mod tests {
 
     /// Its clients come to a node that began since, and may have missed what it had for them alone.
     #[test]
-    fn a_run_that_was_never_heard_and_did_not_say_goodbye_has_lost_something() {
+    fn a_run_that_did_not_say_goodbye_has_lost_something() {
         let (mut runs, now) = (Runs::default(), Instant::now() + Duration::from_secs(60));
         let lately = Duration::from_secs(9);
         let of = |incarnation, ago_ms, has_left| EndedRun { incarnation, ago_ms, has_left };
@@ -415,9 +428,13 @@ mod tests {
         runs.are_alive(&[4], now);
         runs.left(4);
         runs.are_alive(&[], now);
+        assert!(!runs.has_lost(lately, now));
         let mut told = runs.all_ended(now);
         told.sort_unstable();
         assert_eq!(told, [of(1, 1_000, true), of(2, 10_000, false), of(3, 9_000, true), of(4, 0, true)]);
+        runs.are_alive(&[5], now);
+        runs.are_alive(&[], now);
+        assert!(runs.has_lost(lately, now), "it was heard and is not any more");
     }
 
     #[test]

@@ -76,7 +76,9 @@ impl Routing {
     /// Not every node that is alive can be reached, since so lately that one may be about to be held for dead. To be called several
     /// times a second.
     pub fn is_torn_lately(&self) -> bool {
-        let is_whole = self.is_whole();
+        let alive = self.expected.lock().clone();
+        // A link and the lanes of a node that dies are not seen to end in the same moment.
+        let is_whole = self.is_whole() && !self.deaths.lock().has_ended(&alive);
         let mut torn = self.torn.lock();
         if is_whole {
             *torn = None;
@@ -87,8 +89,14 @@ impl Routing {
 
     /// Resolves when [`Routing::is_torn_lately`] no more, as it is about three seconds after a death.
     pub async fn until_known(&self) {
-        while self.is_torn_lately() {
-            tokio::time::sleep(WHOLE_LOOK).await;
+        loop {
+            let mut changed = std::pin::pin!(self.reach_changed.notified());
+            // From here on it is told.
+            changed.as_mut().enable();
+            if !self.is_torn_lately() {
+                return;
+            }
+            tokio::time::timeout(TORN_LATELY, changed).await.ok();
         }
     }
 

@@ -300,10 +300,6 @@ impl Shared {
                         return (missed_ms <= recent_ms).then_some(Found::Recent { after, is_exact });
                     }
                     let mut missed = routing.missed(channel.key(), &position, recent_ms).await;
-                    if missed.is_none() {
-                        // A link and the lanes of a node that dies are not seen to end in the same moment.
-                        tokio::time::sleep(WHOLE_LOOK).await;
-                    }
                     // The others have what it acknowledged.
                     if missed.is_none() && routing.is_torn_lately() {
                         routing.until_known().await;
