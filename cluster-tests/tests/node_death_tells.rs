@@ -115,11 +115,14 @@ async fn is_given_what_another_node_has_heard() -> bool {
     let serial = missed_on(n0, n1).await;
     n0.kill();
     let (mut back, attached) = attach_after(n1, &serial).await;
-    let is_resumed = attached["resumed"] == true;
-    if is_resumed {
-        assert_eq!(back.message("room").await["messages"][0]["data"], 2);
+    if attached["resumed"] != true {
+        return false;
     }
-    is_resumed
+    assert_eq!(back.message("room").await["messages"][0]["data"], 2);
+    until_dead(n1, "n0").await;
+    Socket::open(n2, "").await.publish("room", json!({"data": 3})).await;
+    let frame = back.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+    frame["op"] == 13 && frame["messages"][0]["data"] == 3
 }
 
 /// The node that dies next had given numbers without a message for the first death, which stand in the serial.
