@@ -48,6 +48,10 @@ impl Origin {
         Ok(Self { hub, routing, publishing })
     }
 
+    pub(super) fn channels(&self) -> &[ChannelKey] {
+        &self.publishing.channels
+    }
+
     /// One publish of so many messages to the channel of that number.
     pub(super) fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
         self.publishing.publish(channel, messages, done);

@@ -78,9 +78,6 @@ impl Routing {
         drop(own);
         if let Some(key) = key {
             self.hub.joined(&key, number, is_whole);
-            if !is_whole {
-                self.say_numbered(&key, number);
-            }
         }
     }
 

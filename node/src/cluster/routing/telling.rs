@@ -160,8 +160,7 @@ impl Routing {
                 break;
             }
             let hash = hash_of(key);
-            let item =
-                Item::interest(&Interest::Wanted { key: key.clone(), number: *number, round, sequence: 0 });
+            let item = Item::interest(&Interest::Wanted { key: key.clone(), number: *number, round });
             of_lanes.insert(hash % links.lanes() as u64, links.send(to, hash, &item));
             items += 1;
             bytes += item.bytes();

@@ -1,8 +1,8 @@
 //! What is known of a peer: whether it can be reached, and what it wants.
 
 use super::super::inbound::Interest;
-use super::{Own, Routing, hash_of};
-use crate::model::{ChannelKey, Stamp};
+use super::{Routing, hash_of};
+use crate::model::ChannelKey;
 
 /// Nodes that are remembered although they are not known as members; of a further one it is not known that it was early.
 const EARLY_MAX: usize = 1024;
@@ -68,8 +68,8 @@ impl Routing {
 
     /// The peer wants the channel: nothing is numbered in it while that is noted. Where it cannot be told so, as nodes do not
     /// come to know each other at once, it has to say it again.
-    pub(super) fn want(&self, from: u64, key: &ChannelKey, number: u64, round: u64) {
-        self.hub.standing(key, |mark, unsure| {
+    pub(super) fn want(&self, from: u64, key: ChannelKey, number: u64, round: u64) {
+        self.hub.standing(&key, |mark, unsure| {
             let peers = self.peers.read();
             if !peers.contains_key(&from) {
                 let mut early = self.early.lock();
@@ -84,7 +84,7 @@ impl Routing {
                 wanting.push(from);
             }
             drop(wanting);
-            let (hash, sequence, gone) = (hash_of(key), mark.own.sequence, self.gone(mark, unsure));
+            let (hash, sequence, gone) = (hash_of(&key), mark.own.sequence, self.gone(mark, unsure));
             let joined = Interest::Joined { key: key.clone(), number, sequence, round, gone };
             if !self.send(from, hash, &joined)
                 && let Some(wants) = self.peers.write().get_mut(&from)
@@ -92,26 +92,6 @@ impl Routing {
                 wants.is_partial = !wants.is_known;
             }
         });
-    }
-
-    /// Tells the others of a number without a message.
-    pub(super) fn say_numbered(&self, key: &ChannelKey, number: u64) {
-        let Some(channel) = self.hub.live(key).filter(|channel| channel.number() == number) else { return };
-        let sequence = channel.mark().own.sequence;
-        for peer in self.linked() {
-            let wanted = Interest::Wanted { key: key.clone(), number, round: 0, sequence };
-            self.send(peer, hash_of(key), &wanted);
-        }
-    }
-
-    /// The peer has given so many numbers, and all that it forwarded of them is here, where it forwards the channel. What has no message
-    /// stands in positions that it gives; should it die, nobody else could tell that nothing is missing.
-    pub(super) fn has_numbered(&self, from: u64, key: &ChannelKey, sequence: u64) {
-        let Some(channel) = self.hub.live(key).filter(|_| sequence > 0) else { return };
-        let forwards = |own: &Own| own.confirmed.contains(&from);
-        if self.own.lock().get(&channel.number()).is_some_and(forwards) {
-            self.hub.caught_up(key, channel.number(), Stamp { incarnation: from, sequence });
-        }
     }
 }
 
@@ -185,25 +165,6 @@ mod tests {
             node.routing.set_peers(vec![of(&other)], vec![8]);
             assert_eq!(node.says(), if has_told { vec![] } else { vec![asked.clone()] });
         }
-    }
-
-    #[tokio::test]
-    async fn what_a_peer_has_numbered_without_a_message_stands_where_it_forwards_the_channel() {
-        let node = Node::new();
-        node.finds_the_peer();
-        node.has_a_link();
-        node.is_attached_to();
-        let says = |sequence| {
-            let wanted = Interest::Wanted { key: node.key.clone(), number: 1, round: 0, sequence };
-            node.routing.interest(&node.peer, wanted);
-        };
-        let stands = || node.routing.hub.live(&node.key).expect("it is attached to").reached(PEER);
-        says(1);
-        assert_eq!(stands(), 0, "it has not said yet what it forwards");
-        node.says_joined(1, 0, Vec::new());
-        says(2);
-        says(0);
-        assert_eq!(stands(), 2);
     }
 
     #[tokio::test]
