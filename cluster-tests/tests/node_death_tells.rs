@@ -125,37 +125,6 @@ async fn is_given_what_another_node_has_heard() -> bool {
     frame["op"] == 13 && frame["messages"][0]["data"] == 3
 }
 
-/// The node that dies next had given numbers without a message for the first death, which stand in the serial.
-#[tokio::test(flavor = "multi_thread")]
-async fn who_was_attached_after_one_death_is_resumed_after_the_next() {
-    let end = Instant::now() + AT_REST_WITHIN;
-    while !is_resumed_after_the_second_death().await {
-        assert!(Instant::now() < end, "it was not resumed each time");
-    }
-}
-
-/// As above.
-async fn is_resumed_after_the_second_death() -> bool {
-    let mut cluster = Cluster::linked(3).await;
-    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
-    n2.kill();
-    for node in [&*n0, &*n1] {
-        until_dead(node, "n2").await;
-    }
-    let mut there = Socket::open(n1, "").await;
-    there.attach("room").await;
-    let serial = missed_on(n0, n1).await;
-    there.message("room").await;
-    n0.kill();
-    until_dead(n1, "n0").await;
-    let (mut back, attached) = attach_after(n1, &serial).await;
-    let is_resumed = attached["resumed"] == true;
-    if is_resumed {
-        assert_eq!(back.message("room").await["messages"][0]["data"], 2);
-    }
-    is_resumed
-}
-
 /// The serial of a client that was attached to one node, and has something of the other one, and not what came when it was away.
 async fn missed_on(node: &Node, other: &Node) -> Value {
     let mut away = Socket::open(node, "").await;

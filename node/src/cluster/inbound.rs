@@ -77,12 +77,11 @@ pub trait Inbound: Send + Sync + 'static {
 /// Who is to get which channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Interest {
-    /// The peer wants the channel, and is to be told where it stands. It has given so many numbers there itself, if it says so.
+    /// The peer wants the channel, and is to be told where it stands.
     Wanted {
         key: ChannelKey,
         number: u64,
         round: u64,
-        sequence: u64,
     },
     NotWanted {
         key: ChannelKey,
@@ -217,12 +216,10 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             inbound.forwarded(from, forwarded(forward)?);
             return Ok(());
         }
-        Some(v1::item::Kind::Interest(v1::Interest { channel, number, wanted, round, sequence })) => {
-            match wanted {
-                true => Interest::Wanted { key: key(channel)?, number, round, sequence },
-                false => Interest::NotWanted { key: key(channel)? },
-            }
-        }
+        Some(v1::item::Kind::Interest(v1::Interest { channel, number, wanted, round })) => match wanted {
+            true => Interest::Wanted { key: key(channel)?, number, round },
+            false => Interest::NotWanted { key: key(channel)? },
+        },
         Some(v1::item::Kind::InterestSaid(v1::InterestSaid { epoch, lanes })) => {
             Interest::Said { epoch, lanes }
         }

@@ -89,8 +89,8 @@ pub struct Routing {
     deaths: Mutex<Deaths>,
     unreached: Mutex<Unreached>,
     absent: Mutex<Absent>,
-    /// Since when not every node that is alive can be reached.
-    torn: Mutex<Option<Instant>>,
+    /// The nodes that are alive and cannot be reached, and since when.
+    torn: Mutex<HashMap<u64, Instant>>,
     /// Who is alive, or can be reached.
     reach_changed: Notify,
     connections: OnceLock<Arc<dyn Connections>>,
@@ -318,7 +318,7 @@ impl Routing {
 }
 
 impl hub::Interest for Routing {
-    fn join(&self, key: &ChannelKey, number: u64, sequence: u64) -> Joins {
+    fn join(&self, key: &ChannelKey, number: u64) -> Joins {
         let mut own = self.own.lock();
         let peers = self.linked();
         let mut waits = peers.clone();
@@ -330,8 +330,7 @@ impl hub::Interest for Routing {
         own.insert(number, joining);
         // Under the lock, so that no peer that is told all meanwhile is never told this.
         for peer in peers {
-            let wanted = Interest::Wanted { key: key.clone(), number, round: 0, sequence };
-            self.send(peer, hash_of(key), &wanted);
+            self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
         }
         let unreached = self.unreached.lock().runs().filter(|run| !self.is_up(*run)).collect();
         Joins { is_done, unreached }
@@ -380,10 +379,7 @@ impl Inbound for Routing {
 
     fn interest(&self, from: &Peer, interest: Interest) {
         match interest {
-            Interest::Wanted { key, number, round, sequence } => {
-                self.want(from.incarnation, &key, number, round);
-                self.has_numbered(from.incarnation, &key, sequence);
-            }
+            Interest::Wanted { key, number, round } => self.want(from.incarnation, key, number, round),
             Interest::NotWanted { key } => {
                 self.wanted.remove_if_mut(&key, |_, wanting| {
                     wanting.retain(|peer| *peer != from.incarnation);
@@ -432,12 +428,12 @@ impl Inbound for Routing {
             wants.is_known = false;
         }
         self.count_known();
-        self.hub.lost(from.incarnation);
-        self.send(from.incarnation, 0, &Interest::Asked);
-        self.presence_lost(from.incarnation);
         for own in self.own.lock().values_mut() {
             own.confirmed.retain(|peer| *peer != from.incarnation);
         }
+        self.hub.lost(from.incarnation);
+        self.send(from.incarnation, 0, &Interest::Asked);
+        self.presence_lost(from.incarnation);
         // The answers say how far it is in each.
         self.say_all(from.incarnation);
     }

@@ -90,6 +90,9 @@ impl Hub {
     pub fn forget_runs(&self, runs: &[u64]) {
         for channel in &self.all() {
             let state = &mut *channel.state.lock();
+            if runs.iter().any(|run| state.stands(*run)) {
+                self.begin_ring(state);
+            }
             state.former.take(&mut state.mark, runs);
             runs.iter().for_each(|run| state.whole.remove(*run));
         }

@@ -14,8 +14,7 @@ use crate::model::{ChannelKey, Stamp};
 
 /// Tells other nodes what is wanted here. Called under the lock of the channel, so what is told stands in order.
 pub trait Interest: Send + Sync {
-    /// `sequence` is the last number that was given here, whether or not it has a message.
-    fn join(&self, key: &ChannelKey, number: u64, sequence: u64) -> Joins;
+    fn join(&self, key: &ChannelKey, number: u64) -> Joins;
     fn leave(&self, key: &ChannelKey, number: u64);
 
     /// A node has died so lately that somebody may come back who was on it, and has missed what it published last.
@@ -91,8 +90,7 @@ impl Hub {
                 return None;
             }
             (Joining::Not, Some(interest)) => {
-                let Joins { is_done, unreached } =
-                    interest.join(channel.key(), channel.number, state.mark.own.sequence);
+                let Joins { is_done, unreached } = interest.join(channel.key(), channel.number);
                 unreached.into_iter().for_each(|run| state.doubt(run));
                 if !is_done {
                     state.joining = Joining::Begun(vec![waiter()]);
@@ -191,6 +189,8 @@ impl Hub {
         let mut state = channel.state.lock();
         state.unsure.remove(stamp.incarnation);
         if !state.mark.covers(stamp) {
+            // Who is attached has nothing of it, and comes back with what stands here until now.
+            self.begin_ring(&mut state);
             state.mark.hear(stamp, 0);
         }
     }

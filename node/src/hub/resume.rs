@@ -163,7 +163,10 @@ impl Hub {
         }
         // Of other runs nothing was heard.
         let own = position.entries().iter().all(|(run, sequence)| *run == self.incarnation || *sequence == 0);
-        let sequence = position.sequence_of(self.incarnation).filter(|_| own);
+        // Who was attached elsewhere when nothing had been numbered here, by a run that was heard to its end.
+        let heard = |(run, _): &(u64, u64)| state.whole.contains(run);
+        let is_of_others = !position.entries().is_empty() && position.entries().iter().all(heard);
+        let sequence = position.sequence_of(self.incarnation).or(is_of_others.then_some(0)).filter(|_| own);
         match sequence.map(|sequence| state.mark.place_of(sequence)) {
             Some(after) if after == place => Start::Live,
             Some(after) if after < place && reaches(state, after) => Start::Replay { after, is_exact: true },

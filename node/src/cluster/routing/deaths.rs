@@ -175,10 +175,9 @@ impl Deaths {
         self.runs.get(&incarnation).is_some_and(|run| !run.lanes.is_empty())
     }
 
-    /// The lanes of one of these have ended.
-    pub(super) fn has_ended(&self, runs: &[u64]) -> bool {
-        let has_ended = |run: &Run| run.is_met && run.lanes.is_empty();
-        runs.iter().any(|incarnation| self.runs.get(incarnation).is_some_and(has_ended))
+    /// All its lanes have ended.
+    pub(super) fn has_ended(&self, incarnation: u64) -> bool {
+        self.runs.get(&incarnation).is_some_and(|run| run.is_met && run.lanes.is_empty())
     }
 
     fn left(&mut self, incarnation: u64) {
@@ -224,9 +223,9 @@ impl Deaths {
     pub(super) fn has_lost(&self, within: Duration) -> bool {
         let is_lately = |ended: Instant| ended.elapsed() <= within;
         let may_be_dead = |run: &Run| {
-            let is_out_of_reach = run.is_met && !run.has_left && run.lanes.is_empty();
             // Of a doubtful one something may come as long as it is a member.
-            is_out_of_reach && (run.is_doubtful() || run.ended.is_none_or(is_lately))
+            let is_owed = |ended| run.is_doubtful() || is_lately(ended);
+            run.is_met && !run.has_left && run.ended.is_some_and(is_owed)
         };
         self.last.is_some_and(|died| died.elapsed() <= within) || self.runs.values().any(may_be_dead)
     }

@@ -103,20 +103,22 @@ impl Routing {
         };
         self.tasks.spawn("take over", OnStop::Cancel, async move {
             let taken = tokio::time::timeout(HAND_OVER_WAIT, routing.take_over(from, &key)).await;
-            routing.answer(from, number, &Answer::TakenOver(taken.unwrap_or(false)));
+            let answer = taken.ok().flatten().map_or(Answer::Unknown, Answer::TakenOver);
+            routing.answer(from, number, &answer);
             drop(turn);
         });
     }
 
-    async fn take_over(&self, from: u64, key: &ChannelKey) -> bool {
-        let Some(channel) = self.held(key).await else { return false };
+    /// None where nothing is known here of the channel either.
+    async fn take_over(&self, from: u64, key: &ChannelKey) -> Option<bool> {
+        let channel = self.held(key).await?;
         let request = Request::HandOver { key: key.clone(), after: None };
         let answer = self.ask_one(from, hash_of(key), &request, HAND_OVER_WAIT).await;
-        let Some(Answer::HandedOver(Some(handed))) = answer else { return false };
+        let Some(Answer::HandedOver(Some(handed))) = answer else { return Some(false) };
         let living = self.living();
         // One that is not heard of may have something for this node on its way.
         let has_left = |run| !living.contains(&run) && !self.deaths.lock().has_lanes(run);
-        self.hub.take_over(&channel, *handed, has_left)
+        Some(self.hub.take_over(&channel, *handed, has_left))
     }
 
     /// The channel, once all others forward it.

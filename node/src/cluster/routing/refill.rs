@@ -81,10 +81,8 @@ impl Routing {
             let Some(wanted) = own.get_mut(&channel.number()) else { return false };
             wanted.rounds.push(Round { number, waits: peers.clone(), done });
         }
-        let sequence = channel.mark().own.sequence;
         for peer in peers {
-            let of = channel.number();
-            let wanted = Interest::Wanted { key: key.clone(), number: of, round: number, sequence };
+            let wanted = Interest::Wanted { key: key.clone(), number: channel.number(), round: number };
             self.send(peer, hash_of(key), &wanted);
         }
         let settled = matches!(tokio::time::timeout(JOIN_WAIT, is_done).await, Ok(Ok(())));

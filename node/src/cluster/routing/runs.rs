@@ -109,9 +109,9 @@ impl Runs {
                 let told = self.told.entry(*incarnation).or_insert(since);
                 // Others may have lost sight of it before it ended.
                 *told = if self.noticed.remove(incarnation) { since.min(*told) } else { since.max(*told) };
-                if *has_left {
-                    self.left.insert(*incarnation);
-                }
+            }
+            if *has_left {
+                self.left(*incarnation);
             }
         }
         self.bound_told();

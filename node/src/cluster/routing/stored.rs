@@ -76,15 +76,13 @@ impl Routing {
     /// Not every node that is alive can be reached, since so lately that one may be about to be held for dead. To be called several
     /// times a second.
     pub fn is_torn_lately(&self) -> bool {
-        let alive = self.expected.lock().clone();
+        let mut out_of_reach = self.expected.lock().clone();
         // A link and the lanes of a node that dies are not seen to end in the same moment.
-        let is_whole = self.is_whole() && !self.deaths.lock().has_ended(&alive);
+        out_of_reach.retain(|peer| !self.is_up(*peer) || self.deaths.lock().has_ended(*peer));
         let mut torn = self.torn.lock();
-        if is_whole {
-            *torn = None;
-            return false;
-        }
-        torn.get_or_insert_with(Instant::now).elapsed() < TORN_LATELY
+        torn.retain(|peer, _| out_of_reach.contains(peer));
+        let lately = |peer| torn.entry(peer).or_insert_with(Instant::now).elapsed() < TORN_LATELY;
+        out_of_reach.into_iter().map(lately).fold(false, |any, one| any | one)
     }
 
     /// Resolves when [`Routing::is_torn_lately`] no more, as it is about three seconds after a death.
@@ -96,7 +94,8 @@ impl Routing {
             if !self.is_torn_lately() {
                 return;
             }
-            tokio::time::timeout(TORN_LATELY, changed).await.ok();
+            // It ends by itself, too, which need not be known at once.
+            tokio::time::timeout(TORN_LATELY / 10, changed).await.ok();
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use fanfare_proto::serial::Serial;
+
 use super::forwarded::{THERE, from, position};
 use super::*;
 use crate::hub::channels::PLACES_BEFORE;
@@ -103,6 +105,40 @@ fn what_another_node_numbered_without_a_message_is_known_when_it_says_so() {
     let pulled = channel.pull(PLACES_BEFORE + 1, usize::MAX).expect("it is there");
     assert!(pulled.is_end && pulled.deliveries.is_empty());
     assert!(targets[0].lost.lock().is_empty());
+}
+
+/// Nothing is missing of it, and no recent messages were kept so far.
+#[test]
+fn who_heard_nothing_comes_back_over_numbers_without_a_message() {
+    let (hub, _targets, channel) = joined();
+    let resumes = |position: &Serial| match hub.look_after(&key("a"), position) {
+        Start::Live => true,
+        Start::Replay { after, is_exact: true } => {
+            channel.pull(after, usize::MAX).is_some_and(|pulled| pulled.deliveries.is_empty())
+        }
+        _ => false,
+    };
+    let at_first = channel.mark().serial();
+    hub.caught_up(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
+    assert!(resumes(&at_first));
+    let (hub, _targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
+    let told = channel.mark().serial();
+    hub.forget_runs(&[THERE]);
+    let start = hub.look_after(&key("a"), &told);
+    assert!(matches!(start, Start::Live | Start::Replay { is_exact: true, .. }), "{start:?}");
+}
+
+/// Nobody had numbered anything when it was given.
+#[test]
+fn who_was_attached_elsewhere_at_first_is_resumed_where_that_run_forwards_the_channel() {
+    let (hub, _targets, channel) = joined();
+    let start = |run| hub.look_after(&key("a"), &Serial::single(run, 0));
+    assert_eq!((start(THERE), start(THERE + 1)), (Start::Live, Start::Unknown));
+    let place = channel.mark().place;
+    publish(&hub, &key("a"), 1);
+    assert_eq!(start(THERE), Start::Replay { after: place, is_exact: true });
+    assert_eq!(start(THERE + 1), Start::Unknown);
 }
 
 #[test]
