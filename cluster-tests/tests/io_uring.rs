@@ -115,6 +115,7 @@ async fn where_the_system_refuses_it() {
     let ring = Ring::refused();
     let node = Node::start(ring.under(options("on"))).await;
     assert_eq!(node.metric(SHARDS).await, 0.0);
+    wait_until(SOON, "it to be told", async || node.log().contains("io_uring")).await;
     let log = node.log();
     let told: Vec<_> = log.lines().filter(|line| line.contains("io_uring")).collect();
     assert!(told.len() == 1 && told[0].contains("INFO") && told[0].contains("not permitted"), "{log}");
