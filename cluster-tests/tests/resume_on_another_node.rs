@@ -194,7 +194,7 @@ async fn wander(nodes: &[Node]) -> bool {
         wanderers.push(Heard::begin(&nodes[client % 3]).await);
     }
     let (mut moves, begun) = (0, Instant::now());
-    while begun.elapsed() < FOR {
+    while begun.elapsed() < FOR || moves <= CLIENTS {
         publishers.publish(3).await;
         let client = moves % CLIENTS;
         let (socket, heard) = &mut wanderers[client];
@@ -215,7 +215,6 @@ async fn wander(nodes: &[Node]) -> bool {
             return false;
         }
     }
-    assert!(moves > CLIENTS, "{moves} moves");
     true
 }
 
