@@ -7,7 +7,7 @@ use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 const STAYED: &str = "there from the beginning";
 /// The tests beside it are over by then.
@@ -34,10 +34,7 @@ async fn next_told(socket: &mut Socket) -> (Value, Value) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_attached_is_told_where_it_had_published_and_nowhere_else() {
-    let end = Instant::now() + AT_REST_WITHIN;
-    while !is_told_where_it_had_published().await {
-        assert!(Instant::now() < end, "it was told everywhere each time");
-    }
+    wait_until(AT_REST_WITHIN, "it to be told there alone", is_told_where_it_had_published).await;
 }
 
 /// False when it was told elsewhere too, and nobody was resumed, as on a machine that is too busy for it to be known.
@@ -101,10 +98,7 @@ async fn who_missed_what_only_the_dead_node_had_is_told_on_every_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_missed_what_another_node_has_heard_is_given_that() {
-    let end = Instant::now() + AT_REST_WITHIN;
-    while !is_given_what_another_node_has_heard().await {
-        assert!(Instant::now() < end, "it was not resumed each time");
-    }
+    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_what_another_node_has_heard).await;
 }
 
 /// False when it was told a loss, as on a machine that is too busy for it to be known that there is none.

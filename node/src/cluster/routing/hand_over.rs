@@ -60,15 +60,15 @@ impl Routing {
     /// Of each channel that somebody here may come back to another node has said whether it takes it over; one that does not knows that
     /// there was something.
     pub(super) fn has_handed_over(&self) -> bool {
-        let known = self.leaving.known.lock();
         let mut channels = self.hub.channels_heard();
         channels
             .retain(|channel| channel.mark().serial().entries().iter().any(|(_, sequence)| *sequence > 0));
-        channels.iter().all(|channel| known.contains(&channel.number()))
+        let handed = self.leaving.handed.lock();
+        channels.iter().all(|channel| handed.contains_key(&channel.number()))
     }
 
     async fn hand_over_one(&self, channel: Arc<Channel>) {
-        let by = self.leaving.handed.lock().get(&channel.number()).copied();
+        let by = self.leaving.handed.lock().get(&channel.number()).copied().flatten();
         if by.is_some_and(|by| self.is_up(by)) {
             return;
         }
@@ -83,11 +83,9 @@ impl Routing {
         for peer in survivors {
             let request = Request::TakeOver { key: channel.key().clone() };
             let answer = self.ask_one(peer, hash_of(channel.key()), &request, HAND_OVER_WAIT).await;
-            if matches!(answer, Some(Answer::TakenOver(_))) {
-                self.leaving.known.lock().insert(channel.number());
-            }
-            if answer == Some(Answer::TakenOver(true)) {
-                self.leaving.handed.lock().insert(channel.number(), peer);
+            let Some(Answer::TakenOver(is_kept)) = answer else { continue };
+            self.leaving.handed.lock().insert(channel.number(), is_kept.then_some(peer));
+            if is_kept {
                 return;
             }
         }

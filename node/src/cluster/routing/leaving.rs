@@ -26,10 +26,8 @@ pub(super) struct Leaving {
     pub(super) has_begun: AtomicBool,
     /// Those that are alive and do not leave.
     pub(super) survivors: Mutex<Vec<u64>>,
-    /// Of this node's channels, by their numbers, who has taken them over.
-    pub(super) handed: Mutex<HashMap<u64, u64>>,
-    /// Those of which another one knows how far this node is.
-    pub(super) known: Mutex<HashSet<u64>>,
+    /// Of this node's channels, by their numbers, who has taken them over; none where it only knows how far this node is.
+    pub(super) handed: Mutex<HashMap<u64, Option<u64>>>,
     pub(super) handing: Semaphore,
     pub(super) taking: Arc<Semaphore>,
     pub(super) taking_back: TakingBack,
@@ -55,7 +53,6 @@ impl Default for Leaving {
             has_begun: AtomicBool::new(false),
             survivors: Mutex::default(),
             handed: Mutex::default(),
-            known: Mutex::default(),
             handing,
             taking,
             taking_back: TakingBack::default(),
@@ -226,6 +223,25 @@ mod tests {
         tokio::join!(node.routing.say_goodbye(Duration::from_secs(60)), dies);
         let waited = begun.elapsed();
         assert!(waited >= Duration::from_millis(300) && waited < Duration::from_secs(30), "{waited:?}");
+    }
+
+    #[tokio::test]
+    async fn a_goodbye_says_whether_another_node_knows_of_each_channel_with_a_message() {
+        let node = Node::new();
+        node.has_a_link();
+        node.finds_the_peer();
+        node.is_attached_to();
+        let says = async || {
+            node.routing.say_goodbye(Duration::ZERO).await;
+            let left = [true, false].map(|is_all| Item::interest(&Interest::Left { lanes: 1, is_all }));
+            let said = node.says();
+            left.map(|item| said.contains(&item))
+        };
+        assert_eq!(says().await, [true, false], "nothing was numbered there");
+        node.says_joined(5, 0, Vec::new());
+        assert_eq!(says().await, [false, true]);
+        node.routing.leaving.handed.lock().insert(node.number(), None);
+        assert_eq!(says().await, [true, false]);
     }
 
     #[tokio::test]

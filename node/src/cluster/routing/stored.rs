@@ -68,7 +68,7 @@ impl Routing {
     }
 
     /// Every node that is alive can be reached: who is not may just have died.
-    pub fn is_whole(&self) -> bool {
+    fn is_whole(&self) -> bool {
         let expected = self.expected.lock().clone();
         expected.iter().all(|peer| self.is_up(*peer))
     }
@@ -81,8 +81,10 @@ impl Routing {
         out_of_reach.retain(|peer| !self.is_up(*peer) || self.deaths.lock().has_ended(*peer));
         let mut torn = self.torn.lock();
         torn.retain(|peer, _| out_of_reach.contains(peer));
-        let lately = |peer| torn.entry(peer).or_insert_with(Instant::now).elapsed() < TORN_LATELY;
-        out_of_reach.into_iter().map(lately).fold(false, |any, one| any | one)
+        for peer in out_of_reach {
+            torn.entry(peer).or_insert_with(Instant::now);
+        }
+        torn.values().any(|since| since.elapsed() < TORN_LATELY)
     }
 
     /// Resolves when [`Routing::is_torn_lately`] no more, as it is about three seconds after a death.

@@ -139,9 +139,8 @@ fn who_was_never_met_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn who_is_let_in_when_one_is_dead_is_owed_nothing_of_it_where_nodes_share_a_store() {
+async fn who_is_let_in_when_one_is_dead_is_owed_nothing_of_it() {
     let node = Node::new();
-    node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
     node.finds_the_peer();
     node.has_a_link();
     node.is_attached_to();
@@ -225,4 +224,18 @@ fn what_a_death_has_lost_nobody_comes_back_for_later() {
         deaths.ended(RUN, lane, true, long_ago.min(now));
     }
     assert!(deaths.has_lost(Duration::from_secs(90)) && !deaths.has_lost(Duration::from_secs(50)));
+}
+
+#[test]
+fn who_may_live_on_or_whose_lanes_begin_to_end_may_have_lost_something() {
+    let lately = Duration::from_secs(50);
+    let (mut deaths, now) = met();
+    assert!(!deaths.has_lost(lately));
+    deaths.ended(RUN, 0, true, now);
+    assert!(deaths.has_lost(lately), "the other one follows");
+    let (mut deaths, now) = met();
+    let long_ago = now - Duration::from_secs(60);
+    deaths.ended(RUN, 0, false, long_ago);
+    deaths.ended(RUN, 1, false, long_ago);
+    assert!(deaths.has_lost(lately), "it goes on behind a cut");
 }
