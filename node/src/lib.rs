@@ -11,6 +11,7 @@ pub mod config;
 pub mod edge;
 pub mod hub;
 pub mod model;
+pub mod names;
 pub mod origin;
 pub mod publish;
 pub mod session;

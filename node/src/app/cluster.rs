@@ -15,7 +15,6 @@ use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{self, LinkSettings, Links, PeerFiles, PeerTls};
 use crate::cluster::membership::{Facts, Membership, Options};
-use crate::cluster::names::Names;
 use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats};
 use crate::config::Config;
 use crate::edge::socket::Shards;
@@ -24,6 +23,7 @@ use crate::model::{
     AccountId, ClientId, Clock, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp,
     StampedIds,
 };
+use crate::names::Names;
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::tasks::{OnStop, Tasks};
 

@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use crate::cluster::inbound::Peer;
 use crate::cluster::link::PeerAddr;
 use crate::cluster::membership::{Member, Members, State};
-use crate::cluster::names::Names;
 use crate::cluster::routing::{Routing, Standing};
+use crate::names::Names;
 
 /// How soon a name of a peer is looked up again.
 const LOOKUP_RETRY: Duration = Duration::from_secs(1);

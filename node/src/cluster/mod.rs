@@ -4,7 +4,6 @@ pub mod inbound;
 mod key;
 pub mod link;
 pub mod membership;
-pub mod names;
 pub mod routing;
 #[cfg(test)]
 mod simulation;

@@ -25,8 +25,8 @@ pub(super) use liveness::Liveness;
 pub use liveness::State;
 
 use super::ClusterKey;
-use super::names::Names;
 use crate::model::Clock;
+use crate::names::Names;
 use crate::tasks::Tasks;
 
 /// So that a burst of datagrams waits for a thread that is late, and is not lost.

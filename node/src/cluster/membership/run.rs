@@ -17,7 +17,7 @@ use super::facts::{Facts, Member, Members};
 use super::liveness::{Liveness, SUSPECT_AFTER, State};
 use super::relayed::Relayed;
 use super::transport::Wire;
-use crate::cluster::names::Names;
+use crate::names::Names;
 
 const GOSSIP_EVERY: Duration = Duration::from_millis(250);
 /// How often silence is looked at.

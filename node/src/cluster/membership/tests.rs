@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::*;
-use crate::cluster::names::of_system;
+use crate::names::of_system;
 
 const ONE: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OTHER: &str = "IAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";

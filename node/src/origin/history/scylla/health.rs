@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::connection::{Database, ScyllaError};
 use super::standing::{self, Standing};
 use super::{Shared, failed};
+use crate::names::Names;
 use crate::origin::history::StoreError;
 use crate::tasks::OnStop;
 
@@ -100,7 +101,7 @@ impl Renewals {
 /// Never returns before the store is dropped. The driver waits ever longer before it connects again to nodes that are all gone; a
 /// new session does so at once.
 pub(super) async fn watch(shared: Weak<Shared>) {
-    let mut renewals = Renewals::default();
+    let (mut renewals, mut names) = (Renewals::default(), Names::new());
     loop {
         let Some(shared) = shared.upgrade() else { return };
         let database = shared.database();
@@ -109,7 +110,7 @@ pub(super) async fn watch(shared: Weak<Shared>) {
         if result.is_err() && was_silent {
             // Where others stand still, the session that was may be the first to have one again that does not.
             tokio::select! {
-                renewed = renew_in_time(&shared, &database, &mut renewals) => {
+                renewed = renew_in_time(&shared, &database, &mut renewals, &mut names) => {
                     if renewed {
                         result = probe(&shared, &shared.database()).await;
                     }
@@ -143,9 +144,14 @@ async fn answers_again(shared: &Shared, database: &Database) {
 }
 
 /// Whether there is a new session.
-async fn renew_in_time(shared: &Shared, before: &Database, renewals: &mut Renewals) -> bool {
-    let told = shared.names.look_up(&shared.tasks);
-    let standing = Standing::ask(standing::known(&before.session), told).await;
+async fn renew_in_time(
+    shared: &Shared,
+    before: &Database,
+    renewals: &mut Renewals,
+    names: &mut Names,
+) -> bool {
+    let points = shared.connection.nodes.iter().map(|point| standing::with_port(point)).collect();
+    let standing = Standing::ask(standing::known(&before.session), points, names).await;
     if !renewals.is_due(&standing.answer, &standing::connected(&before.session), Instant::now()) {
         return false;
     }

@@ -13,7 +13,6 @@ mod lookups;
 mod marks;
 mod members;
 mod metrics;
-mod names;
 mod node;
 mod once;
 mod policies;
@@ -53,7 +52,6 @@ use ids::GivenIds;
 use lookups::Lookups;
 use marks::Marks;
 use members::MemberChange;
-use names::Names;
 use policies::Policies;
 use reads::Reads;
 use rows::Content;
@@ -122,7 +120,6 @@ pub struct Scylla {
 struct Shared {
     options: ScyllaOptions,
     connection: Connection,
-    names: Arc<Names>,
     clock: Clock,
     runtime: Handle,
     tasks: Tasks,
@@ -177,7 +174,6 @@ impl Scylla {
             policies: Policies::default(),
             closed: AtomicBool::new(false),
             options,
-            names: Names::new(connection.nodes.clone()),
             connection,
             clock,
         });

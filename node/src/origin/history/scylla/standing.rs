@@ -15,11 +15,12 @@ use scylla::cluster::metadata::Peer;
 use scylla::policies::host_filter::HostFilter;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::names::Told;
+use crate::names::Names;
 
+/// Where none is said, as the driver has it.
+const PORT: u16 = 9042;
 /// A request for the options of a server, by the native protocol: version 4, no flags, stream 0, `OPTIONS`, no body. It is answered
 /// to whoever connects.
 const OPTIONS: [u8; 9] = [4, 0, 0, 0, 5, 0, 0, 0, 0];
@@ -37,24 +38,25 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// Of these nodes, and of those that names stand for, also where that is told meanwhile.
-    pub(super) async fn ask(nodes: HashSet<SocketAddr>, mut told: watch::Receiver<Told>) -> Self {
+    /// Of these nodes, and of those that the contact points stand for, also where that is told meanwhile.
+    pub(super) async fn ask(
+        mut nodes: HashSet<SocketAddr>,
+        mut points: HashSet<String>,
+        names: &mut Names,
+    ) -> Self {
         let mut standing = Self::default();
         let mut asked = FuturesUnordered::new();
-        let (mut nodes, mut is_all) = (nodes, false);
         let mut end = Instant::now() + ANSWER_WAIT;
+        points.iter().for_each(|point| names.look_up(point));
+        nodes.extend(points.iter().flat_map(|point| names.known(point)));
+        points.retain(|point| point.parse::<SocketAddr>().is_err());
         loop {
-            {
-                let told = told.borrow_and_update();
-                nodes.extend(told.nodes());
-                is_all |= told.is_all();
-            }
             for node in nodes.drain().filter(|node| !standing.answer.contains(node)) {
                 if standing.silent.insert(node) {
                     asked.push(async move { answers(node).await.is_ok().then_some(node) });
                 }
             }
-            if is_all && asked.is_empty() {
+            if points.is_empty() && asked.is_empty() {
                 return standing;
             }
             tokio::select! {
@@ -63,11 +65,23 @@ impl Standing {
                     standing.answer.insert(node);
                     end = end.min(Instant::now() + OTHERS_WAIT);
                 },
-                Ok(()) = told.changed() => {}
+                (name, _) = names.answered() => {
+                    points.remove(&name);
+                    nodes.extend(names.known(&name));
+                }
                 () = sleep_until(end) => return standing,
             }
         }
     }
+}
+
+/// A contact point may be said without its port.
+pub(super) fn with_port(point: &str) -> String {
+    if let Ok(address) = point.parse::<IpAddr>() {
+        return SocketAddr::new(address, PORT).to_string();
+    }
+    let port = point.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+    if matches!(port, Some(Ok(_))) { point.to_owned() } else { format!("{point}:{PORT}") }
 }
 
 /// All nodes that a session knows.
@@ -124,11 +138,8 @@ impl HostFilter for Passed {
 #[cfg(test)]
 mod tests {
     use tokio::net::TcpListener;
-    use tokio::runtime::Handle;
 
-    use super::super::names::{Names, PORT};
     use super::*;
-    use crate::tasks::Tasks;
 
     #[tokio::test]
     async fn who_takes_a_connection_and_says_nothing_does_not_answer() {
@@ -144,12 +155,19 @@ mod tests {
             assert_eq!(asked, OPTIONS);
             stream.write_all(&[0x84, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0]).await.expect("it answers");
         };
-        // What a name stands for may be told meanwhile.
-        let (tasks, names) = (Tasks::new(Handle::current()), Names::new(vec![answers.to_string()]));
-        let asked = Standing::ask([stands_still, is_gone].into(), names.look_up(&tasks));
-        let (standing, ()) = tokio::join!(asked, answering);
+        // What a name stands for is told meanwhile.
+        let (mut names, point) = (Names::new(), format!("localhost:{}", answers.port()));
+        let asked = Standing::ask([stands_still, is_gone].into(), [point].into(), &mut names);
+        let (mut standing, ()) = tokio::join!(asked, answering);
+        standing.silent.retain(SocketAddr::is_ipv4);
         let expected = Standing { answer: [answers].into(), silent: [stands_still, is_gone].into() };
         assert_eq!(standing, expected);
+    }
+
+    #[test]
+    fn a_contact_point_may_be_said_without_its_port() {
+        let told = ["127.0.0.1:7", "127.0.0.1", "[::1]:7", "::1", "db", "db:7"].map(with_port);
+        assert_eq!(told, ["127.0.0.1:7", "127.0.0.1:9042", "[::1]:7", "[::1]:9042", "db:9042", "db:7"]);
     }
 
     #[test]

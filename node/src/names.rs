@@ -1,4 +1,4 @@
-//! Names of other nodes and where they are, looked up beside all else.
+//! Names of other nodes, and of those of the database, and where they are, looked up beside all else.
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
