@@ -108,6 +108,7 @@ async fn is_given_what_another_node_has_heard() -> bool {
     Socket::open(n2, "").await.attach("room").await;
     let serial = missed_on(n0, n1).await;
     n0.kill();
+    until_dead(n1, "n0").await;
     let (mut back, attached) = attach_after(n1, &serial).await;
     if attached["resumed"] != true {
         return false;
@@ -117,6 +118,47 @@ async fn is_given_what_another_node_has_heard() -> bool {
     Socket::open(n2, "").await.publish("room", json!({"data": 3})).await;
     let frame = back.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
     frame["op"] == 13 && frame["messages"][0]["data"] == 3
+}
+
+/// Nothing is missing: what stands in the serial of the node that dies are numbers without a message, of which the other nodes know.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_heard_nothing_is_resumed_where_somebody_was_attached_all_the_time() {
+    for is_first in [true, false] {
+        wait_until(AT_REST_WITHIN, "it to be resumed", async || is_resumed_over_numbers(is_first).await)
+            .await;
+    }
+}
+
+/// False as above. Numbers are given in another channel before the first death, and in this one for a death before.
+async fn is_resumed_over_numbers(is_first: bool) -> bool {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    if !is_first {
+        n2.kill();
+        for node in [&*n0, &*n1] {
+            until_dead(node, "n2").await;
+        }
+    }
+    let mut there = Socket::open(n1, "").await;
+    there.attach("room").await;
+    if is_first {
+        Socket::open(n0, "").await.publish("another", json!({"data": 0})).await;
+    }
+    let serial = Socket::open(n0, "").await.attach("room").await["serial"].clone();
+    n0.kill();
+    let (mut back, attached) = attach_after(n1, &serial).await;
+    if attached["resumed"] != true {
+        return false;
+    }
+    Socket::open(n1, "").await.publish("room", json!({"data": 1})).await;
+    for socket in [&mut there, &mut back] {
+        let frame = socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+        if frame["op"] != 13 {
+            return false;
+        }
+        assert_eq!(frame["messages"][0]["data"], 1);
+    }
+    true
 }
 
 /// The serial of a client that was attached to one node, and has something of the other one, and not what came when it was away.

@@ -218,6 +218,74 @@ async fn wander(nodes: &[Node]) -> bool {
     true
 }
 
+async fn attach_back(node: &Node, rewind: &str) -> (Socket, Value) {
+    let mut socket = Socket::open(node, "").await;
+    let attached = socket.ask(json!({"op": 8, "channel": "room", "rewind": rewind})).await;
+    assert_eq!((&attached["op"], &attached["resumed"]), (&json!(9), &json!(false)), "{attached}");
+    (socket, attached)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewind_gives_what_is_recent_where_somebody_was() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut there = Socket::open(n1, "").await;
+    there.attach("room").await;
+    let mut publishers = [Socket::open(n0, "").await, Socket::open(n2, "").await];
+    let publish = async |of: &mut Socket, data: u64| {
+        of.publish("room", json!({"data": data})).await;
+    };
+    for number in 0..4 {
+        publish(&mut publishers[number % 2], number as u64).await;
+        there.message("room").await;
+    }
+    let is_given = async |socket: &mut Socket, expected: &[u64]| {
+        for data in expected {
+            let frame =
+                socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+            assert_eq!(frame["messages"][0]["data"], *data, "{frame}");
+        }
+    };
+    let (mut two, attached) = attach_back(n2, "2").await;
+    assert_eq!(attached.get("warning"), None);
+    is_given(&mut two, &[2, 3]).await;
+    let (mut all, attached) = attach_back(n2, "100").await;
+    assert_eq!(attached["warning"], "rewind was cut: the channel keeps no history");
+    is_given(&mut all, &[0, 1, 2, 3]).await;
+    let (mut lately, attached) = attach_back(n0, "1m").await;
+    assert_eq!(attached["warning"], "rewind was cut: the channel keeps no history");
+    is_given(&mut lately, &[0, 1, 2, 3]).await;
+    publish(&mut publishers[0], 4).await;
+    for socket in [&mut two, &mut all, &mut lately] {
+        is_given(socket, &[4]).await;
+    }
+    // Who is lost in between comes back to what it was given.
+    let (back, attached) = attach_after(n1, &lately.attach("room").await["serial"]).await;
+    assert_eq!(attached["resumed"], true, "{attached}");
+    drop(back);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewind_and_what_follows_have_no_gap() {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    Socket::open(&nodes[1], "").await.attach("room").await;
+    let mut publishers = Publishers::on(nodes).await;
+    publishers.publish(20).await;
+    let (((), (mut back, _)), end) = (tokio::join!(publishers.publish(50), attach_back(&nodes[2], "10")), 70);
+    let mut next: HashMap<u64, u64> = HashMap::new();
+    while next.len() < PUBLISHERS || next.values().any(|next| *next < end) {
+        let frame = back.message("room").await;
+        for message in frame["messages"].as_array().expect("a message frame") {
+            let part = |at: usize| message["data"][at].as_u64().expect("a number");
+            let number = part(1);
+            assert!((16..end).contains(&number), "{frame}");
+            assert_eq!(*next.entry(part(0)).or_insert(number), number, "{frame}");
+            next.insert(part(0), number + 1);
+        }
+    }
+}
+
 /// As a client comes back that has lost its link.
 fn resume(socket: &Socket) -> String {
     format!("?resume={}", socket.connected["connectionKey"].as_str().expect("a key"))

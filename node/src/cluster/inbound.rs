@@ -77,11 +77,12 @@ pub trait Inbound: Send + Sync + 'static {
 /// Who is to get which channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Interest {
-    /// The peer wants the channel, and is to be told where it stands.
+    /// The peer wants the channel, and is to be told where it stands. It has forwarded all that it has numbered there up to `sequence`.
     Wanted {
         key: ChannelKey,
         number: u64,
         round: u64,
+        sequence: u64,
     },
     NotWanted {
         key: ChannelKey,
@@ -216,10 +217,12 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             inbound.forwarded(from, forwarded(forward)?);
             return Ok(());
         }
-        Some(v1::item::Kind::Interest(v1::Interest { channel, number, wanted, round })) => match wanted {
-            true => Interest::Wanted { key: key(channel)?, number, round },
-            false => Interest::NotWanted { key: key(channel)? },
-        },
+        Some(v1::item::Kind::Interest(v1::Interest { channel, number, wanted, round, sequence })) => {
+            match wanted {
+                true => Interest::Wanted { key: key(channel)?, number, round, sequence },
+                false => Interest::NotWanted { key: key(channel)? },
+            }
+        }
         Some(v1::item::Kind::InterestSaid(v1::InterestSaid { epoch, lanes })) => {
             Interest::Said { epoch, lanes }
         }

@@ -63,7 +63,9 @@ use wants::Wants;
 use super::inbound::{Answer, ConnectionSaid, Inbound, Interest, Peer, PresenceSaid, Request, Tenants};
 use super::link::{Item, PeerAddr, PeerLinks, Receipt};
 use crate::hub::{self, Hub, Joins};
-use crate::model::{ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, StampedIds, ToldMembers};
+use crate::model::{
+    ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, Stamp, StampedIds, ToldMembers,
+};
 use crate::tasks::{Merged, OnStop, Tasks};
 
 /// An attach waits no longer for a peer that does not answer.
@@ -199,6 +201,7 @@ impl Routing {
             loop {
                 tokio::time::sleep(JOIN_LOOK).await;
                 looking.give_up_waiting();
+                looking.tell_what_is_numbered();
                 looking.is_torn_lately();
             }
         });
@@ -318,7 +321,7 @@ impl Routing {
 }
 
 impl hub::Interest for Routing {
-    fn join(&self, key: &ChannelKey, number: u64) -> Joins {
+    fn join(&self, key: &ChannelKey, number: u64, sequence: u64) -> Joins {
         let mut own = self.own.lock();
         let peers = self.linked();
         let mut waits = peers.clone();
@@ -330,7 +333,8 @@ impl hub::Interest for Routing {
         own.insert(number, joining);
         // Under the lock, so that no peer that is told all meanwhile is never told this.
         for peer in peers {
-            self.send(peer, hash_of(key), &Interest::Wanted { key: key.clone(), number, round: 0 });
+            let wanted = Interest::Wanted { key: key.clone(), number, round: 0, sequence };
+            self.send(peer, hash_of(key), &wanted);
         }
         let unreached = self.unreached.lock().runs().filter(|run| !self.is_up(*run)).collect();
         Joins { is_done, unreached }
@@ -379,7 +383,10 @@ impl Inbound for Routing {
 
     fn interest(&self, from: &Peer, interest: Interest) {
         match interest {
-            Interest::Wanted { key, number, round } => self.want(from.incarnation, key, number, round),
+            Interest::Wanted { key, number, round, sequence } => {
+                self.hub.has_numbered(&key, Stamp { incarnation: from.incarnation, sequence });
+                self.want(from.incarnation, key, number, round);
+            }
             Interest::NotWanted { key } => {
                 self.wanted.remove_if_mut(&key, |_, wanting| {
                     wanting.retain(|peer| *peer != from.incarnation);

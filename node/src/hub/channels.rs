@@ -1,7 +1,7 @@
 //! The node's channels: numbering and interest under one small lock each.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use super::members::Members;
 use super::presence::PresenceDelivery;
 use super::ring::Ring;
 use super::roster::Roster;
+use super::whole::Whole;
 use crate::model::{ChannelKey, Clock, Forwarded, Limits, Published, Stamp};
 
 /// What gets the frames of a channel: a shard of sockets. `deliver` must not block.
@@ -55,9 +56,11 @@ pub(super) struct State {
     /// Runs of which something is lost, and that have not told how far they are.
     pub(super) unsure: Few,
     /// Runs of which all is heard since they told where they stand.
-    pub(super) whole: Few,
+    pub(super) whole: Whole,
     /// What other nodes know of the interest in it.
     pub(super) joining: Joining,
+    /// Others were asked for what they have had lately, which was put before the recent messages of this node.
+    pub(super) is_of_all: bool,
     /// Taken out of the map; whoever still holds it looks the key up again.
     pub(super) removed: bool,
 }
@@ -75,6 +78,7 @@ impl State {
         if let Some(ring) = &mut self.ring {
             ring.restart(&self.mark);
         }
+        self.is_of_all = false;
     }
 
     fn is_unused(&self) -> bool {
@@ -125,6 +129,8 @@ pub struct Hub {
     next_number: AtomicU64,
     attaches: AtomicU64,
     sequence_floor: AtomicU64,
+    /// Numbers without a message were given that nobody was told of.
+    pub(super) skipped: AtomicBool,
     /// The last number given to a presence event, over all channels.
     pub(super) presence_sequence: AtomicU64,
     pub(super) roster: Roster,
@@ -147,6 +153,7 @@ impl Hub {
             next_number: AtomicU64::new(0),
             attaches: AtomicU64::new(0),
             sequence_floor: AtomicU64::new(0),
+            skipped: AtomicBool::new(false),
             presence_sequence: AtomicU64::new(0),
             roster: Roster::new(incarnation),
             member_bytes: MemberBytes::default(),
@@ -202,7 +209,7 @@ impl Hub {
         let Some(channel) = self.live(&forwarded.key) else { return };
         let mut state = channel.state.lock();
         // What a run had before it has told where it stands counts as missed, so that there is no gap in what is heard of it.
-        let is_whole = matches!(state.joining, Joining::Not) || state.whole.contains(&forwarded.incarnation);
+        let is_whole = matches!(state.joining, Joining::Not) || state.whole.contains(forwarded.incarnation);
         if state.removed || !is_whole || state.mark.covers(forwarded.last()) {
             return;
         }
@@ -341,8 +348,9 @@ impl Hub {
                     members: None,
                     former: Former::default(),
                     unsure: Few::default(),
-                    whole: Few::default(),
+                    whole: Whole::default(),
                     joining: Joining::default(),
+                    is_of_all: false,
                     removed: false,
                 }),
             })

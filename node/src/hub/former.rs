@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fanfare_proto::serial::Serial;
 
@@ -65,9 +66,10 @@ impl Former {
 }
 
 impl State {
-    /// Whether a message was handed on by then, or need not be told of any more.
+    /// Whether a message was handed on by then, or there is none, or it need not be told of any more.
     pub(super) fn knows(&self, stamp: Stamp) -> bool {
-        self.mark.covers(stamp) || self.former.covers(stamp)
+        let is_without = self.whole.reached(stamp.incarnation) >= Some(stamp.sequence);
+        self.mark.covers(stamp) || self.former.covers(stamp) || is_without
     }
 }
 
@@ -78,7 +80,7 @@ impl Hub {
         let mut runs = HashSet::new();
         for channel in &channels {
             let state = channel.state.lock();
-            runs.extend(state.whole.iter().copied());
+            runs.extend(state.whole.runs());
             if let Some(others) = &state.mark.others {
                 runs.extend(others.entries().iter().map(|(run, _)| *run));
             }
@@ -90,10 +92,23 @@ impl Hub {
     pub fn forget_runs(&self, runs: &[u64]) {
         for channel in &self.all() {
             let state = &mut *channel.state.lock();
-            if runs.iter().any(|run| state.stands(*run)) {
+            // A number without a message may stand in the position of who came from there.
+            let known = |run: &u64| state.whole.reached(*run).map(|sequence| (*run, sequence));
+            let known: Vec<(u64, u64)> = runs.iter().filter_map(known).filter(|(_, of)| *of > 0).collect();
+            if !known.is_empty() || runs.iter().any(|run| state.stands(*run)) {
                 self.begin_ring(state);
             }
+            for (incarnation, sequence) in known {
+                let stamp = Stamp { incarnation, sequence };
+                if !state.mark.covers(stamp) {
+                    state.mark.hear(stamp, 0);
+                }
+            }
+            let before = state.mark.own.sequence;
             state.former.take(&mut state.mark, runs);
+            if state.mark.own.sequence > before {
+                self.skipped.store(true, Ordering::SeqCst);
+            }
             runs.iter().for_each(|run| state.whole.remove(*run));
         }
     }

@@ -27,7 +27,7 @@ impl Hub {
 
     /// Those that the run forwards, and in whose position it does not stand: nothing was heard of it there.
     pub fn silent_with(&self, incarnation: u64) -> Vec<Arc<Channel>> {
-        self.wanted_where(|state| !state.stands(incarnation) && state.whole.contains(&incarnation))
+        self.wanted_where(|state| !state.stands(incarnation) && state.whole.contains(incarnation))
     }
 
     fn wanted_where(&self, is_meant: impl Fn(&State) -> bool) -> Vec<Arc<Channel>> {

@@ -22,6 +22,14 @@ pub struct HandedOver<M> {
     pub messages: Vec<(M, u64)>,
 }
 
+impl<M> HandedOver<M> {
+    /// Without numbers behind which there is no message, as far as that is known here.
+    fn known_to(self, state: &State) -> Self {
+        let known = |position: &Serial| state.lowered(position).into_owned();
+        Self { begin: known(&self.begin), end: known(&self.end), ..self }
+    }
+}
+
 impl Hub {
     /// The channels that somebody is attached to, or was lately.
     pub fn channels_heard(&self) -> Vec<Arc<Channel>> {
@@ -37,7 +45,7 @@ impl Hub {
         if !state.unsure.is_empty() || !state.is_heard() {
             return None;
         }
-        let end = state.mark.serial();
+        let end = state.whole.and(state.mark.serial());
         let latest = state.ring.as_ref().map(|ring| ring.latest(bytes_max, self.now_ms()));
         let (begin, messages) = latest.unwrap_or_else(|| (end.clone(), Vec::new()));
         Some(HandedOver { begin, end, messages })
@@ -74,10 +82,11 @@ impl Hub {
         let is_lacking = |one: &Forwarded| {
             let stamp = Stamp { incarnation: one.incarnation, sequence: one.last };
             // What is not forwarded to here is not on its way either.
-            let comes = !has_left(one.incarnation) && state.whole.contains(&one.incarnation);
+            let comes = !has_left(one.incarnation) && state.whole.contains(one.incarnation);
             !comes && !state.knows(stamp)
         };
         let is_lacking = handed.messages.iter().any(|(one, _)| is_lacking(one));
+        let handed = handed.known_to(&state);
         let mark = &mut state.mark;
         // Who comes from there has it in its position.
         for (incarnation, sequence) in handed.end.entries() {
@@ -101,6 +110,7 @@ impl Hub {
     pub fn take_back(&self, channel: &Arc<Channel>, handed: HandedOver<Forwarded>) -> bool {
         let mut state = channel.state.lock();
         self.begin_ring(&mut state);
+        let handed = handed.known_to(&state);
         let begins = state.ring.as_ref().map(|ring| ring.begins().serial());
         let is_whole = state.unsure.is_empty() && state.mark.serial().covers(&handed.end);
         let meets = begins.is_some_and(|begins| handed.end.covers(&begins));

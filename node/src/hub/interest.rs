@@ -3,18 +3,19 @@
 use std::collections::HashSet;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
-use super::mark::Mark;
 use super::resume::Start;
 use crate::model::{ChannelKey, Stamp};
 
 /// Tells other nodes what is wanted here. Called under the lock of the channel, so what is told stands in order.
 pub trait Interest: Send + Sync {
-    fn join(&self, key: &ChannelKey, number: u64) -> Joins;
+    /// `sequence` is the last number that was given here, whether or not it has a message.
+    fn join(&self, key: &ChannelKey, number: u64, sequence: u64) -> Joins;
     fn leave(&self, key: &ChannelKey, number: u64);
 
     /// A node has died so lately that somebody may come back who was on it, and has missed what it published last.
@@ -90,7 +91,8 @@ impl Hub {
                 return None;
             }
             (Joining::Not, Some(interest)) => {
-                let Joins { is_done, unreached } = interest.join(channel.key(), channel.number);
+                let Joins { is_done, unreached } =
+                    interest.join(channel.key(), channel.number, state.mark.own.sequence);
                 unreached.into_iter().for_each(|run| state.doubt(run));
                 if !is_done {
                     state.joining = Joining::Begun(vec![waiter()]);
@@ -109,6 +111,7 @@ impl Hub {
             let mut state = channel.state.lock();
             if !is_whole && matches!(state.joining, Joining::Begun(_)) {
                 state.end_positions();
+                self.skipped.store(true, Ordering::SeqCst);
             }
             mem::replace(&mut state.joining, Joining::Done)
         };
@@ -121,16 +124,19 @@ impl Hub {
     /// that, so who is attached already is told, and nobody is resumed over it.
     pub fn heard(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
-        let mut state = channel.state.lock();
+        self.hear(&channel, &mut channel.state.lock(), stamp);
+    }
+
+    fn hear(&self, channel: &Channel, state: &mut State, stamp: Stamp) {
         state.unsure.remove(stamp.incarnation);
-        state.whole.add(stamp.incarnation);
+        state.whole.reach(stamp);
         if stamp.sequence == 0 {
             return;
         }
         if !state.mark.covers(stamp) {
             state.mark.hear(stamp, 0);
         }
-        self.break_off(&channel, &mut state);
+        self.break_off(channel, state);
     }
 
     /// The same of runs that are gone, so that whoever has something of them in its position is known here.
@@ -180,19 +186,40 @@ impl Hub {
     pub(super) fn end_positions(&self, channel: &Channel, state: &mut State, incarnation: u64) {
         state.unsure.remove(incarnation);
         state.end_positions();
+        self.skipped.store(true, Ordering::SeqCst);
         self.tell_lost(channel, state);
     }
 
-    /// Another node has forwarded all that it had numbered in the channel up to this.
+    /// Another node has forwarded all that it had numbered in the channel up to this, since this one asked for it.
     pub fn caught_up(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        state.unsure.remove(stamp.incarnation);
-        if !state.mark.covers(stamp) {
-            // Who is attached has nothing of it, and comes back with what stands here until now.
-            self.begin_ring(&mut state);
-            state.mark.hear(stamp, 0);
+        if !state.whole.contains(stamp.incarnation) {
+            // Something was lost meanwhile.
+            return self.hear(&channel, &mut state, stamp);
         }
+        state.unsure.remove(stamp.incarnation);
+        state.whole.reach(stamp);
+    }
+
+    /// Another node has said by itself up to which number it has forwarded all.
+    pub fn has_numbered(&self, key: &ChannelKey, stamp: Stamp) {
+        let Some(channel) = self.live(key) else { return };
+        let mut state = channel.state.lock();
+        let Stamp { incarnation, .. } = stamp;
+        if state.whole.contains(incarnation) && !state.unsure.contains(&incarnation) {
+            state.whole.reach(stamp);
+        }
+    }
+
+    /// Where this channel stands by the numbers that were given here, whether or not each has a message; 0 where it does not live.
+    pub fn numbered(&self, key: &ChannelKey) -> u64 {
+        self.live(key).map_or(0, |channel| channel.mark().own.sequence)
+    }
+
+    /// Numbers without a message were given since this was last asked, and nobody was told.
+    pub fn has_skipped(&self) -> bool {
+        self.skipped.swap(false, Ordering::SeqCst)
     }
 
     /// The channels in whose position a run stands, and those of these numbers.
@@ -203,7 +230,7 @@ impl Hub {
 
     /// The same with those that it forwards, whether or not it has published anything there.
     fn each_forwarded(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
-        let is_meant = |state: &State| state.stands(incarnation) || state.whole.contains(&incarnation);
+        let is_meant = |state: &State| state.stands(incarnation) || state.whole.contains(incarnation);
         self.each_wanted(is_meant, numbers, act);
     }
 
@@ -222,10 +249,14 @@ impl Hub {
         }
     }
 
-    /// Runs `act` with where the channel stands, while nothing is numbered in it.
-    /// With it come the runs of which something may be missing.
-    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(&Mark, &[u64]) -> R) -> R {
-        self.with_channel(key, |_, state| act(&state.mark, &state.unsure))
+    /// Runs `act` with where the channel stands, while nothing is numbered in it: its own number, and how far each other run is known,
+    /// but for those of which something may be missing.
+    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(u64, Serial) -> R) -> R {
+        self.with_channel(key, |_, state| {
+            let mut known = state.whole.and(state.mark.serial());
+            known.retain(|run| run != self.incarnation && !state.unsure.contains(&run));
+            act(state.mark.own.sequence, known)
+        })
     }
 
     /// All deliveries of the channel that whoever has this position has not, none older than `back_ms`. None where that cannot
@@ -249,6 +280,7 @@ impl Hub {
         if let Some(ring) = &mut state.ring {
             ring.restart(&state.mark);
         }
+        state.is_of_all = false;
         self.tell_lost(channel, state);
     }
 

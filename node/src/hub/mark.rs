@@ -61,6 +61,7 @@ impl Mark {
         if stamp.incarnation == self.own.incarnation {
             return stamp.sequence <= self.own.sequence;
         }
-        self.others.as_ref().is_some_and(|others| others.covers_one(stamp.incarnation, stamp.sequence))
+        let heard = self.others.as_ref().and_then(|others| others.sequence_of(stamp.incarnation));
+        stamp.sequence <= heard.unwrap_or(0)
     }
 }

@@ -23,6 +23,7 @@ mod sweep;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod whole;
 pub mod wire;
 
 pub use channels::{Channel, DeliveryTarget, Hub, Numbering};

@@ -48,6 +48,8 @@ pub struct Recent {
     pub found: usize,
     /// There are no others in what was asked for.
     pub is_whole: bool,
+    /// Other nodes were asked for theirs, and there is nothing more to be had.
+    pub is_of_all: bool,
 }
 
 /// A part of what somebody missed.
@@ -97,12 +99,7 @@ impl Hub {
         since_ms: u64,
     ) -> (Arc<Channel>, Mark, Recent) {
         self.with_channel(key, |channel, state| {
-            let back = state.ring.as_ref().map(|ring| ring.back(count, since_ms));
-            let recent = Recent {
-                after: back.and_then(|back| back.after).unwrap_or(state.mark.place),
-                found: back.map_or(0, |back| back.found),
-                is_whole: back.is_some_and(|back| back.is_whole),
-            };
+            let recent = state.back(count, since_ms);
             (Arc::clone(channel), self.register(state, target), recent)
         })
     }
@@ -147,6 +144,8 @@ impl Hub {
         if !state.unsure.is_empty() {
             return Start::Unknown;
         }
+        let position = state.lowered(position);
+        let position = position.as_ref();
         if state.mark.others.is_some() {
             let here = state.former.and(&state.mark.serial());
             let position = &state.former.complete(position, self.incarnation);
@@ -164,7 +163,7 @@ impl Hub {
         // Of other runs nothing was heard.
         let own = position.entries().iter().all(|(run, sequence)| *run == self.incarnation || *sequence == 0);
         // Who was attached elsewhere when nothing had been numbered here, by a run that was heard to its end.
-        let heard = |(run, _): &(u64, u64)| state.whole.contains(run);
+        let heard = |(run, _): &(u64, u64)| state.whole.contains(*run);
         let is_of_others = !position.entries().is_empty() && position.entries().iter().all(heard);
         let sequence = position.sequence_of(self.incarnation).or(is_of_others.then_some(0)).filter(|_| own);
         match sequence.map(|sequence| state.mark.place_of(sequence)) {
@@ -175,7 +174,29 @@ impl Hub {
     }
 }
 
+impl State {
+    fn back(&self, count: usize, since_ms: u64) -> Recent {
+        let back = self.ring.as_ref().map(|ring| ring.back(count, since_ms));
+        Recent {
+            after: back.and_then(|back| back.after).unwrap_or(self.mark.place),
+            found: back.map_or(0, |back| back.found),
+            is_whole: back.is_some_and(|back| back.is_whole),
+            is_of_all: self.is_of_all,
+        }
+    }
+}
+
 impl Channel {
+    /// The last `count` of the recent messages, none older than `since_ms`.
+    pub fn recent_back(&self, count: usize, since_ms: u64) -> Recent {
+        self.state.lock().back(count, since_ms)
+    }
+
+    /// What the others who were asked have had lately was put before the recent messages of this node.
+    pub fn is_taken_back(&self) {
+        self.state.lock().is_of_all = true;
+    }
+
     /// What follows the place `after`, about `bytes_max` of it; none when the ring does not reach back to it.
     pub fn pull(&self, after: u64, bytes_max: usize) -> Option<Pulled> {
         let state = self.state.lock();

@@ -245,9 +245,9 @@ impl Item {
     /// As [`Interest`] has it.
     pub fn interest(interest: &Interest) -> Self {
         Self::of(match interest {
-            Interest::Wanted { key, number, round } => {
-                let (channel, number, round) = (Some(named(key)), *number, *round);
-                v1::item::Kind::Interest(v1::Interest { channel, number, wanted: true, round })
+            Interest::Wanted { key, number, round, sequence } => {
+                let (channel, number, round, sequence) = (Some(named(key)), *number, *round, *sequence);
+                v1::item::Kind::Interest(v1::Interest { channel, number, wanted: true, round, sequence })
             }
             Interest::NotWanted { key } => {
                 let channel = Some(named(key));

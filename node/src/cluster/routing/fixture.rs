@@ -114,7 +114,7 @@ impl Node {
     }
 
     pub(super) fn is_told_a_want(&self) {
-        let wanted = Interest::Wanted { key: self.key.clone(), number: 1, round: 0 };
+        let wanted = Interest::Wanted { key: self.key.clone(), number: 1, round: 0, sequence: 0 };
         self.routing.interest(&self.peer, wanted);
     }
 

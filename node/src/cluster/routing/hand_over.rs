@@ -3,12 +3,13 @@
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fanfare_proto::serial::Serial;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use tokio::sync::{Semaphore, oneshot};
+use tokio::time::Instant;
 
 use super::super::inbound::{Answer, Request};
 use super::super::link::Item;
@@ -31,6 +32,8 @@ const HAND_OVER_WAIT: Duration = Duration::from_secs(5);
 const TAKE_BACK_WAIT: Duration = Duration::from_secs(6);
 /// Channels that are taken back at a time: those with the same remainder wait for each other.
 const TAKING_BACK: usize = 64;
+/// Nodes that are asked for all their recent messages of a channel: each has much the same.
+const TAKEN_BACK_OF: usize = 3;
 /// A channel that was given and could not be taken is not asked for again within this.
 const NOT_AGAIN: Duration = Duration::from_secs(1);
 
@@ -135,6 +138,42 @@ impl Routing {
         self.hub.live(key)
     }
 
+    /// Puts what others have of a channel before the recent messages here, where it lives, as long as that `is_lacking` and there is
+    /// room. This is done once, until the recent messages begin anew, since all that comes later comes here, too.
+    pub async fn take_back_all(&self, channel: &Arc<Channel>, is_lacking: impl Fn() -> bool) {
+        let key = channel.key();
+        let mut turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock().await;
+        let was_refused = turn.is_some_and(|(of, at)| of == channel.number() && at.elapsed() < NOT_AGAIN);
+        let is_lacking = || is_lacking() && self.hub.has_room_before(key);
+        if was_refused || !is_lacking() {
+            return;
+        }
+        let taking = async {
+            let mut is_all = true;
+            let up = self.wanting(key).into_iter().filter(|peer| self.is_up(*peer));
+            for peer in up.take(TAKEN_BACK_OF) {
+                let request = Request::HandOver { key: key.clone(), after: None };
+                let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 2).await;
+                is_all &= match answer {
+                    Some(Answer::HandedOver(Some(handed))) => {
+                        self.settled(key).await && self.hub.take_back(channel, *handed)
+                    }
+                    _ => false,
+                };
+                if !is_lacking() {
+                    return true;
+                }
+            }
+            if is_all {
+                channel.is_taken_back();
+            }
+            is_all
+        };
+        if tokio::time::timeout(TAKE_BACK_WAIT, taking).await != Ok(true) {
+            *turn = Some((channel.number(), Instant::now()));
+        }
+    }
+
     /// Puts what others have of a channel before the recent messages here, where these do not reach what follows the position
     /// and those do. Whoever comes back to it meanwhile waits for the same, and takes no memory of its own.
     pub async fn take_back(&self, key: &ChannelKey, after: &Serial) {
@@ -204,8 +243,8 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::inbound::Inbound as _;
-    use super::super::fixture::Node;
+    use super::super::super::inbound::{Inbound as _, Interest, Peer};
+    use super::super::fixture::{Node, PEER};
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(10);
@@ -240,6 +279,64 @@ mod tests {
             }
         };
         tokio::time::timeout(DEADLINE, giving).await.expect("it answers")
+    }
+
+    /// With a second one, which wants the channel too, and somebody attached here.
+    fn rewinding() -> (Node, Arc<Channel>) {
+        let node = Node::new();
+        let other = Peer { node_id: "n8".into(), incarnation: 8 };
+        node.finds(&[&node.peer, &other]);
+        node.has_a_link();
+        node.is_attached_to();
+        for peer in [&node.peer, &other] {
+            node.says_joined_as(peer, 0, 0, Vec::new());
+            let wanted = Interest::Wanted { key: node.key.clone(), number: 1, round: 0, sequence: 0 };
+            node.routing.interest(peer, wanted);
+        }
+        let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+        (node, channel)
+    }
+
+    #[tokio::test]
+    async fn who_is_out_of_reach_is_not_asked_for_what_is_recent() {
+        let (node, channel) = rewinding();
+        node.loses_its_links();
+        node.says();
+        node.routing.take_back_all(&channel, || true).await;
+        assert!(channel.recent_back(1, 0).is_of_all && node.says().is_empty());
+    }
+
+    /// Each who is asked gives nothing.
+    async fn is_refused(node: &Node, channel: &Arc<Channel>) -> usize {
+        node.says();
+        let refusing = async {
+            loop {
+                [PEER, 8].iter().for_each(|peer| node.routing.answers_no_more(*peer, None));
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = node.routing.take_back_all(channel, || true) => {}
+            () = refusing => {}
+            () = tokio::time::sleep(DEADLINE) => panic!("it waits"),
+        }
+        node.says().len()
+    }
+
+    #[tokio::test]
+    async fn who_does_not_give_what_is_recent_is_not_asked_again_at_once() {
+        let (node, channel) = rewinding();
+        let since = Instant::now();
+        assert_eq!(is_refused(&node, &channel).await, 2);
+        assert!(!channel.recent_back(1, 0).is_of_all);
+        while is_refused(&node, &channel).await == 0 {
+            assert!(since.elapsed() < DEADLINE);
+            tokio::time::sleep(NOT_AGAIN / 20).await;
+        }
+        assert!(since.elapsed() >= NOT_AGAIN);
+        node.says();
+        node.routing.take_back_all(&channel, || false).await;
+        assert!(node.says().is_empty(), "nothing is lacking");
     }
 
     #[tokio::test]

@@ -3,19 +3,19 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
+use fanfare_proto::serial::Serial;
+
 use super::{JOIN_WAIT, Routing};
-use crate::hub::Mark;
 use crate::model::{ChannelKey, Stamp};
 
 /// Runs that are taken from one peer; whoever has something of a further one in its position is told that something may be missing.
 const GONE_MAX: usize = 1024;
 
 impl Routing {
-    /// All that a channel has of runs of other nodes that are not there any more.
-    pub(super) fn gone(&self, mark: &Mark, unsure: &[u64]) -> Vec<Stamp> {
-        let others = mark.others.iter().flat_map(|others| others.entries());
+    /// Of what is known of other runs, that of those which are not there any more.
+    pub(super) fn gone(&self, known: &Serial) -> Vec<Stamp> {
         let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
-        let mut gone: Vec<Stamp> = others.filter(|(run, _)| !unsure.contains(run)).map(stamp).collect();
+        let mut gone: Vec<Stamp> = known.entries().iter().map(stamp).collect();
         self.keep_gone(&mut gone);
         gone
     }
@@ -152,6 +152,7 @@ mod tests {
     use futures_util::poll;
 
     use super::super::super::inbound::{Inbound as _, Interest, Peer};
+    use super::super::super::link::Item;
     use super::super::fixture::{Node, PEER};
     use super::*;
     use crate::hub::Start;
@@ -197,6 +198,69 @@ mod tests {
         let serial = channel.mark().serial();
         assert_eq!((serial.sequence_of(PEER), serial.sequence_of(99)), (Some(5), Some(4)));
         assert_eq!(node.routing.owed(&channel), [PEER]);
+    }
+
+    /// So that who is brought on by this node, or comes from there, misses nothing.
+    #[tokio::test]
+    async fn who_joins_later_is_told_of_numbers_without_a_message_of_who_has_gone() {
+        const GONE: u64 = 9;
+        let node = Node::new();
+        let gone = Peer { node_id: "n9".into(), incarnation: GONE };
+        node.finds(&[&node.peer, &gone]);
+        node.has_a_link();
+        node.is_attached_to();
+        node.says_joined(0, 0, Vec::new());
+        node.says_joined_as(&gone, 0, 0, Vec::new());
+        let wanted = Interest::Wanted { key: node.key.clone(), number: 1, round: 0, sequence: 3 };
+        node.routing.interest(&gone, wanted);
+        let told = || {
+            node.says();
+            node.is_told_a_want();
+            node.says().pop()
+        };
+        let joined = |gone| {
+            let (key, sequence) = (node.key.clone(), 0);
+            Some(Item::interest(&Interest::Joined { key, number: 1, sequence, round: 0, gone }))
+        };
+        assert_eq!(told(), joined(Vec::new()));
+        node.finds_the_peer();
+        assert_eq!(told(), joined(vec![Stamp { incarnation: GONE, sequence: 3 }]));
+    }
+
+    /// Of the peer's own numbers, and of those given here.
+    #[tokio::test]
+    async fn numbers_without_a_message_are_told_and_taken() {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_attached_to();
+        node.says_joined(0, 0, Vec::new());
+        let start = |there| {
+            let mut position = node.routing.hub.position(&node.key).serial();
+            position.advance(PEER, there);
+            node.routing.hub.look_after(&node.key, &position)
+        };
+        let wanted = Interest::Wanted { key: node.key.clone(), number: 1, round: 0, sequence: 3 };
+        node.routing.interest(&node.peer, wanted);
+        assert_eq!([3, 4].map(start), [Start::Live, Start::Unknown]);
+        let number = node.number();
+        let told = |sequence| {
+            let key = node.key.clone();
+            let is_told = |item: &Item| {
+                let wanted = |round| Interest::Wanted { key: key.clone(), number, round, sequence };
+                (0..9).any(|round| *item == Item::interest(&wanted(round)))
+            };
+            node.says().iter().any(is_told)
+        };
+        assert!(told(0), "with the wish");
+        node.routing.hub.gone_in(PEER, &HashSet::from([number]));
+        let is_told = async {
+            while !told(1) {
+                node.routing.tell_what_is_numbered();
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(JOIN_WAIT, is_told).await.expect("the peer is told");
     }
 
     /// Its link ends before its lanes do. Whether somebody is let in before it has said how far it is, whoever had all that was here may

@@ -55,6 +55,7 @@ impl Routing {
         let Some(channel) = self.hub.live(key) else { return false };
         let mut has = after.clone();
         missed.iter().for_each(|one| has.advance(one.incarnation, one.last));
+        let has = channel.lowered(&has);
         let here = channel.mark().serial();
         let own = self.own.lock();
         let Some(wanted) = own.get(&channel.number()) else { return false };
@@ -81,8 +82,9 @@ impl Routing {
             let Some(wanted) = own.get_mut(&channel.number()) else { return false };
             wanted.rounds.push(Round { number, waits: peers.clone(), done });
         }
+        let (of, sequence) = (channel.number(), channel.mark().own.sequence);
         for peer in peers {
-            let wanted = Interest::Wanted { key: key.clone(), number: channel.number(), round: number };
+            let wanted = Interest::Wanted { key: key.clone(), number: of, round: number, sequence };
             self.send(peer, hash_of(key), &wanted);
         }
         let settled = matches!(tokio::time::timeout(JOIN_WAIT, is_done).await, Ok(Ok(())));

@@ -1,6 +1,6 @@
 //! All that is wanted here, told to a peer in parts, so that a lane never holds more of it than one part.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::super::inbound::Interest;
 use super::super::link::{Item, Lost, Receipt};
 use super::{JOIN_WAIT, Own, Routing, hash_of};
+use crate::model::ChannelKey;
 use crate::tasks::OnStop;
 
 /// A part ends at either. A channel that begins to be wanted meanwhile waits behind one part at most.
@@ -152,6 +153,7 @@ impl Routing {
         telling.begin_part(round);
         let (mut items, mut bytes, mut next) = (0, 0, numbers.end);
         let mut of_lanes = BTreeMap::new();
+        let sequences = self.numbered(numbers.clone());
         // Under the lock, so that what is wanted no more is not told behind that.
         let own = self.own.lock();
         for (number, Own { key, .. }) in own.range(numbers) {
@@ -159,8 +161,9 @@ impl Routing {
                 next = *number;
                 break;
             }
-            let hash = hash_of(key);
-            let item = Item::interest(&Interest::Wanted { key: key.clone(), number: *number, round });
+            let (hash, key) = (hash_of(key), key.clone());
+            let (number, sequence) = (*number, sequences.get(number).copied().unwrap_or(0));
+            let item = Item::interest(&Interest::Wanted { key, number, round, sequence });
             of_lanes.insert(hash % links.lanes() as u64, links.send(to, hash, &item));
             items += 1;
             bytes += item.bytes();
@@ -169,6 +172,28 @@ impl Routing {
         telling.sent(items);
         unconfirmed.extend(of_lanes.into_values());
         next
+    }
+
+    /// Where the first of these channels stand by the numbers that were given here; by now it may be more. The lock of a channel comes
+    /// before that of what is wanted.
+    fn numbered(&self, numbers: Range<u64>) -> HashMap<u64, u64> {
+        let keys: Vec<(u64, ChannelKey)> = {
+            let own = self.own.lock();
+            own.range(numbers).take(PART_ITEMS).map(|(number, own)| (*number, own.key.clone())).collect()
+        };
+        keys.into_iter().map(|(number, key)| (number, self.hub.numbered(&key))).collect()
+    }
+
+    /// Tells everybody, where numbers without a message were given that nobody was told of. To be called several times a second.
+    pub(super) fn tell_what_is_numbered(&self) {
+        let linked = self.linked();
+        let is_telling = {
+            let tellings = self.tellings.lock();
+            linked.iter().any(|peer| tellings.contains_key(peer))
+        };
+        if !is_telling && self.hub.has_skipped() {
+            linked.into_iter().for_each(|peer| self.say_all(peer));
+        }
     }
 
     /// That was all, on each lane.

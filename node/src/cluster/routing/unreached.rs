@@ -196,6 +196,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_is_out_of_reach_may_be_about_to_be_held_for_dead_for_a_while() {
+        let node = found();
+        let is_torn = || node.routing.is_torn_lately();
+        let is_so_for_long =
+            || node.routing.torn.lock().values_mut().for_each(|since| *since -= 2 * LINKED_WITHIN);
+        assert!(is_torn(), "there is no link to it");
+        is_so_for_long();
+        assert!(!is_torn());
+        node.has_a_link();
+        assert!(!is_torn());
+        node.routing.look_for_deaths(&[STANDING]);
+        node.routing.lane_opened(&node.peer, 0);
+        assert!(!is_torn());
+        node.routing.lane_ended(&node.peer, 0, true);
+        assert!(is_torn(), "its lanes have ended, and the link may yet");
+        is_so_for_long();
+        assert!(!is_torn());
+        node.finds(&[&node.peer, &Peer { node_id: "n8".into(), incarnation: 8 }]);
+        node.loses_its_links();
+        assert!(is_torn(), "another one, since just now");
+    }
+
+    #[tokio::test]
     async fn what_is_wanted_later_is_doubted_from_the_beginning_and_until_it_is_dead() {
         let node = found();
         node.sees(&[STANDING], LINKED_WITHIN);

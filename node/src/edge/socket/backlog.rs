@@ -22,7 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
-use crate::hub::{Channel, Hub, RecentAfter};
+use crate::hub::{Channel, Hub, Recent, RecentAfter};
 use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, Stamp};
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
@@ -133,6 +133,13 @@ pub enum Found {
         after: u64,
         is_exact: bool,
     },
+    /// As many of the recent messages as there are of those that a rewind asks for.
+    Back {
+        recent: Recent,
+        is_cut: bool,
+        /// More may be stored.
+        is_stored: bool,
+    },
     /// What other nodes have: everything, up to now.
     Elsewhere(Vec<Forwarded>),
     /// The store that nodes share has it.
@@ -157,7 +164,11 @@ impl Found {
                 frames.iter().map(Bytes::len).sum()
             }
             Self::Elsewhere(missed) => missed.iter().map(|one| one.bytes as usize + 512).sum(),
-            Self::Nothing | Self::Recent { .. } | Self::Begin { .. } | Self::Reading { .. } => 0,
+            Self::Nothing
+            | Self::Recent { .. }
+            | Self::Back { .. }
+            | Self::Begin { .. }
+            | Self::Reading { .. } => 0,
         }
     }
 }
@@ -311,7 +322,9 @@ impl Shared {
                         None => rows.after_everywhere(position, stands, back_ms).await,
                     }
                 }
-                Question::BackElsewhere { rewind, stands } => rows.back_everywhere(rewind, stands).await,
+                Question::BackElsewhere { rewind, stands } => {
+                    Some(rows.back_of_all(rewind, stands, policy).await)
+                }
                 Question::Read { reading, format, without } => rows.read_on(reading, format, without).await,
             }
         };
@@ -342,7 +355,7 @@ impl Former {
 /// The stored messages of one channel.
 struct Rows<'a> {
     shared: &'a Shared,
-    channel: &'a Channel,
+    channel: &'a Arc<Channel>,
     oldest_ms: u64,
 }
 
@@ -399,7 +412,9 @@ impl BacklogReader {
 
     fn take(&mut self, ask: Ask) {
         let is_elsewhere = ask.question.is_elsewhere();
-        if is_elsewhere && self.held.len() < ASKED_MAX && self.is_torn() {
+        let is_stored = ask.policy.history && self.shared.store.is_shared();
+        let is_of_dead = is_stored || !matches!(ask.question, Question::BackElsewhere { .. });
+        if is_elsewhere && is_of_dead && self.held.len() < ASKED_MAX && self.is_torn() {
             self.held.push_back((Instant::now() + WHOLE_WAIT, ask));
         } else if is_elsewhere {
             self.elsewhere.push(ask);

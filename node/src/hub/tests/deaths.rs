@@ -98,13 +98,68 @@ fn what_another_node_numbered_without_a_message_is_known_when_it_says_so() {
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     assert_eq!(start(6), Start::Unknown, "it may be on its way");
     hub.caught_up(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
-    assert_eq!(
-        (start(6), start(5)),
-        (Start::Live, Start::Replay { after: PLACES_BEFORE + 1, is_exact: true })
-    );
-    let pulled = channel.pull(PLACES_BEFORE + 1, usize::MAX).expect("it is there");
-    assert!(pulled.is_end && pulled.deliveries.is_empty());
+    assert_eq!([5, 6, 7].map(start), [Start::Live, Start::Live, Start::Unknown]);
+    hub.has_numbered(&key("a"), Stamp { incarnation: THERE, sequence: 7 });
+    assert_eq!((start(7), channel.mark().serial()), (Start::Live, Serial::single(THERE, 5)));
+    hub.forwarded(from(THERE, 8, 1));
+    let replay = Start::Replay { after: PLACES_BEFORE + 1, is_exact: true };
+    assert_eq!([5, 8].map(start), [replay, Start::Live]);
+    assert!(matches!(start(7), Start::Replay { after, .. } if after == PLACES_BEFORE + 1));
     assert!(targets[0].lost.lock().is_empty());
+}
+
+/// It stands in no serial here, and whoever comes from there misses nothing.
+#[test]
+fn a_run_that_has_numbered_without_a_message_and_dies_is_told_to_nobody() {
+    let (hub, targets, channel) = joined();
+    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
+    hub.has_numbered(&key("a"), Stamp { incarnation: THERE, sequence: 6 });
+    hub.has_numbered(&key("a"), Stamp { incarnation: THERE + 1, sequence: 6 });
+    hub.died(THERE, &nowhere());
+    assert!(targets[0].lost.lock().is_empty());
+    assert_eq!([6, 7].map(start), [Start::Live, Start::Unknown]);
+    let mut of_both = position(&hub, 0, 6);
+    of_both.advance(THERE + 1, 6);
+    assert_eq!(hub.look_after(&key("a"), &of_both), Start::Unknown, "the other one does not forward it yet");
+    hub.heard_of(&key("a"), channel.number(), &[Stamp { incarnation: THERE, sequence: 6 }]);
+    assert!(targets[0].lost.lock().is_empty(), "another node has heard it to there");
+}
+
+#[test]
+fn what_is_said_of_numbers_beside_a_loss_hides_nothing() {
+    let (hub, _targets, channel) = joined();
+    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
+    let numbered = |sequence| hub.has_numbered(&key("a"), Stamp { incarnation: THERE, sequence });
+    hub.doubt(THERE, &nowhere());
+    numbered(6);
+    hub.caught_up(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 5 });
+    assert_eq!([5, 6].map(start), [Start::Live, Start::Unknown]);
+    hub.lost(THERE);
+    numbered(6);
+    hub.caught_up(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
+    assert_eq!([5, 6].map(start), [Start::Unknown, Start::Live], "from there on it is heard");
+}
+
+#[test]
+fn numbers_that_nobody_was_told_of_are_noticed() {
+    let (hub, _targets, channel) = joined();
+    assert!(!hub.has_skipped());
+    hub.doubt(THERE, &nowhere());
+    hub.gone(THERE, &nowhere());
+    assert!(hub.has_skipped() && !hub.has_skipped());
+    hub.forwarded(from(THERE, 5, 1));
+    hub.forget_runs(&[THERE + 1]);
+    assert!(!hub.has_skipped(), "it stands nowhere");
+    hub.forget_runs(&[THERE]);
+    assert!(hub.has_skipped());
+    hub.joined(&key("a"), channel.number(), false);
+    assert!(!hub.has_skipped(), "it was let in before");
+    let (waiting, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    waiting.set_interest(Arc::new(super::forwarded::Others::waited_for()));
+    waiting.join(&key("a"), 0, || Box::new(|| {}));
+    waiting.joined(&key("a"), waiting.live(&key("a")).expect("it is joined").number(), false);
+    assert!(waiting.has_skipped());
+    assert_eq!((hub.numbered(&key("a")), hub.numbered(&key("b"))), (channel.mark().own.sequence, 0));
 }
 
 /// Nothing is missing of it, and no recent messages were kept so far.
@@ -127,6 +182,16 @@ fn who_heard_nothing_comes_back_over_numbers_without_a_message() {
     hub.forget_runs(&[THERE]);
     let start = hub.look_after(&key("a"), &told);
     assert!(matches!(start, Start::Live | Start::Replay { is_exact: true, .. }), "{start:?}");
+    // It came from there, and in a channel without messages has kept its position.
+    let (hub, _targets, channel) = joined();
+    let came = Serial::single(THERE, 6);
+    hub.has_numbered(&key("a"), Stamp { incarnation: THERE, sequence: 6 });
+    let here = channel.mark().serial();
+    hub.forget_runs(&[THERE]);
+    for position in [&came, &here] {
+        assert_ne!(hub.look_after(&key("a"), position), Start::Unknown, "{position}");
+    }
+    assert_eq!(hub.look_after(&key("a"), &Serial::single(THERE, 7)), Start::Unknown);
 }
 
 /// Nobody had numbered anything when it was given.

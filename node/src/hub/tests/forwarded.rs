@@ -224,7 +224,7 @@ impl Others {
 }
 
 impl Interest for Others {
-    fn join(&self, _key: &ChannelKey, _number: u64) -> Joins {
+    fn join(&self, _key: &ChannelKey, _number: u64, _sequence: u64) -> Joins {
         self.joins.fetch_add(1, Ordering::SeqCst);
         Joins { is_done: !self.waits, unreached: self.unreached.clone() }
     }

@@ -54,6 +54,43 @@ fn position(entries: &[(u64, u64)]) -> Serial {
     serial
 }
 
+/// Of a third run, told the one when it began to want the channel, and the other one later; and of the one that gives.
+#[test]
+fn numbers_without_a_message_keep_nobody_from_taking_messages_back() {
+    let hub = leaving();
+    let own = hub.incarnation();
+    let given = || {
+        let mut given = handed(&hub);
+        given.end.advance(own, 4);
+        given
+    };
+    let (other, channel) = keeps(&[stamp(THERE, 6), stamp(own, 3)]);
+    assert!(!other.take_back(&channel, given()));
+    other.has_numbered(&key("a"), stamp(own, 4));
+    assert!(!other.take_back(&channel, given()), "more of the third run may be missing");
+    hub.has_numbered(&key("a"), stamp(THERE, 6));
+    assert!(other.take_back(&channel, given()));
+    assert_eq!(missed(&other, &[(own, 0)]), Some(vec![(own, 2), (THERE, 1), (own, 3)]));
+}
+
+#[test]
+fn recent_messages_that_begin_anew_may_lack_those_of_others_again() {
+    let is_of_all = |channel: &Channel| channel.recent_back(1, 0).is_of_all;
+    for is_gone in [true, false] {
+        let (hub, channel) = keeps(&[]);
+        channel.is_taken_back();
+        hub.forwarded(from(THERE, 1, 1));
+        assert!(is_of_all(&channel));
+        if is_gone {
+            hub.doubt(THERE, &HashSet::new());
+            hub.gone(THERE, &HashSet::new());
+        } else {
+            hub.lost(THERE);
+        }
+        assert!(!is_of_all(&channel));
+    }
+}
+
 fn missed(hub: &Hub, entries: &[(u64, u64)]) -> Option<Vec<(u64, u64)>> {
     let missed = hub.missed(&key("a"), &position(entries), u64::MAX)?;
     let last = |delivery: Arc<Delivery>| (delivery.last().incarnation, delivery.last().sequence);

@@ -48,6 +48,7 @@ async fn an_attach_and_what_is_asked_are_in_a_hurry() {
         key: ChannelKey::new(AccountId::new("acme"), ChannelName::of("room")),
         number: 1,
         round: 0,
+        sequence: 0,
     });
     assert!(wanted.is_waited_for);
     assert!(Item::request(1, &Request::Load).is_waited_for);

@@ -63,7 +63,7 @@ impl Node {
         let peer = Peer { node_id: "n7".into(), incarnation: PEER };
         let addr = SocketAddr::from(([127, 0, 0, 1], 1));
         routing.set_peers(vec![PeerAddr { peer: peer.clone(), addr }], vec![PEER]);
-        (0..CHANNELS).for_each(|number| assert!(routing.join(&key(number), number).is_done));
+        (0..CHANNELS).for_each(|number| assert!(routing.join(&key(number), number, 0).is_done));
         let stream = links.queue.open(0);
         links.is_up.store(true, Ordering::Relaxed);
         routing.link(&peer, true);
@@ -88,7 +88,7 @@ impl Node {
     fn takes(&mut self, batch: v1::Batch) {
         for item in Items::new(batch.items) {
             match item.expect("it is well formed").kind {
-                Some(v1::item::Kind::Interest(v1::Interest { channel, number, wanted, round })) => {
+                Some(v1::item::Kind::Interest(v1::Interest { channel, number, wanted, round, .. })) => {
                     let name = channel.expect("there is one").name;
                     let told = name.parse().expect("a number");
                     if wanted {
@@ -147,7 +147,7 @@ async fn what_changes_while_all_is_told_is_told_in_its_place() {
     assert_eq!(node.wanted.len(), PART_ITEMS, "the answers are waited for");
     for (left, new) in [(0, CHANNELS), (CHANNELS - 1, CHANNELS + 1)] {
         node.routing.leave(&key(left), left);
-        node.routing.join(&key(new), new);
+        node.routing.join(&key(new), new, 0);
         node.is_taken().await;
         assert!(node.wanted.contains(&new), "it waits for nothing that is told");
     }

@@ -10,6 +10,7 @@ use fanfare_proto::serial::Serial;
 
 use super::page::{PAGE_BYTES, PAGE_ROWS};
 use super::{Found, Rows};
+use crate::accounts::ChannelPolicy;
 use crate::model::{Amount, ConnectionId, Stamp};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row};
 use crate::session::Rewind;
@@ -100,8 +101,28 @@ impl Rows<'_> {
         Some(Found::Reading { reading: Box::new(reading), is_cut: false })
     }
 
-    /// The last messages before an attach.
-    pub(super) async fn back_everywhere(&self, rewind: Rewind, stands: Serial) -> Option<Found> {
+    /// The last messages before an attach: those in the store, or what is recent on any node.
+    pub(super) async fn back_of_all(&self, rewind: Rewind, stands: Serial, policy: ChannelPolicy) -> Found {
+        let is_stored = policy.history && self.shared.store.is_shared();
+        let stored = if is_stored { self.back_everywhere(rewind, stands).await } else { None };
+        match stored {
+            Some(stored) => stored,
+            None => self.back_in_recent(rewind, is_stored).await,
+        }
+    }
+
+    async fn back_in_recent(&self, rewind: Rewind, is_stored: bool) -> Found {
+        let recent = || self.channel.recent_back(rewind.count, rewind.since_ms);
+        if let Some(routing) = self.shared.publisher.routing() {
+            let is_lacking = || !recent().is_whole && !recent().is_of_all;
+            routing.take_back_all(self.channel, is_lacking).await;
+        }
+        let recent = recent();
+        let is_cut = rewind.is_cut && recent.found < rewind.count;
+        Found::Back { recent, is_cut, is_stored: is_stored && !recent.is_whole }
+    }
+
+    async fn back_everywhere(&self, rewind: Rewind, stands: Serial) -> Option<Found> {
         let reading = self.settled(Serial::default(), stands).await?;
         self.begin_back(reading, rewind).await
     }
@@ -146,14 +167,15 @@ impl Rows<'_> {
         if !self.have_kept_alike(&runs).await? {
             return None;
         }
-        let read = routing.complete(key, &has).await?;
+        let known = self.channel.lowered(&has);
+        let read = routing.complete(key, &known).await?;
         if self.channel.is_unsure_but_for(&read) {
             return None;
         }
         let (here, owed) = (self.channel.mark().serial(), routing.owed(self.channel));
         // What a run that lives has for this node would come once more. Of a dead one nobody has more.
         let is_ahead = |(run, sequence): &(u64, u64)| runs.contains(run) && !here.covers_one(*run, *sequence);
-        if has.entries().iter().any(is_ahead) {
+        if known.entries().iter().any(is_ahead) {
             return None;
         }
         let mut living = Serial::default();

@@ -9,7 +9,7 @@ use super::super::backlog::Question;
 use super::super::connection::Connection;
 use super::Shard;
 use super::replay::{CUT_BY_CAPABILITY, Replay};
-use crate::hub::{Start, Subscriber, Waiter};
+use crate::hub::{Recent, Start, Subscriber, Waiter};
 use crate::model::{ChannelKey, ChannelName, Operation};
 use crate::session::{AttachReply, Begin, Rewind, Standing};
 
@@ -216,9 +216,11 @@ impl Shard {
         let (channel, mark, recent) =
             self.services.hub.attach_back(&key, self.index, rewind.count, rewind.since_ms);
         let is_stored = policy.history && !recent.is_whole;
-        let since = if is_stored { mark.place } else { recent.after };
+        let is_elsewhere = self.services.hub.is_clustered() && !recent.is_whole;
+        let is_elsewhere = is_elsewhere && (is_stored || !recent.is_of_all);
+        let since = if is_stored || is_elsewhere { mark.place } else { recent.after };
         open.add_subscription(reply.channel.clone(), channel.number(), since);
-        let (standing, replay) = if is_stored && self.services.hub.is_clustered() {
+        let (standing, replay) = if is_elsewhere {
             let at = (slot, generation);
             (None, self.rewind_everywhere(open, at, &channel, (rewind, &mark), reply.clone()))
         } else if is_stored {
@@ -227,13 +229,8 @@ impl Shard {
             (None, self.replay_stored(open, at, &channel, question, Some(reply.clone())))
         } else {
             let is_cut = rewind.is_cut && recent.found < rewind.count;
-            let warning = match (is_cut, recent.is_whole) {
-                (_, false) => Some(NOT_KEPT),
-                (true, true) => Some(CUT_BY_CAPABILITY),
-                (false, true) => None,
-            };
             let replay = Replay::from_ring(&channel, recent.after, None);
-            let standing = Standing { warning, ..standing(replay.position(), false) };
+            let standing = Standing { warning: cut(&recent, is_cut), ..standing(replay.position(), false) };
             (Some(standing), replay)
         };
         open.replays.push(replay);
@@ -256,6 +253,15 @@ impl Shard {
         {
             self.say_attached(connection, slot, &reply, &standing(replay.position(), false));
         }
+    }
+}
+
+/// Why the recent messages of a channel that keeps no others are not all that a rewind asks for.
+pub(super) fn cut(recent: &Recent, is_cut: bool) -> Option<&'static str> {
+    match (is_cut, recent.is_whole) {
+        (_, false) => Some(NOT_KEPT),
+        (true, true) => Some(CUT_BY_CAPABILITY),
+        (false, true) => None,
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fanfare_proto::serial::Serial;
 
 use super::super::backlog::{Question, Reading};
-use super::super::connection::{Connection, Open};
+use super::super::connection::{Connection, Open, Subscription};
 use super::Shard;
 use super::replay::{After, CUT_BY_CAPABILITY, PULL_BYTES, Replay, Source};
 use crate::hub::{Channel, Delivery, Mark, Refill};
@@ -112,6 +112,29 @@ impl Shard {
         if let Some(reply) = reply {
             let standing = Standing { position, resumed: true, warning: None };
             self.say_attached(connection, slot, reply, &standing);
+        }
+    }
+
+    /// A rewind begins with the recent messages after this place, by now also with those of other nodes.
+    pub(super) fn rewind_recent(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        replay: &Replay,
+        reply: Option<&AttachReply>,
+        (after, warning): (u64, Option<&'static str>),
+    ) {
+        let Some(open) = connection.open_mut() else { return };
+        if let Some(subscription) = open.subscription_mut(replay.channel.key().name())
+            && subscription.since != Subscription::NEVER
+        {
+            subscription.since = subscription.since.min(after);
+        }
+        let replay = Replay::from_ring(&replay.channel, after, None);
+        let position = replay.position();
+        open.replays.push(replay);
+        if let Some(reply) = reply {
+            self.say_attached(connection, slot, reply, &Standing { position, resumed: false, warning });
         }
     }
 

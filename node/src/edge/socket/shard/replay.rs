@@ -9,6 +9,7 @@ use fanfare_proto::serial::Serial;
 
 use super::super::backlog::{Ask, Found, Place, Question, Reading, Reply};
 use super::super::connection::{Connection, Open, Stage, Subscription};
+use super::attach::cut;
 use super::everywhere::Missed;
 use super::{SLICE, Shard, context};
 use crate::hub::{Channel, Mark, Pulled, Subscriber};
@@ -373,6 +374,16 @@ impl Shard {
                     &replay,
                     reply.as_ref(),
                     (after, is_exact),
+                );
+            }
+            Found::Back { recent, is_cut, is_stored } => {
+                let warning = if is_stored { Some(NOT_READ) } else { cut(&recent, is_cut) };
+                return self.rewind_recent(
+                    connection,
+                    slot,
+                    &replay,
+                    reply.as_ref(),
+                    (recent.after, warning),
                 );
             }
             Found::Elsewhere(missed) => {

@@ -15,7 +15,7 @@ const THERE: u64 = 77;
 struct Nobody;
 
 impl Interest for Nobody {
-    fn join(&self, _: &ChannelKey, _: u64) -> Joins {
+    fn join(&self, _: &ChannelKey, _: u64, _: u64) -> Joins {
         Joins { is_done: true, unreached: Vec::new() }
     }
 
