@@ -1,4 +1,4 @@
-//! Memory, machine and kernel as `/proc` tells them.
+//! Memory, machine and kernel as `/proc` and `/sys` tell them.
 
 use std::{fs, io};
 
@@ -47,8 +47,21 @@ pub fn cpu_model() -> String {
 }
 
 pub fn kernel() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease")
-        .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+    line_of("/proc/sys/kernel/osrelease")
+}
+
+/// That of sockets which ask for no other one, such as `cubic`.
+pub fn congestion_control() -> String {
+    line_of("/proc/sys/net/ipv4/tcp_congestion_control")
+}
+
+/// How the kernel guards its indirect calls, such as `Mitigation: Retpolines; …`.
+pub fn spectre_v2() -> String {
+    line_of("/sys/devices/system/cpu/vulnerabilities/spectre_v2")
+}
+
+fn line_of(path: &str) -> String {
+    fs::read_to_string(path).map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
 fn first_number(text: &str) -> Option<u64> {

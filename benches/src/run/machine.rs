@@ -14,6 +14,10 @@ pub(super) struct Machine {
     cpu: String,
     cores: usize,
     kernel: String,
+    /// How the kernel paces what TCP sends.
+    congestion_control: String,
+    /// What an indirect call of the kernel is guarded with, which the way of a segment has dozens of.
+    spectre_v2: String,
     node: String,
     bench: String,
     rustc: String,
@@ -31,6 +35,8 @@ impl Machine {
             cpu: procfs::cpu_model(),
             cores: thread::available_parallelism().map_or(0, usize::from),
             kernel: procfs::kernel(),
+            congestion_control: procfs::congestion_control(),
+            spectre_v2: procfs::spectre_v2(),
             node: first_line(&node.to_string_lossy(), &["--version"]),
             bench: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
             rustc: first_line("rustc", &["--version"]),
@@ -54,6 +60,7 @@ impl Machine {
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "machine  {} × {}, Linux {}", self.cores, self.cpu, self.kernel)?;
+        writeln!(f, "kernel   TCP with {}, spectre_v2: {}", self.congestion_control, self.spectre_v2)?;
         writeln!(f, "versions {}, {}, {}", self.node, self.bench, self.rustc)?;
         writeln!(f, "date     {}", self.date)?;
         writeln!(f, "commit   {}", self.commit)?;

@@ -64,16 +64,16 @@ pub(super) struct Described {
 }
 
 impl Contender {
-    /// Those that were named, or all but the floors by io_uring, which say what a kernel could save and are no bar, and
-    /// the windows beside those that the table is to have.
+    /// Those that were named, or those of the published tables: the floor that the bars are of, what a server with
+    /// nothing but one call for many sockets costs, in one thread and in two, the node with the windows that the table
+    /// is to have, and all peers.
     pub(super) fn chosen(named: &[Self]) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         let is_asked = |contender: &Self| match named {
             [] => !matches!(
                 contender,
-                Self::FloorIoUring
-                    | Self::FloorWindowIoUring
-                    | Self::FloorTwoThreads
+                Self::FloorWindow
+                    | Self::FloorIoUring
                     | Self::FanfareWindow2
                     | Self::FanfareWindow3
                     | Self::FanfareWindow8
