@@ -58,7 +58,7 @@ SOCKUDO := 5.2.0
 bench-peers: OPTIONS := --seconds 3
 bench-peers: bench-peers-needs $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
 	cargo build --release --locked -p fanfare
-	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers "$(PEERS)" --plots docs/benchmarks --out "$(TOOLS)/bench-peers.json"
+	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers target/tools/peers --plots docs/benchmarks --out target/tools/bench-peers.json
 
 $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
 	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .

@@ -45,9 +45,10 @@ impl Hub {
         if !state.unsure.is_empty() || !state.is_heard() {
             return None;
         }
-        let end = state.whole.and(state.mark.serial());
+        let here = state.mark.serial();
+        let end = state.whole.and(here.clone());
         let latest = state.ring.as_ref().map(|ring| ring.latest(bytes_max, self.now_ms()));
-        let (begin, messages) = latest.unwrap_or_else(|| (end.clone(), Vec::new()));
+        let (begin, messages) = latest.unwrap_or_else(|| (here, Vec::new()));
         Some(HandedOver { begin, end, messages })
     }
 
@@ -122,7 +123,7 @@ impl Hub {
 
     fn put_before(&self, channel: &Arc<Channel>, state: &mut State, handed: HandedOver<Forwarded>) -> bool {
         let now_ms = self.now_ms();
-        let State { ring, attached, .. } = state;
+        let State { ring, attached, mark, .. } = state;
         let Some(ring) = ring else { return false };
         let from = ring.begins().clone();
         let reached = from.serial();
@@ -146,6 +147,10 @@ impl Hub {
             deliveries.push((Arc::new(delivery), now_ms.saturating_sub(age_ms)));
         }
         ring.prepend(begin, deliveries, now_ms);
+        // A number without a message may lie between, so that places do not follow from numbers any more.
+        if mark.own.sequence > 0 {
+            mark.others.get_or_insert_default();
+        }
         if ring.is_listed(0) {
             ring.list(channel, *attached);
         }

@@ -157,7 +157,8 @@ impl Routing {
         // Under the lock, so that what is wanted no more is not told behind that.
         let own = self.own.lock();
         for (number, Own { key, .. }) in own.range(numbers) {
-            if items == PART_ITEMS || bytes >= PART_BYTES {
+            let is_read = sequences.contains_key(number);
+            if items == PART_ITEMS || bytes >= PART_BYTES || !is_read && items > 0 {
                 next = *number;
                 break;
             }

@@ -73,6 +73,44 @@ fn numbers_without_a_message_keep_nobody_from_taking_messages_back() {
     assert_eq!(missed(&other, &[(own, 0)]), Some(vec![(own, 2), (THERE, 1), (own, 3)]));
 }
 
+/// It had a number without a message when it began to want the channel, and nothing came from others since.
+#[test]
+fn who_comes_back_to_the_node_that_published_is_given_nothing_twice() {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    let own = hub.incarnation();
+    hub.set_interest(Arc::new(Others::after_a_death(true)));
+    publish(&hub, &key("a"), 3);
+    let channel = hub.hold(&key("a"), || unreachable!("there is nobody to wait for")).expect("there is room");
+    assert!(channel.mark().own.sequence > 3);
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
+    let begin = position(&[(THERE, 0)]);
+    let messages = (1..=3).map(|sequence| (from(own, sequence, 1), 0)).collect();
+    // Where it was attached to all the time the number is known.
+    let end = position(&[(THERE, 0), (own, channel.mark().own.sequence)]);
+    let handed = HandedOver { begin, end, messages };
+    assert!(hub.take_back(&channel, handed));
+    assert_eq!(missed(&hub, &[(own, 2)]), Some(vec![(own, 3)]));
+    let Start::Replay { after, .. } = hub.look_after(&key("a"), &position(&[(own, 2)])) else {
+        panic!("it is brought on")
+    };
+    assert_eq!(channel.position_at(after), position(&[(THERE, 0), (own, 2)]));
+    let pulled = channel.pull(after, usize::MAX).expect("it is there");
+    assert_eq!(pulled.deliveries.iter().map(|one| one.last().sequence).collect::<Vec<_>>(), [3]);
+}
+
+/// Its recent messages begin where it stands, and what it knows of others beside that is no part of the positions of its clients.
+#[test]
+fn a_channel_without_recent_messages_is_handed_over_for_those_who_stand_there() {
+    let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(Others::default()));
+    let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
+    let number = channel.expect("there is nobody to wait for").number();
+    hub.heard(&key("a"), number, stamp(THERE, 0));
+    hub.has_numbered(&key("a"), stamp(THERE, 4));
+    let HandedOver { begin, end, .. } = handed(&hub);
+    assert_eq!((begin.sequence_of(THERE), end.sequence_of(THERE)), (None, Some(4)));
+}
+
 #[test]
 fn recent_messages_that_begin_anew_may_lack_those_of_others_again() {
     let is_of_all = |channel: &Channel| channel.recent_back(1, 0).is_of_all;
