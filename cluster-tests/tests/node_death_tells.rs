@@ -108,7 +108,6 @@ async fn is_given_what_another_node_has_heard() -> bool {
     Socket::open(n2, "").await.attach("room").await;
     let serial = missed_on(n0, n1).await;
     n0.kill();
-    until_dead(n1, "n0").await;
     let (mut back, attached) = attach_after(n1, &serial).await;
     if attached["resumed"] != true {
         return false;
@@ -146,6 +145,7 @@ async fn is_resumed_over_numbers(is_first: bool) -> bool {
     }
     let serial = Socket::open(n0, "").await.attach("room").await["serial"].clone();
     n0.kill();
+    until_dead(n1, "n0").await;
     let (mut back, attached) = attach_after(n1, &serial).await;
     if attached["resumed"] != true {
         return false;

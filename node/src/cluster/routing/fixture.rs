@@ -65,6 +65,19 @@ impl Node {
         Self { routing, links, peer: Peer { node_id: "n7".into(), incarnation: PEER }, key }
     }
 
+    /// With a second other one; both forward a channel that somebody here is attached to.
+    pub(super) fn of_three() -> (Self, Peer) {
+        let node = Self::new();
+        let other = Peer { node_id: "n8".into(), incarnation: 8 };
+        node.finds(&[&node.peer, &other]);
+        node.has_a_link();
+        node.is_attached_to();
+        for peer in [&node.peer, &other] {
+            node.says_joined_as(peer, 0, 0, Vec::new());
+        }
+        (node, other)
+    }
+
     pub(super) fn finds_the_peer(&self) {
         self.finds(&[&self.peer]);
     }

@@ -245,7 +245,7 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::inbound::{Inbound as _, Interest, Peer};
+    use super::super::super::inbound::{Inbound as _, Interest};
     use super::super::fixture::{Node, PEER};
     use super::*;
 
@@ -285,13 +285,8 @@ mod tests {
 
     /// With a second one, which wants the channel too, and somebody attached here.
     fn rewinding() -> (Node, Arc<Channel>) {
-        let node = Node::new();
-        let other = Peer { node_id: "n8".into(), incarnation: 8 };
-        node.finds(&[&node.peer, &other]);
-        node.has_a_link();
-        node.is_attached_to();
+        let (node, other) = Node::of_three();
         for peer in [&node.peer, &other] {
-            node.says_joined_as(peer, 0, 0, Vec::new());
             let wanted = Interest::Wanted { key: node.key.clone(), number: 1, round: 0, sequence: 0 };
             node.routing.interest(peer, wanted);
         }
@@ -317,11 +312,13 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::select! {
-            () = node.routing.take_back_all(channel, || true) => {}
-            () = refusing => {}
-            () = tokio::time::sleep(DEADLINE) => panic!("it waits"),
-        }
+        let asking = async {
+            tokio::select! {
+                () = node.routing.take_back_all(channel, || true) => {}
+                () = refusing => {}
+            }
+        };
+        tokio::time::timeout(DEADLINE, asking).await.expect("who is refused waits for nobody");
         node.says().len()
     }
 

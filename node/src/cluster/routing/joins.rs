@@ -313,14 +313,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_is_here_when_each_peer_has_said_so_since_it_was_asked() {
-        let node = Node::new();
-        let other = Peer { node_id: "n8".into(), incarnation: 8 };
-        node.finds(&[&node.peer, &other]);
-        node.has_a_link();
-        node.is_attached_to();
-        for peer in [&node.peer, &other] {
-            node.says_joined_as(peer, 0, 0, Vec::new());
-        }
+        let (node, other) = Node::of_three();
         let mut settled = Box::pin(node.routing.settled(&node.key));
         assert!(poll!(&mut settled).is_pending());
         let round = node.routing.own.lock()[&node.number()].rounds[0].number;
