@@ -161,6 +161,40 @@ async fn is_resumed_over_numbers(is_first: bool) -> bool {
     true
 }
 
+/// There nobody was attached before, so a number without a message lies before what its recent messages are.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_to_the_node_that_published_is_given_nothing_twice() {
+    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice).await;
+}
+
+/// False as above.
+async fn is_given_nothing_twice() -> bool {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    let mut there = Socket::open(n1, "").await;
+    let mut away = Socket::open(n2, "").await;
+    for socket in [&mut there, &mut away] {
+        socket.attach("room").await;
+    }
+    let mut publisher = Socket::open(n0, "").await;
+    let mut serial = Value::Null;
+    for data in 0..3 {
+        publisher.publish("room", json!({"data": data})).await;
+        serial = away.message("room").await["serial"].clone();
+    }
+    n2.kill();
+    let (mut back, attached) = attach_after(n0, &serial).await;
+    if attached["resumed"] != true {
+        return false;
+    }
+    publisher.publish("room", json!({"data": 3})).await;
+    let frame = back.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+    if frame["op"] == 13 {
+        assert_eq!(frame["messages"][0]["data"], 3, "{frame}");
+    }
+    frame["op"] == 13
+}
+
 /// The serial of a client that was attached to one node, and has something of the other one, and not what came when it was away.
 async fn missed_on(node: &Node, other: &Node) -> Value {
     let mut away = Socket::open(node, "").await;

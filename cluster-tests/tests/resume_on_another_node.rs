@@ -225,6 +225,13 @@ async fn attach_back(node: &Node, rewind: &str) -> (Socket, Value) {
     (socket, attached)
 }
 
+async fn is_given(socket: &mut Socket, expected: &[u64]) {
+    for data in expected {
+        let frame = socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+        assert_eq!(frame["messages"][0]["data"], *data, "{frame}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_gives_what_is_recent_where_somebody_was() {
     let mut cluster = Cluster::linked(3).await;
@@ -239,13 +246,6 @@ async fn a_rewind_gives_what_is_recent_where_somebody_was() {
         publish(&mut publishers[number % 2], number as u64).await;
         there.message("room").await;
     }
-    let is_given = async |socket: &mut Socket, expected: &[u64]| {
-        for data in expected {
-            let frame =
-                socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
-            assert_eq!(frame["messages"][0]["data"], *data, "{frame}");
-        }
-    };
     let (mut two, attached) = attach_back(n2, "2").await;
     assert_eq!(attached.get("warning"), None);
     is_given(&mut two, &[2, 3]).await;
@@ -263,6 +263,33 @@ async fn a_rewind_gives_what_is_recent_where_somebody_was() {
     let (back, attached) = attach_after(n1, &lately.attach("room").await["serial"]).await;
     assert_eq!(attached["resumed"], true, "{attached}");
     drop(back);
+}
+
+/// Who is attached as a node dies begins there without what that one had published.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewind_gives_what_another_node_has_of_one_that_died_as_somebody_attached() {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    let mut there = Socket::open(n1, "").await;
+    there.attach("room").await;
+    for (node, data) in [(&*n0, 0), (&*n1, 1), (&*n2, 2)] {
+        Socket::open(node, "").await.publish("room", json!({"data": data})).await;
+        there.message("room").await;
+    }
+    let mut early = Socket::open(n2, "").await;
+    n0.kill();
+    early.attach("room").await;
+    for node in [&*n1, &*n2] {
+        let is_dead = || told(node).iter().any(|(of, said)| of == "n0" && said == "a node is dead");
+        wait_until(SOON, "the death to be known", async || is_dead()).await;
+    }
+    let (mut all, attached) = attach_back(n2, "10").await;
+    assert_eq!(attached["warning"], "rewind was cut: the channel keeps no history");
+    is_given(&mut all, &[0, 1, 2]).await;
+    Socket::open(n1, "").await.publish("room", json!({"data": 3})).await;
+    is_given(&mut all, &[3]).await;
+    let (_, attached) = attach_after(n2, &all.attach("room").await["serial"]).await;
+    assert_eq!(attached["resumed"], true, "{attached}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -59,8 +59,6 @@ pub(super) struct State {
     pub(super) whole: Whole,
     /// What other nodes know of the interest in it.
     pub(super) joining: Joining,
-    /// Others were asked for what they have had lately, which was put before the recent messages of this node.
-    pub(super) is_of_all: bool,
     /// Taken out of the map; whoever still holds it looks the key up again.
     pub(super) removed: bool,
 }
@@ -78,7 +76,6 @@ impl State {
         if let Some(ring) = &mut self.ring {
             ring.restart(&self.mark);
         }
-        self.is_of_all = false;
     }
 
     fn is_unused(&self) -> bool {
@@ -350,7 +347,6 @@ impl Hub {
                     unsure: Few::default(),
                     whole: Whole::default(),
                     joining: Joining::default(),
-                    is_of_all: false,
                     removed: false,
                 }),
             })

@@ -60,6 +60,10 @@ impl Former {
         self.0.as_ref().map_or_else(|| here.clone(), |gone| here.join(&gone.runs))
     }
 
+    fn names(&self, run: u64) -> bool {
+        self.0.as_ref().is_some_and(|gone| gone.runs.sequence_of(run).is_some())
+    }
+
     fn covers(&self, stamp: Stamp) -> bool {
         self.0.as_ref().is_some_and(|gone| gone.runs.covers_one(stamp.incarnation, stamp.sequence))
     }
@@ -70,6 +74,12 @@ impl State {
     pub(super) fn knows(&self, stamp: Stamp) -> bool {
         let is_without = self.whole.reached(stamp.incarnation) >= Some(stamp.sequence);
         self.mark.covers(stamp) || self.former.covers(stamp) || is_without
+    }
+
+    /// Something of the run, or that it forwards the channel, was heard here.
+    pub(super) fn is_named(&self, run: u64) -> bool {
+        let is_heard = self.mark.others.as_ref().is_some_and(|others| others.sequence_of(run).is_some());
+        is_heard || self.former.names(run) || self.whole.contains(run) || run == self.mark.own.incarnation
     }
 }
 

@@ -8,7 +8,7 @@ use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
 use super::interest::Waiter;
 use super::mark::Mark;
-use super::ring::Ring;
+use super::ring::{OfAll, Ring};
 use crate::model::{ChannelKey, Forwarded, Stamp};
 
 /// The recent messages of a channel, in the order in which a node has handed them on, without a gap.
@@ -100,28 +100,62 @@ impl Hub {
             self.break_off(channel, &mut state);
             return false;
         }
-        let is_taken = self.put_before(channel, &mut state, handed);
+        let is_taken = self.put_before(channel, &mut state, handed, &Serial::default());
         drop(state);
         self.give_way();
         is_taken
     }
 
+    /// Others are asked for what they have had lately; [`Hub::asked_all`] follows.
+    pub fn asks_all(&self, channel: &Channel) {
+        let mut state = channel.state.lock();
+        self.begin_ring(&mut state);
+        if let Some(ring) = &mut state.ring {
+            ring.of_all = OfAll::Asking;
+        }
+    }
+
+    /// Whether what they had lies before the recent messages here; it does not where these have begun anew meanwhile.
+    pub fn asked_all(&self, channel: &Channel, is_here: bool) {
+        if let Some(ring) = &mut channel.state.lock().ring
+            && ring.of_all == OfAll::Asking
+        {
+            ring.of_all = if is_here { OfAll::Yes } else { OfAll::No };
+        }
+    }
+
     /// The same from a node that stays; to be called when all that it had when it gave this has come here. False also where it
-    /// had not all that was here before its messages, or one of the two has what the other one has not.
-    pub fn take_back(&self, channel: &Arc<Channel>, handed: HandedOver<Forwarded>) -> bool {
+    /// had not all that was here before its messages, or one of the two has what the other one has not. Where that is of runs that
+    /// `have_gone` and of which nothing ever came here, rewinds have what is taken, and nobody is resumed over it.
+    pub fn take_back(
+        &self,
+        channel: &Arc<Channel>,
+        handed: HandedOver<Forwarded>,
+        have_gone: impl Fn(u64) -> bool,
+    ) -> bool {
         let mut state = channel.state.lock();
         self.begin_ring(&mut state);
         let handed = handed.known_to(&state);
         let begins = state.ring.as_ref().map(|ring| ring.begins().serial());
-        let is_whole = state.unsure.is_empty() && state.mark.serial().covers(&handed.end);
         let meets = begins.is_some_and(|begins| handed.end.covers(&begins));
-        let is_taken = is_whole && meets && self.put_before(channel, &mut state, handed);
+        let mut unheard = handed.end.clone();
+        unheard.retain(|run| !state.is_named(run) && have_gone(run));
+        let known = state.mark.serial().join(&unheard);
+        let is_whole = state.unsure.is_empty() && known.covers(&handed.end);
+        let is_taken = is_whole && meets && self.put_before(channel, &mut state, handed, &unheard);
         drop(state);
         self.give_way();
         is_taken
     }
 
-    fn put_before(&self, channel: &Arc<Channel>, state: &mut State, handed: HandedOver<Forwarded>) -> bool {
+    /// `beside` are runs of which nothing came here: with them it is for rewinds alone.
+    fn put_before(
+        &self,
+        channel: &Arc<Channel>,
+        state: &mut State,
+        handed: HandedOver<Forwarded>,
+        beside: &Serial,
+    ) -> bool {
         let now_ms = self.now_ms();
         let State { ring, attached, mark, .. } = state;
         let Some(ring) = ring else { return false };
@@ -130,6 +164,7 @@ impl Hub {
         if handed.begin.covers(&reached) {
             return true;
         }
+        let reached = reached.join(beside);
         let mut earlier = handed.messages;
         earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
         let count: u64 = earlier.iter().map(|(one, _)| one.messages.len() as u64).sum();
@@ -146,7 +181,7 @@ impl Hub {
             let delivery = Delivery::forwarded(channel.number(), mark, one);
             deliveries.push((Arc::new(delivery), now_ms.saturating_sub(age_ms)));
         }
-        ring.prepend(begin, deliveries, now_ms);
+        ring.prepend(begin, deliveries, now_ms, !beside.is_empty());
         // A number without a message may lie between, so that places do not follow from numbers any more.
         if mark.own.sequence > 0 {
             mark.others.get_or_insert_default();

@@ -280,7 +280,6 @@ impl Hub {
         if let Some(ring) = &mut state.ring {
             ring.restart(&state.mark);
         }
-        state.is_of_all = false;
         self.tell_lost(channel, state);
     }
 

@@ -7,7 +7,7 @@ use fanfare_proto::serial::Serial;
 use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
 use super::mark::Mark;
-use super::ring::Begin;
+use super::ring::{Begin, OfAll};
 use crate::model::{ChannelKey, Forwarded};
 
 /// An attach that has taken effect.
@@ -181,7 +181,7 @@ impl State {
             after: back.and_then(|back| back.after).unwrap_or(self.mark.place),
             found: back.map_or(0, |back| back.found),
             is_whole: back.is_some_and(|back| back.is_whole),
-            is_of_all: self.is_of_all,
+            is_of_all: self.ring.as_ref().is_some_and(|ring| ring.of_all == OfAll::Yes),
         }
     }
 }
@@ -190,11 +190,6 @@ impl Channel {
     /// The last `count` of the recent messages, none older than `since_ms`.
     pub fn recent_back(&self, count: usize, since_ms: u64) -> Recent {
         self.state.lock().back(count, since_ms)
-    }
-
-    /// What the others who were asked have had lately was put before the recent messages of this node.
-    pub fn is_taken_back(&self) {
-        self.state.lock().is_of_all = true;
     }
 
     /// What follows the place `after`, about `bytes_max` of it; none when the ring does not reach back to it.

@@ -21,11 +21,24 @@ pub(super) struct Ring {
     /// Where the channel stood before the first entry.
     begin: Mark,
     bytes: usize,
+    /// What lies before this place is for rewinds alone: nobody is resumed over it.
+    rewinds_before: u64,
+    /// Others were asked for what they have had lately, since it began.
+    pub(super) of_all: OfAll,
     /// Since when nobody is attached.
     pub(super) idle_ms: Option<u64>,
     /// The number under which it stands in the order of those that may have to go; 0: it does not, having no messages.
     listed: u64,
     budget: Arc<Budget>,
+}
+
+/// Whether what other nodes have had lately lies before what came here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OfAll {
+    No,
+    /// They are being asked.
+    Asking,
+    Yes,
 }
 
 /// Where a client begins that has what its position covers.
@@ -58,8 +71,16 @@ impl Ring {
     /// Empty, for a channel that stands there; none when there is no room for one more.
     pub(super) fn begin(begin: Mark, budget: &Arc<Budget>) -> Option<Box<Self>> {
         budget.take_ring().then(|| {
-            let (entries, budget) = (VecDeque::new(), Arc::clone(budget));
-            Box::new(Self { entries, begin, bytes: 0, idle_ms: None, listed: 0, budget })
+            Box::new(Self {
+                entries: VecDeque::new(),
+                begin,
+                bytes: 0,
+                rewinds_before: 0,
+                of_all: OfAll::No,
+                idle_ms: None,
+                listed: 0,
+                budget: Arc::clone(budget),
+            })
         })
     }
 
@@ -121,6 +142,7 @@ impl Ring {
     pub(super) fn restart(&mut self, mark: &Mark) {
         while self.drop_first() {}
         self.begin.clone_from(mark);
+        self.of_all = OfAll::No;
     }
 
     /// It stands in the order under this number, or was taken out of it there.
@@ -138,12 +160,24 @@ impl Ring {
 
     /// Who has not all of this cannot be brought on from here.
     pub(super) fn know(&mut self, stamp: Stamp) {
+        while self.begin.place < self.rewinds_before && self.drop_first() {}
         self.begin.hear(stamp, 0);
     }
 
     /// Where the channel stood before the first message that is here.
     pub(super) fn begins(&self) -> &Mark {
         &self.begin
+    }
+
+    /// Up to where its messages are for rewinds alone.
+    fn resumes_from(&self) -> (usize, &Mark) {
+        let first = self.entries.partition_point(|entry| entry.delivery.place() <= self.rewinds_before);
+        (first, self.before(first))
+    }
+
+    /// Where the channel stood before an entry.
+    fn before(&self, entry: usize) -> &Mark {
+        entry.checked_sub(1).map_or(&self.begin, |before| self.entries[before].delivery.mark())
     }
 
     /// Its last messages, about `bytes_max` of them, each with its age, and where the channel stood before.
@@ -153,14 +187,23 @@ impl Ring {
             bytes += entry.bytes / 3;
             bytes <= bytes_max
         };
-        let first = self.entries.len() - self.entries.iter().rev().take_while(fits).count();
-        let before = first.checked_sub(1).map_or(&self.begin, |before| self.entries[before].delivery.mark());
+        let fitting = self.entries.iter().rev().take_while(fits).count();
+        let first = self.resumes_from().0.max(self.entries.len() - fitting);
         let aged = |entry: &Entry| (Arc::clone(&entry.delivery), now_ms.saturating_sub(entry.at_ms));
-        (before.serial(), self.entries.range(first..).map(aged).collect())
+        (self.before(first).serial(), self.entries.range(first..).map(aged).collect())
     }
 
     /// Puts earlier messages before the first one, each with when it came; of all together the oldest go as they always do.
-    pub(super) fn prepend(&mut self, begin: Mark, earlier: Vec<(Arc<Delivery>, u64)>, now_ms: u64) {
+    pub(super) fn prepend(
+        &mut self,
+        begin: Mark,
+        earlier: Vec<(Arc<Delivery>, u64)>,
+        now_ms: u64,
+        is_for_rewinds: bool,
+    ) {
+        if is_for_rewinds {
+            self.rewinds_before = self.rewinds_before.max(self.begin.place);
+        }
         for (delivery, at_ms) in earlier.into_iter().rev() {
             let bytes = delivery.bytes();
             self.entries.push_front(Entry { at_ms, bytes, delivery });
@@ -188,13 +231,14 @@ impl Ring {
 
     /// Where who has all up to this position begins; none where something that it has not may have been here before.
     pub(super) fn find(&self, position: &Serial) -> Option<Begin> {
-        if !position.covers(&self.begin.serial()) {
+        let (from, begin) = self.resumes_from();
+        if !position.covers(&begin.serial()) {
             return None;
         }
         let last = |entry: &Entry| entry.delivery.last();
         let lacks = |entry: &Entry| !position.covers_one(last(entry).incarnation, last(entry).sequence);
-        let first = self.entries.iter().position(lacks).unwrap_or(self.entries.len());
-        let before = first.checked_sub(1).map_or(&self.begin, |before| self.entries[before].delivery.mark());
+        let first = self.entries.range(from..).position(lacks).map_or(self.entries.len(), |at| from + at);
+        let before = self.before(first);
         Some(Begin { after: before.place, is_exact: before.serial().covers(position) })
     }
 

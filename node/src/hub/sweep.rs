@@ -21,7 +21,6 @@ impl Hub {
                 ring.drop_old(now_ms);
                 if ring.idle_ms.is_some_and(|since_ms| since_ms + keep_ms < now_ms) {
                     state.ring = None;
-                    state.is_of_all = false;
                     self.remove_if_unused(channel, &mut state);
                 }
             }
@@ -75,7 +74,6 @@ impl Hub {
             let mut state = channel.state.lock();
             if state.targets == 0 {
                 state.ring = None;
-                state.is_of_all = false;
                 self.remove_if_unused(&channel, &mut state);
             }
         }

@@ -46,6 +46,12 @@ impl Default for TakingBack {
     }
 }
 
+impl TakingBack {
+    async fn turn(&self, key: &ChannelKey) -> tokio::sync::MutexGuard<'_, Option<(u64, Instant)>> {
+        self.0[hash_of(key) as usize % TAKING_BACK].lock().await
+    }
+}
+
 /// Of what this node gives, and of what it takes.
 pub(super) fn bounds() -> (Semaphore, Arc<Semaphore>) {
     (Semaphore::new(HANDED_KIB_MAX), Arc::new(Semaphore::new(TAKE_OVERS_MAX)))
@@ -116,10 +122,14 @@ impl Routing {
         let request = Request::HandOver { key: key.clone(), after: None };
         let answer = self.ask_one(from, hash_of(key), &request, HAND_OVER_WAIT).await;
         let Some(Answer::HandedOver(Some(handed))) = answer else { return Some(false) };
+        Some(self.hub.take_over(&channel, *handed, self.have_gone()))
+    }
+
+    /// Of runs, whether nothing comes of one any more.
+    fn have_gone(&self) -> impl Fn(u64) -> bool {
         let living = self.living();
         // One that is not heard of may have something for this node on its way.
-        let has_left = |run| !living.contains(&run) && !self.deaths.lock().has_lanes(run);
-        Some(self.hub.take_over(&channel, *handed, has_left))
+        move |run| !living.contains(&run) && !self.deaths.lock().has_lanes(run)
     }
 
     /// The channel, once all others forward it.
@@ -142,8 +152,8 @@ impl Routing {
     /// room. This is done once, until the recent messages begin anew, since all that comes later comes here, too.
     pub async fn take_back_all(&self, channel: &Arc<Channel>, is_lacking: impl Fn() -> bool) {
         let key = channel.key();
-        let turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock();
-        let Ok(mut turn) = tokio::time::timeout(TAKE_BACK_WAIT / 2, turn).await else { return };
+        let turn = tokio::time::timeout(TAKE_BACK_WAIT / 2, self.leaving.rewinding.turn(key));
+        let Ok(mut turn) = turn.await else { return };
         let was_refused = turn.is_some_and(|(of, at)| of == channel.number() && at.elapsed() < NOT_AGAIN);
         let is_lacking = || is_lacking() && self.hub.has_room_before(key);
         if was_refused || !is_lacking() {
@@ -158,20 +168,21 @@ impl Routing {
                 let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 2).await;
                 is_all &= match answer {
                     Some(Answer::HandedOver(Some(handed))) => {
-                        self.settled(key).await && self.hub.take_back(channel, *handed)
+                        self.settled(key).await && self.hub.take_back(channel, *handed, self.have_gone())
                     }
                     _ => false,
                 };
                 if !is_lacking() {
-                    return true;
+                    return (false, true);
                 }
             }
-            if is_all {
-                channel.is_taken_back();
-            }
-            is_all
+            (is_all, is_all)
         };
-        if tokio::time::timeout(TAKE_BACK_WAIT, taking).await != Ok(true) {
+        self.hub.asks_all(channel);
+        let taken = tokio::time::timeout(TAKE_BACK_WAIT, taking).await;
+        let (is_all, is_enough) = taken.unwrap_or_default();
+        self.hub.asked_all(channel, is_all);
+        if !is_enough {
             *turn = Some((channel.number(), Instant::now()));
         }
     }
@@ -179,7 +190,7 @@ impl Routing {
     /// Puts what others have of a channel before the recent messages here, where these do not reach what follows the position
     /// and those do. Whoever comes back to it meanwhile waits for the same, and takes no memory of its own.
     pub async fn take_back(&self, key: &ChannelKey, after: &Serial) {
-        let mut turn = self.leaving.taking_back.0[hash_of(key) as usize % TAKING_BACK].lock().await;
+        let mut turn = self.leaving.taking_back.turn(key).await;
         let taken = tokio::time::timeout(TAKE_BACK_WAIT, self.take_back_of_any(&mut turn, key, after));
         if taken.await.is_err() {
             *turn = self.hub.live(key).map(|channel| (channel.number(), Instant::now()));
@@ -200,7 +211,9 @@ impl Routing {
             let is_refused = match answer {
                 // Then all has come that it had, of every node that lives.
                 Some(Answer::HandedOver(Some(handed))) => {
-                    !self.settled(key).await || !self.hub.take_back(&channel, *handed)
+                    !self.settled(key).await
+                        || !self.hub.take_back(&channel, *handed, |_| false)
+                        || is_lacking()
                 }
                 // Who waits meanwhile is not to wait for it too.
                 None => true,

@@ -31,6 +31,8 @@ pub(super) struct Leaving {
     pub(super) handing: Semaphore,
     pub(super) taking: Arc<Semaphore>,
     pub(super) taking_back: TakingBack,
+    /// The same for rewinds.
+    pub(super) rewinding: TakingBack,
     /// Held while members change, so that what comes of two changes does not mix.
     pub(super) changing: Mutex<()>,
     peers: Mutex<Peers>,
@@ -56,6 +58,7 @@ impl Default for Leaving {
             handing,
             taking,
             taking_back: TakingBack::default(),
+            rewinding: TakingBack::default(),
             changing: Mutex::default(),
             peers: Mutex::default(),
         }

@@ -297,6 +297,10 @@ impl Shared {
         let oldest_ms = policy.oldest_ms(self.clock.now_ms());
         let wait = if question.is_elsewhere() { ELSEWHERE_WAIT } else { ANSWER_WAIT };
         let rows = Rows { shared: &self, channel: &channel, oldest_ms };
+        let rewind = match &question {
+            Question::BackElsewhere { rewind, .. } => Some(*rewind),
+            _ => None,
+        };
         let found = async {
             match question {
                 Question::After { after, mark, back_ms } => rows.find_after(after, mark, back_ms).await,
@@ -328,8 +332,10 @@ impl Shared {
                 Question::Read { reading, format, without } => rows.read_on(reading, format, without).await,
             }
         };
-        let found = tokio::time::timeout(wait, found).await;
-        reply.give(found.unwrap_or(None).unwrap_or(Found::Nothing));
+        let found = tokio::time::timeout(wait, found).await.unwrap_or(None);
+        // What is recent here is had without the others.
+        let here = || rewind.map(|rewind| rows.back_here(rewind, rows.is_stored_by_all(policy)));
+        reply.give(found.or_else(here).unwrap_or(Found::Nothing));
     }
 }
 

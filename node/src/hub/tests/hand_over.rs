@@ -65,11 +65,11 @@ fn numbers_without_a_message_keep_nobody_from_taking_messages_back() {
         given
     };
     let (other, channel) = keeps(&[stamp(THERE, 6), stamp(own, 3)]);
-    assert!(!other.take_back(&channel, given()));
+    assert!(!other.take_back(&channel, given(), |_| false));
     other.has_numbered(&key("a"), stamp(own, 4));
-    assert!(!other.take_back(&channel, given()), "more of the third run may be missing");
+    assert!(!other.take_back(&channel, given(), |_| false), "more of the third run may be missing");
     hub.has_numbered(&key("a"), stamp(THERE, 6));
-    assert!(other.take_back(&channel, given()));
+    assert!(other.take_back(&channel, given(), |_| false));
     assert_eq!(missed(&other, &[(own, 0)]), Some(vec![(own, 2), (THERE, 1), (own, 3)]));
 }
 
@@ -88,7 +88,7 @@ fn who_comes_back_to_the_node_that_published_is_given_nothing_twice() {
     // Where it was attached to all the time the number is known.
     let end = position(&[(THERE, 0), (own, channel.mark().own.sequence)]);
     let handed = HandedOver { begin, end, messages };
-    assert!(hub.take_back(&channel, handed));
+    assert!(hub.take_back(&channel, handed, |_| false));
     assert_eq!(missed(&hub, &[(own, 2)]), Some(vec![(own, 3)]));
     let Start::Replay { after, .. } = hub.look_after(&key("a"), &position(&[(own, 2)])) else {
         panic!("it is brought on")
@@ -116,7 +116,8 @@ fn recent_messages_that_begin_anew_may_lack_those_of_others_again() {
     let is_of_all = |channel: &Channel| channel.recent_back(1, 0).is_of_all;
     for is_gone in [true, false] {
         let (hub, channel) = keeps(&[]);
-        channel.is_taken_back();
+        hub.asks_all(&channel);
+        hub.asked_all(&channel, true);
         hub.forwarded(from(THERE, 1, 1));
         assert!(is_of_all(&channel));
         if is_gone {
@@ -127,6 +128,11 @@ fn recent_messages_that_begin_anew_may_lack_those_of_others_again() {
         }
         assert!(!is_of_all(&channel));
     }
+    let (hub, channel) = keeps(&[]);
+    hub.asks_all(&channel);
+    hub.lost(THERE);
+    hub.asked_all(&channel, true);
+    assert!(!is_of_all(&channel), "they had begun anew when the others had answered");
 }
 
 fn missed(hub: &Hub, entries: &[(u64, u64)]) -> Option<Vec<(u64, u64)>> {
@@ -248,7 +254,7 @@ fn what_a_node_that_stays_has_is_taken_back_before_anything_came() {
     assert!(hub.has_room_before(&key("a")));
     let mut handed = handed(&stays);
     handed.messages.iter_mut().for_each(|(_, age_ms)| *age_ms += 230_000);
-    assert!(hub.take_back(&channel, handed));
+    assert!(hub.take_back(&channel, handed, |_| false));
     assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3)]));
     let recent = hub.recent_after(&key("a"), &from).expect("it is there by now");
     assert_eq!((recent.after, recent.is_exact), (channel.mark().place - 2, true));
@@ -261,8 +267,33 @@ fn what_both_have_of_a_run_that_is_gone_is_no_reason_to_refuse() {
     let run = stays.incarnation();
     let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1), stamp(GONE, 0)]);
     [&stays, &hub].iter().for_each(|hub| hub.forwarded(from(GONE, 9, 1)));
-    assert!(hub.take_back(&channel, handed(&stays)));
+    assert!(hub.take_back(&channel, handed(&stays), |_| false));
     assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3), (GONE, 9)]));
+}
+
+/// Nothing of it ever came here, where somebody began to be attached as it ended.
+#[test]
+fn what_another_has_of_a_run_that_is_gone_is_for_rewinds_alone() {
+    let stays = leaving();
+    let run = stays.incarnation();
+    stays.forwarded(from(GONE, 9, 1));
+    let begun = [stamp(run, 3), stamp(THERE, 1)];
+    let (hub, channel) = attached(&begun);
+    let recent = || channel.recent_back(9, 0).found;
+    assert!(!hub.take_back(&channel, handed(&stays), |_| false) && recent() == 0);
+    assert!(hub.take_back(&channel, handed(&stays), |run| run == GONE));
+    assert_eq!(recent(), 5);
+    for from in [&[(run, 2)][..], &[(run, 3), (THERE, 1), (GONE, 8)]] {
+        assert_eq!(missed(&hub, from), None, "nobody is resumed over it");
+    }
+    publish(&hub, &key("a"), 1);
+    let own = hub.incarnation();
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(own, 1)]));
+    assert_eq!(handed(&hub).messages.len(), 1, "nor is it handed over");
+    channel.know(&[stamp(GONE, 9)]);
+    assert_eq!((recent(), missed(&hub, &[(run, 3), (THERE, 1)])), (1, None), "it stands in positions");
+    let (hub, channel) = attached(&[&begun[..], &[stamp(GONE, 8)]].concat());
+    assert!(!hub.take_back(&channel, handed(&stays), |run| run == GONE), "some of it came here");
 }
 
 #[test]
@@ -270,7 +301,7 @@ fn nothing_is_taken_back_where_one_of_the_two_lacks_something() {
     let stays = leaving();
     let run = stays.incarnation();
     let refuses = |(hub, channel): (Hub, Arc<Channel>), handed| {
-        assert!(!hub.take_back(&channel, handed));
+        assert!(!hub.take_back(&channel, handed, |_| false));
         assert_eq!(missed(&hub, &[(run, 2)]), None);
     };
     refuses(attached(&[stamp(run, 3), stamp(THERE, 2)]), handed(&stays));
@@ -292,7 +323,7 @@ fn nothing_is_taken_back_where_the_recent_messages_have_begun_anew_since_it_was_
             false => hub.heard(&key("a"), channel.number(), stamp(88, 5)),
             true => hub.gone(THERE, &HashSet::new()),
         }
-        assert!(!hub.take_back(&channel, handed(&stays)));
+        assert!(!hub.take_back(&channel, handed(&stays), |_| false));
         assert_eq!(missed(&hub, &[(run, 2)]), None);
     }
 }

@@ -103,7 +103,7 @@ impl Rows<'_> {
 
     /// The last messages before an attach: those in the store, or what is recent on any node.
     pub(super) async fn back_of_all(&self, rewind: Rewind, stands: Serial, policy: ChannelPolicy) -> Found {
-        let is_stored = policy.history && self.shared.store.is_shared();
+        let is_stored = self.is_stored_by_all(policy);
         let stored = if is_stored { self.back_everywhere(rewind, stands).await } else { None };
         match stored {
             Some(stored) => stored,
@@ -117,9 +117,18 @@ impl Rows<'_> {
             let is_lacking = || !recent().is_whole && !recent().is_of_all;
             routing.take_back_all(self.channel, is_lacking).await;
         }
-        let recent = recent();
+        self.back_here(rewind, is_stored)
+    }
+
+    /// Of the last messages before an attach, those that are recent on this node by now.
+    pub(super) fn back_here(&self, rewind: Rewind, is_stored: bool) -> Found {
+        let recent = self.channel.recent_back(rewind.count, rewind.since_ms);
         let is_cut = rewind.is_cut && recent.found < rewind.count;
         Found::Back { recent, is_cut, is_stored: is_stored && !recent.is_whole }
+    }
+
+    pub(super) fn is_stored_by_all(&self, policy: ChannelPolicy) -> bool {
+        policy.history && self.shared.store.is_shared()
     }
 
     async fn back_everywhere(&self, rewind: Rewind, stands: Serial) -> Option<Found> {
