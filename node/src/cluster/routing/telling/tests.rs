@@ -93,8 +93,15 @@ impl Node {
                     let told = name.parse().expect("a number");
                     if wanted {
                         self.wanted.insert(told);
-                        let (key, gone) = (key(told), Vec::new());
-                        self.unanswered.push(Interest::Joined { key, number, sequence: 0, round, gone });
+                        let (key, gone, numbered) = (key(told), Vec::new(), Vec::new());
+                        self.unanswered.push(Interest::Joined {
+                            key,
+                            number,
+                            sequence: 0,
+                            round,
+                            gone,
+                            numbered,
+                        });
                     } else {
                         self.wanted.remove(&told);
                     }
