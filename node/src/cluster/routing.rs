@@ -104,6 +104,8 @@ pub struct Routing {
     wanted: DashMap<ChannelKey, Vec<u64>>,
     /// Peers that are being told all that is wanted here.
     tellings: Mutex<HashMap<u64, Arc<Telling>>>,
+    /// Peers that are to be told all once more when they have been told what they are being told.
+    untold: Mutex<HashSet<u64>>,
     epoch: AtomicU64,
     /// Of rounds and requests.
     last_number: AtomicU64,
@@ -173,6 +175,7 @@ impl Routing {
             orphaned: Mutex::default(),
             wanted: DashMap::new(),
             tellings: Mutex::default(),
+            untold: Mutex::default(),
             epoch: AtomicU64::new(0),
             last_number: AtomicU64::new(0),
             asked: Mutex::default(),

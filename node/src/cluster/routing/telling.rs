@@ -188,13 +188,16 @@ impl Routing {
     /// Tells everybody, where numbers without a message were given that nobody was told of. To be called several times a second.
     pub(super) fn tell_what_is_numbered(&self) {
         let linked = self.linked();
-        let is_telling = {
-            let tellings = self.tellings.lock();
-            linked.iter().any(|peer| tellings.contains_key(peer))
+        let free: Vec<u64> = {
+            let (tellings, mut untold) = (self.tellings.lock(), self.untold.lock());
+            if self.hub.has_skipped() {
+                untold.extend(&linked);
+            }
+            // Who is linked anew is told all.
+            untold.retain(|peer| linked.contains(peer));
+            untold.extract_if(|peer| !tellings.contains_key(peer)).collect()
         };
-        if !is_telling && self.hub.has_skipped() {
-            linked.into_iter().for_each(|peer| self.say_all(peer));
-        }
+        free.into_iter().for_each(|peer| self.say_all(peer));
     }
 
     /// That was all, on each lane.
