@@ -1,5 +1,8 @@
 //! Several nodes of one cluster.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use base64::Engine as _;
@@ -53,7 +56,7 @@ impl Cluster {
         let file = key.path().join("cluster.key");
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).expect("the operating system gives random bytes");
-        std::fs::write(&file, STANDARD.encode(secret)).expect("the folder is writable");
+        write_key(&file, secret, 0o600);
         let mut cluster = Self { nodes: Vec::new(), key };
         for _ in 0..count {
             cluster.add(&change).await;
@@ -119,6 +122,14 @@ impl Cluster {
     pub fn nodes(&mut self) -> &mut [Node] {
         &mut self.nodes
     }
+}
+
+/// Writes a cluster key, to be read by whom `mode` says.
+pub fn write_key(file: &Path, secret: [u8; 32], mode: u32) {
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).create_new(true).mode(mode).open(file);
+    let written = opened.and_then(|mut file| file.write_all(STANDARD.encode(secret).as_bytes()));
+    written.expect("the folder is writable");
 }
 
 fn options(index: usize, key_file: &Path) -> NodeOptions {

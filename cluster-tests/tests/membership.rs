@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, told, write_key};
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
@@ -14,6 +14,7 @@ const NOTICED_MAX: Duration = Duration::from_secs(3);
 /// Who gets no time himself waits longer before he holds others for dead, as on a busy machine.
 const TRIES: usize = 5;
 const ALONE: &str = "no seed has answered, so this node serves alone until one does; those that are up may have another --cluster-key-file";
+const READABLE: &str = "everybody on this machine can read the cluster key";
 
 fn times(node: &Node, other: &str, message: &str) -> usize {
     told(node).iter().filter(|(of, said)| of == other && said == message).count()
@@ -69,7 +70,19 @@ async fn a_node_whose_seed_is_silent_serves_alone_and_says_so() {
     let seed = silent.local_addr().expect("it is bound").to_string();
     let alone = Node::start(cluster.one_more("alone").environment("FANFARE_SEED", &seed)).await;
     until_told(&[&alone], "", ALONE, 1).await;
+    assert_eq!(times(&alone, "", READABLE), 0);
     alone.assert_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_key_that_everybody_can_read_is_warned_of() {
+    let cluster = Cluster::start(1).await;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("cluster.key");
+    write_key(&file, [7; 32], 0o644);
+    let file = file.to_str().expect("a path in UTF-8");
+    let node = Node::start(cluster.one_more("open").environment("FANFARE_CLUSTER_KEY_FILE", file)).await;
+    until_told(&[&node], "", READABLE, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

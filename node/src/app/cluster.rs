@@ -1,6 +1,8 @@
 //! The part of a node that knows of other nodes.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -48,6 +50,9 @@ pub(super) fn bind(config: &Config) -> Result<Option<Gossip>, StartError> {
     else {
         return Ok(None);
     };
+    if is_open_to_all(key) {
+        tracing::warn!(file = %key.display(), "everybody on this machine can read the cluster key");
+    }
     let key =
         ClusterKey::open(key).map_err(StartError::at("cannot use the cluster key (--cluster-key-file)"))?;
     let at = || format!("cannot listen on {address} (--gossip-listen)");
@@ -58,6 +63,10 @@ pub(super) fn bind(config: &Config) -> Result<Option<Gossip>, StartError> {
     peers.set_nonblocking(true).map_err(StartError::at(at()))?;
     let peer_address = peers.local_addr().map_err(StartError::at(at()))?;
     Ok(Some(Gossip { key, socket, address, peers, peer_address }))
+}
+
+fn is_open_to_all(file: &Path) -> bool {
+    std::fs::metadata(file).is_ok_and(|file| file.permissions().mode() & 0o004 != 0)
 }
 
 impl Gossip {
