@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench bench-peers bench-cluster bench-store format-and-clippy components cargo-deny asyncapi
+.PHONY: help run test lint bench peers bench-peers bench-cluster bench-store format-and-clippy components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
-TOOLS := $(CURDIR)/target/tools
+TOOLS := $(abspath $(or $(CARGO_TARGET_DIR),target))/tools
 CARGO_DENY = $(shell PATH="$(TOOLS)/bin:$$PATH" command -v cargo-deny || echo "$(TOOLS)/bin/cargo-deny")
 
 help:
@@ -56,9 +56,11 @@ SOCKUDO := 5.2.0
 
 # As long as the published tables were measured, so that all of it is two hours.
 bench-peers: OPTIONS := --seconds 3
-bench-peers: bench-peers-needs $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
+bench-peers: peers
 	cargo build --release --locked -p fanfare
-	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers target/tools/peers --plots docs/benchmarks --out target/tools/bench-peers.json
+	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --plots docs/benchmarks --out $(or $(CARGO_TARGET_DIR),target)/tools/bench-peers.json
+
+peers: bench-peers-needs $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
 
 $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
 	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .

@@ -31,7 +31,7 @@ pub(super) fn bar_table(bars: &[Bar]) -> String {
     if bars.is_empty() {
         return String::new();
     }
-    let mut text = "| bar | at least, at most | measured | of it | |\n|---|---|---|---|---|\n".to_owned();
+    let mut text = "| bar | at least, at most | measured | ÷ the bar | |\n|---|---|---|---|---|\n".to_owned();
     for Bar { what, measured, bar, of_bar, met, not_judged } in bars {
         let verdict = match not_judged {
             Some(reason) => format!("not judged: {reason}"),

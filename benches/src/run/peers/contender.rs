@@ -159,21 +159,38 @@ impl Contender {
         }
     }
 
+    /// What is run.
+    pub(super) fn binary(self, places: &Places) -> PathBuf {
+        match self {
+            Self::Floor
+            | Self::FloorWindow
+            | Self::FloorIoUring
+            | Self::FloorWindowIoUring
+            | Self::FloorTwoThreads => places.bench.clone(),
+            Self::CentrifugeJson
+            | Self::CentrifugeProtobuf
+            | Self::CentrifugeJsonBatching
+            | Self::CentrifugeProtobufBatching => places.peers.join("centrifuge"),
+            Self::Nats => places.peers.join("nats-server"),
+            Self::Sockudo => places.peers.join("bin/sockudo"),
+            _ => places.node.clone(),
+        }
+    }
+
     pub(super) fn start(self, places: &Places) -> Result<Server> {
+        let binary = self.binary(places);
         match self {
             Self::Floor => Server::floor(&places.bench, 0),
             Self::FloorWindow => Server::floor(&places.bench, 1),
             Self::FloorIoUring => Server::floor_by_ring(&places.bench, 0, 1),
             Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1, 1),
             Self::FloorTwoThreads => Server::floor_by_ring(&places.bench, 1, 2),
-            Self::CentrifugeJson | Self::CentrifugeProtobuf => {
-                servers::centrifuge(&places.peers.join("centrifuge"), false)
-            }
+            Self::CentrifugeJson | Self::CentrifugeProtobuf => servers::centrifuge(&binary, false),
             Self::CentrifugeJsonBatching | Self::CentrifugeProtobufBatching => {
-                servers::centrifuge(&places.peers.join("centrifuge"), true)
+                servers::centrifuge(&binary, true)
             }
-            Self::Nats => servers::nats(&places.peers.join("nats-server"), &places.data),
-            Self::Sockudo => servers::sockudo(&places.peers.join("bin/sockudo"), &places.data),
+            Self::Nats => servers::nats(&binary, &places.data),
+            Self::Sockudo => servers::sockudo(&binary, &places.data),
             _ => Server::node(&places.node, &places.data, "none", self.setting()),
         }
     }
@@ -187,7 +204,7 @@ impl Contender {
     }
 
     pub(super) fn describe(self, places: &Places) -> Described {
-        let ask = |binary: PathBuf, argument: &str| first_line(&binary.to_string_lossy(), &[argument]);
+        let ask = |argument: &str| first_line(&self.binary(places).to_string_lossy(), &[argument]);
         let bench = concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned();
         let (version, settings) = match self {
             Self::Floor => (bench, "one thread, each frame written at once"),
@@ -200,27 +217,23 @@ impl Contender {
                 (bench, "as floor, 1 ms window, all subscribers of a thread written to with one call")
             }
             Self::Fanfare => (
-                format!("{}, {}", ask(places.node.clone(), "--version"), io_uring(places)),
+                format!("{}, {}", ask("--version"), io_uring(places)),
                 "default settings with authentication, store none, limits.publishes_per_second 0, limits.connections 18000",
             ),
-            Self::CentrifugeJson | Self::CentrifugeProtobuf => (
-                ask(places.peers.join("centrifuge"), "-version"),
-                "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024",
-            ),
+            Self::CentrifugeJson | Self::CentrifugeProtobuf => {
+                (ask("-version"), "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024")
+            }
             Self::CentrifugeJsonBatching | Self::CentrifugeProtobufBatching => (
-                ask(places.peers.join("centrifuge"), "-version"),
+                ask("-version"),
                 "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024, WriteDelay 5ms, MaxMessagesInFrame -1, \
                  ReplyWithoutQueue",
             ),
-            Self::Nats => (
-                ask(places.peers.join("nats-server"), "--version"),
-                "WebSocket listener, no TLS, no compression, else defaults",
-            ),
+            Self::Nats => (ask("--version"), "WebSocket listener, no TLS, no compression, else defaults"),
             Self::Sockudo => (
-                ask(places.peers.join("bin/sockudo"), "--version"),
+                ask("--version"),
                 "client events on private channels, rate_limiter and metrics off, else defaults",
             ),
-            _ => (ask(places.node.clone(), "--version"), "as Fanfare"),
+            _ => (ask("--version"), "as Fanfare"),
         };
         let settings = match self.setting() {
             Some((variable, value)) => format!("{settings}, {variable}={value}"),

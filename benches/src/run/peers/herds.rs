@@ -40,7 +40,7 @@ impl Herds {
 
 impl Comparison<'_> {
     pub(super) fn herds(&self, failures: &mut Vec<String>) -> Vec<Row<Herds>> {
-        let title = format!("{CONNECTIONS} connections, in turn and at once");
+        let title = format!("{} connections, in turn and at once", self.scaled(CONNECTIONS));
         let rows = self.rows_of_plain(&title, failures, |contender| {
             let in_turn = self.herd(contender, Some(TOGETHER))?;
             let cores = thread::available_parallelism()?.get();

@@ -37,14 +37,14 @@ pub(super) fn holding_us(run: &IdleOutcome) -> f64 {
 
 impl Comparison<'_> {
     pub(super) fn idle(&self, failures: &mut Vec<String>) -> Vec<Row<IdleOutcome>> {
-        let title = format!("{IDLE_CONNECTIONS} idle connections");
+        let title = format!("{} idle connections", self.scaled(IDLE_CONNECTIONS));
         self.rows_of_plain(&title, failures, |contender| {
             self.hold(contender, IDLE_CONNECTIONS, 1, IDLE_SECONDS)
         })
     }
 
     pub(super) fn crowds(&self, failures: &mut Vec<String>) -> Vec<Row<Crowd>> {
-        let title = format!("{CROWD_CONNECTIONS} connections of {CROWD_ATTACHED} channels");
+        let title = format!("{} connections of {CROWD_ATTACHED} channels", self.scaled(CROWD_CONNECTIONS));
         self.rows_of_plain(&title, failures, |contender| {
             let hold = |attached| self.hold(contender, CROWD_CONNECTIONS, attached, CROWD_SECONDS);
             Ok(Crowd { attached: CROWD_ATTACHED, without: hold(0)?, with: hold(CROWD_ATTACHED)? })

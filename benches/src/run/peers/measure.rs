@@ -11,6 +11,7 @@ use super::contender::{Contender, Places};
 use super::herds::Herds;
 use super::holding::Crowd;
 use super::slow::SlowReader;
+use super::table;
 use super::workload::{self, Part, Reading, Workload};
 use crate::load::{FanoutOutcome, IdleOutcome};
 use crate::{NotCarried, Result};
@@ -99,8 +100,9 @@ pub(super) struct Trial {
 }
 
 impl Comparison<'_> {
-    /// Measures all that can be; what failed is told in words beside it.
+    /// Measures all that can be, and tells each table as soon as it is known; what failed is told in words beside it.
     pub(super) fn measure(&self) -> (Measured, Vec<String>) {
+        let tell = |table: String| eprint!("\n{table}");
         let asked = |part| self.options.only.is_empty() || self.options.only.contains(&part);
         let (mut measured, mut failures) = (Measured::default(), Vec::new());
         for workload in workload::of_parts(asked) {
@@ -109,32 +111,44 @@ impl Comparison<'_> {
                 self.fan_out(contender, workload, Reading::All, self.options.seconds)
             });
             failures.extend(faults_of_fanfare(&title, &rows));
-            measured.fixed.push(Fixed { workload, rows });
+            let fixed = Fixed { workload, rows };
+            tell(table::fixed_table(&fixed));
+            measured.fixed.push(fixed);
         }
         for message_bytes in workload::W2_BYTES.into_iter().filter(|_| asked(Part::Most)) {
             let title = format!("the most, {message_bytes} B");
             let rows = self.rows(&title, &mut failures, |contender| self.most(contender, message_bytes));
-            measured.most.push(Most { message_bytes, rows });
+            let most = Most { message_bytes, rows };
+            tell(table::most_table(&most));
+            measured.most.push(most);
         }
         if asked(Part::W3) {
             measured.idle = self.idle(&mut failures);
+            tell(table::idle_table(&measured.idle));
         }
         if asked(Part::W4) {
             measured.herds = self.herds(&mut failures);
+            tell(table::herd_table(&measured.herds));
         }
         if asked(Part::W5) && self.contenders.contains(&Contender::Fanfare) {
             match self.durable() {
-                Ok(publish) => measured.durable = Some(publish),
+                Ok(publish) => {
+                    tell(table::durable_table(&publish));
+                    measured.durable = Some(publish);
+                }
                 Err(error) => failures.push(format!("durable publishes: {error}")),
             }
         }
         if asked(Part::W6) {
             measured.crowds = self.crowds(&mut failures);
+            tell(table::crowd_table(&measured.crowds));
         }
         if asked(Part::W7) {
             let workload = workload::hundred();
             let rows = self.slow_reader(workload, &mut failures);
-            measured.slow = Some(SlowOnes { workload, rows });
+            let slow = SlowOnes { workload, rows };
+            tell(table::slow_table(&slow));
+            measured.slow = Some(slow);
         }
         (measured, failures)
     }

@@ -41,7 +41,7 @@ pub struct Options {
     /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
-    /// Where the peers' binaries are; without it where `make bench-peers` puts them.
+    /// Where the peers' binaries are; without it where `make peers` puts them.
     #[arg(long)]
     pub peers: Option<PathBuf>,
     /// How often everything is measured; the tables have the medians.
@@ -92,6 +92,15 @@ pub fn run(options: &Options) -> Result<()> {
     print!("{machine}");
     let places = Places { bench: this, node, peers, data: data.path().to_owned() };
     let contenders = Contender::chosen(&options.servers);
+    let mut binaries = contenders.iter().map(|contender| contender.binary(&places));
+    if let Some(missing) = binaries.find(|binary| !binary.exists()) {
+        let missing = missing.display();
+        return Err(format!(
+            "{missing} is not there: `make peers` builds the peers, --peers says where they are, and --servers \
+             measures others"
+        )
+        .into());
+    }
     let described: Vec<_> = contenders.iter().map(|contender| contender.describe(&places)).collect();
     described.iter().for_each(|contender| println!("{contender}"));
     let (measured, failures) = Comparison { places, contenders, options }.measure();

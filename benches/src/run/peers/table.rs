@@ -24,13 +24,13 @@ pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> Stri
     text + &bar_table(bars) + &failed(failures)
 }
 
-fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
+pub(super) fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
     let mut table = table_of(
         &workload.title(),
         &[
             "deliveries per core-second",
             "µs each",
-            "Fanfare's, of it",
+            "Fanfare's ÷ this",
             "p50 / p99 ms",
             "deliveries per segment",
             "RSS MB",
@@ -60,11 +60,11 @@ fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
     table.text() + &not_carried(rows)
 }
 
-fn most_table(Most { message_bytes, rows }: &Most) -> String {
+pub(super) fn most_table(Most { message_bytes, rows }: &Most) -> String {
     let title = format!("the most with p99 < {P99_MS_MAX} ms, {message_bytes} B");
     let columns = [
         "deliveries/s",
-        "Fanfare's, of it",
+        "Fanfare's ÷ this",
         "µs each",
         "p50 / p99 ms",
         "generator: cores",
@@ -87,7 +87,7 @@ fn most_table(Most { message_bytes, rows }: &Most) -> String {
     table.text() + &not_carried(rows)
 }
 
-fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
+pub(super) fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
     let Some(connections) = rows.iter().flat_map(|row| &row.runs).map(|run| run.connections).next() else {
         return String::new();
     };
@@ -97,7 +97,7 @@ fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             "KB RSS each",
             "KB in socket buffers each",
             "µs of CPU each and second",
-            "Fanfare's, of it",
+            "Fanfare's ÷ this",
             "frames each: heard / said",
             "seconds held",
         ],
@@ -118,12 +118,12 @@ fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
     table.text() + &not_carried(rows)
 }
 
-fn herd_table(rows: &[Row<Herds>]) -> String {
+pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
     let Some(run) = rows.iter().flat_map(|row| &row.runs).next() else { return String::new() };
     let columns = [
         "connections per core-second",
         "µs of CPU each",
-        "Fanfare's, of it",
+        "Fanfare's ÷ this",
         "at once: wall s",
         "server CPU s",
         "generator CPU s",
@@ -152,11 +152,11 @@ fn herd_table(rows: &[Row<Herds>]) -> String {
     table.text() + &not_carried(rows)
 }
 
-fn crowd_table(rows: &[Row<Crowd>]) -> String {
+pub(super) fn crowd_table(rows: &[Row<Crowd>]) -> String {
     let Some(crowd) = rows.iter().flat_map(|row| &row.runs).next() else { return String::new() };
     let title = format!("{} connections × {} channels of their own", crowd.with.connections, crowd.attached);
     let columns =
-        ["bytes of RSS for each channel", "Fanfare's, of it", "KB RSS for each connection: without / with"];
+        ["bytes of RSS for each channel", "Fanfare's ÷ this", "KB RSS for each connection: without / with"];
     let mut table = table_of(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Crowd::channel_bytes));
     for row @ Row { runs, .. } in rows {
@@ -173,7 +173,7 @@ fn crowd_table(rows: &[Row<Crowd>]) -> String {
 }
 
 /// Both in one table, as the peers have nothing of the kind.
-fn durable_table(publish: &Publish) -> String {
+pub(super) fn durable_table(publish: &Publish) -> String {
     let Publish { connections, window, message_bytes, node, bare_loop } = publish;
     let title = format!("{connections} × {window} durable publishes under way, {message_bytes} B");
     let columns = ["runs", "rows per second", "of the loop", "ack, commit p50 ms", "p99 ms"];
@@ -197,7 +197,7 @@ fn durable_table(publish: &Publish) -> String {
     table.text()
 }
 
-fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
+pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
     let title = format!("one of {} reads nothing", workload.title());
     let columns = [
         "p99 ms of the others: without / with",
