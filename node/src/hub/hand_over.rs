@@ -148,13 +148,13 @@ impl Hub {
         is_taken
     }
 
-    /// `beside` are runs of which nothing came here: with them it is for rewinds alone.
+    /// `unheard` are runs of which nothing came here: with them it is for rewinds alone.
     fn put_before(
         &self,
         channel: &Arc<Channel>,
         state: &mut State,
         handed: HandedOver<Forwarded>,
-        beside: &Serial,
+        unheard: &Serial,
     ) -> bool {
         let now_ms = self.now_ms();
         let State { ring, attached, mark, .. } = state;
@@ -164,13 +164,19 @@ impl Hub {
         if handed.begin.covers(&reached) {
             return true;
         }
-        let reached = reached.join(beside);
+        // Another node may have given what it has of them.
+        let mut beside = unheard.clone();
+        beside.retain(|run| !ring.has_for_rewinds(run));
+        let reached = reached.join(&beside);
         let mut earlier = handed.messages;
         earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
         let count: u64 = earlier.iter().map(|(one, _)| one.messages.len() as u64).sum();
         let Some(place) = from.place.checked_sub(count).filter(|_| reached.covers(&handed.begin)) else {
             return false;
         };
+        if earlier.is_empty() && !unheard.is_empty() {
+            return true;
+        }
         let mut before = Place { own: from.own.incarnation, place, has: handed.begin };
         let begin = before.mark();
         let mut deliveries = Vec::with_capacity(earlier.len());
@@ -181,7 +187,7 @@ impl Hub {
             let delivery = Delivery::forwarded(channel.number(), mark, one);
             deliveries.push((Arc::new(delivery), now_ms.saturating_sub(age_ms)));
         }
-        ring.prepend(begin, deliveries, now_ms, !beside.is_empty());
+        ring.prepend(begin, deliveries, now_ms, !unheard.is_empty());
         // A number without a message may lie between, so that places do not follow from numbers any more.
         if mark.own.sequence > 0 {
             mark.others.get_or_insert_default();

@@ -175,6 +175,14 @@ impl Ring {
         (first, self.before(first))
     }
 
+    /// Something of the run is among what is for rewinds alone, or was.
+    pub(super) fn has_for_rewinds(&self, run: u64) -> bool {
+        let (end, _) = self.resumes_from();
+        let is_there = |entry: &Entry| entry.delivery.last().incarnation == run;
+        let stood = || self.begin.serial().sequence_of(run).is_some();
+        self.begin.place < self.rewinds_before && (self.entries.range(..end).any(is_there) || stood())
+    }
+
     /// Where the channel stood before an entry.
     fn before(&self, entry: usize) -> &Mark {
         entry.checked_sub(1).map_or(&self.begin, |before| self.entries[before].delivery.mark())

@@ -281,14 +281,27 @@ fn what_another_has_of_a_run_that_is_gone_is_for_rewinds_alone() {
     let (hub, channel) = attached(&begun);
     let recent = || channel.recent_back(9, 0).found;
     assert!(!hub.take_back(&channel, handed(&stays), |_| false) && recent() == 0);
-    assert!(hub.take_back(&channel, handed(&stays), |run| run == GONE));
-    assert_eq!(recent(), 5);
+    // One that does not reach as far back as the other one.
+    let mut late = handed(&stays);
+    late.messages.remove(0);
+    late.begin = position(&[(run, 2)]);
+    for (handed, count) in [(late.clone(), 3), (handed(&stays), 5), (late, 5), (handed(&stays), 5)] {
+        assert!(hub.take_back(&channel, handed, |run| run == GONE));
+        assert_eq!(recent(), count);
+    }
     for from in [&[(run, 2)][..], &[(run, 3), (THERE, 1), (GONE, 8)]] {
         assert_eq!(missed(&hub, from), None, "nobody is resumed over it");
     }
     publish(&hub, &key("a"), 1);
     let own = hub.incarnation();
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(own, 1)]));
+    // Nor where the other one has none of its messages any more.
+    let (other, others) = attached(&begun);
+    let (begin, end) = (position(&[(run, 3), (GONE, 9)]), position(&[(run, 3), (THERE, 1), (GONE, 9)]));
+    let none = HandedOver { begin, end, messages: Vec::new() };
+    assert!(other.take_back(&others, none, |run| run == GONE));
+    publish(&other, &key("a"), 1);
+    assert_eq!(missed(&other, &[(run, 3), (THERE, 1)]), Some(vec![(other.incarnation(), 1)]));
     assert_eq!(handed(&hub).messages.len(), 1, "nor is it handed over");
     channel.know(&[stamp(GONE, 9)]);
     assert_eq!((recent(), missed(&hub, &[(run, 3), (THERE, 1)])), (1, None), "it stands in positions");
