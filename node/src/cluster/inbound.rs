@@ -94,15 +94,13 @@ pub enum Interest {
     },
     /// All that is wanted here is to be told the peer anew.
     Asked,
-    /// The peer forwards the channel from here on, and had numbered so much of it before; what it has of runs that are gone, and
-    /// how far these had numbered it without a message behind that.
+    /// The peer forwards the channel from here on, and had numbered so much of it before; what it has of runs that are gone.
     Joined {
         key: ChannelKey,
         number: u64,
         sequence: u64,
         round: u64,
         gone: Vec<Stamp>,
-        numbered: Vec<Stamp>,
     },
     /// One of so many lanes has told all that there was for this node, and the peer ends.
     Left {
@@ -229,9 +227,9 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             Interest::Said { epoch, lanes }
         }
         Some(v1::item::Kind::InterestAsked(_)) => Interest::Asked,
-        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone, numbered })) => {
-            let [gone, numbered] = [gone, numbered].map(|of| of.into_iter().map(stamp).collect());
-            Interest::Joined { key: key(channel)?, number, sequence, round, gone, numbered }
+        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })) => {
+            let gone = gone.into_iter().map(stamp).collect();
+            Interest::Joined { key: key(channel)?, number, sequence, round, gone }
         }
         Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes, not_all })) => {
             Interest::Left { lanes, is_all: !not_all }

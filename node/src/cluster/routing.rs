@@ -398,8 +398,8 @@ impl Inbound for Routing {
             }
             Interest::Said { epoch, lanes } => self.all_said(from.incarnation, epoch, lanes),
             Interest::Asked => self.say_all(from.incarnation),
-            Interest::Joined { key, number, sequence, round, gone, numbered } => {
-                self.joined(from.incarnation, &key, number, (sequence, round), (gone, numbered));
+            Interest::Joined { key, number, sequence, round, gone } => {
+                self.joined(from.incarnation, &key, number, (sequence, round), gone);
             }
             Interest::Left { lanes, is_all } => self.lane_left(from.incarnation, lanes, is_all),
             Interest::Ended { runs } => self.take_ended(&runs),

@@ -139,18 +139,16 @@ impl Hub {
         self.break_off(channel, state);
     }
 
-    /// The same of runs that are gone, so that whoever has something of them in its position is known here. Behind that some had
-    /// numbers without a message, of which nobody misses anything.
-    pub fn heard_of(&self, key: &ChannelKey, number: u64, gone: &[Stamp], numbered: &[Stamp]) {
+    /// The same of runs that are gone, so that whoever has something of them in its position is known here.
+    pub fn heard_of(&self, key: &ChannelKey, number: u64, gone: &[Stamp]) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
         let news: Vec<Stamp> = gone.iter().filter(|stamp| !state.knows(**stamp)).copied().collect();
-        let is_new = !news.is_empty();
-        news.into_iter().for_each(|stamp| state.mark.hear(stamp, 0));
-        numbered.iter().for_each(|stamp| state.whole.reach(*stamp));
-        if is_new {
-            self.break_off(&channel, &mut state);
+        if news.is_empty() {
+            return;
         }
+        news.into_iter().for_each(|stamp| state.mark.hear(stamp, 0));
+        self.break_off(&channel, &mut state);
     }
 
     /// Something that another node had for this one is lost, of whatever channel. Until it has told how far it is, by
@@ -251,17 +249,13 @@ impl Hub {
         }
     }
 
-    /// Runs `act` with where the channel stands, while nothing is numbered in it: its own number, how far each other run was heard, and
-    /// how far those have numbered it that have numbers without a message behind that; but for runs of which something may be missing.
-    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(u64, Serial, Serial) -> R) -> R {
+    /// Runs `act` with where the channel stands, while nothing is numbered in it: its own number, and how far each other run is known,
+    /// but for those of which something may be missing.
+    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(u64, Serial) -> R) -> R {
         self.with_channel(key, |_, state| {
-            let mut heard = state.mark.serial();
-            heard.retain(|run| run != self.incarnation && !state.unsure.contains(&run));
-            let mut numbered = state.whole.and(Serial::default());
-            let is_behind = |run| !heard.covers_one(run, numbered.sequence_of(run).unwrap_or(0));
-            let behind: Vec<u64> = state.whole.runs().filter(|run| is_behind(*run)).collect();
-            numbered.retain(|run| behind.contains(&run) && !state.unsure.contains(&run));
-            act(state.mark.own.sequence, heard, numbered)
+            let mut known = state.whole.and(state.mark.serial());
+            known.retain(|run| run != self.incarnation && !state.unsure.contains(&run));
+            act(state.mark.own.sequence, known)
         })
     }
 

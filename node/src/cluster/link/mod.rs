@@ -257,11 +257,11 @@ impl Item {
                 v1::item::Kind::InterestSaid(v1::InterestSaid { epoch: *epoch, lanes: *lanes })
             }
             Interest::Asked => v1::item::Kind::InterestAsked(v1::InterestAsked {}),
-            Interest::Joined { key, number, sequence, round, gone, numbered } => {
+            Interest::Joined { key, number, sequence, round, gone } => {
                 let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
                 let stamp = |&Stamp { incarnation, sequence }: &Stamp| v1::Stamp { incarnation, sequence };
-                let [gone, numbered] = [gone, numbered].map(|of| of.iter().map(stamp).collect());
-                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone, numbered })
+                let gone = gone.iter().map(stamp).collect();
+                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
             }
             Interest::Left { lanes, is_all } => {
                 v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes, not_all: !is_all })

@@ -114,8 +114,7 @@ impl Node {
 
     pub(super) fn says_joined_as(&self, peer: &Peer, sequence: u64, round: u64, gone: Vec<Stamp>) {
         let number = self.number();
-        let joined =
-            Interest::Joined { key: self.key.clone(), number, sequence, round, gone, numbered: Vec::new() };
+        let joined = Interest::Joined { key: self.key.clone(), number, sequence, round, gone };
         self.routing.interest(peer, joined);
     }
 

@@ -33,10 +33,10 @@ impl Routing {
         key: &ChannelKey,
         number: u64,
         (sequence, round): (u64, u64),
-        (mut gone, mut numbered): (Vec<Stamp>, Vec<Stamp>),
+        mut gone: Vec<Stamp>,
     ) {
         self.told_one(from, round);
-        [&mut gone, &mut numbered].iter_mut().for_each(|of| of.truncate(GONE_MAX));
+        gone.truncate(GONE_MAX);
         let mut own = self.own.lock();
         let Some(channel) = own.get_mut(&number).filter(|channel| channel.key == *key) else { return };
         let is_first = !channel.confirmed.contains(&from);
@@ -44,12 +44,12 @@ impl Routing {
             channel.confirmed.push(from);
         }
         let waited = channel.waits.len();
-        [&mut gone, &mut numbered].into_iter().for_each(|of| self.keep_gone(of));
+        self.keep_gone(&mut gone);
         gone.iter().for_each(|stamp| channel.gone.advance(stamp.incarnation, stamp.sequence));
         drop(own);
         let stamp = Stamp { incarnation: from, sequence };
         if is_first {
-            self.hub.heard_of(key, number, &gone, &numbered);
+            self.hub.heard_of(key, number, &gone);
             self.hub.heard(key, number, stamp);
         } else {
             self.hub.caught_up(key, number, stamp);
@@ -190,7 +190,6 @@ mod tests {
             sequence: 9,
             round: 0,
             gone: vec![stamp(99, 4)],
-            numbered: Vec::new(),
         };
         node.routing.interest(&node.peer, elsewhere);
         assert_eq!(channel.mark().serial().sequence_of(PEER), None, "of a channel that was forgotten");
@@ -219,9 +218,9 @@ mod tests {
             node.is_told_a_want();
             node.says().pop()
         };
-        let joined = |numbered| {
-            let (key, gone) = (node.key.clone(), Vec::new());
-            Some(Item::interest(&Interest::Joined { key, number: 1, sequence: 0, round: 0, gone, numbered }))
+        let joined = |gone| {
+            let (key, sequence) = (node.key.clone(), 0);
+            Some(Item::interest(&Interest::Joined { key, number: 1, sequence, round: 0, gone }))
         };
         assert_eq!(told(), joined(Vec::new()));
         node.finds_the_peer();

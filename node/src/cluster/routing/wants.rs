@@ -69,7 +69,7 @@ impl Routing {
     /// The peer wants the channel: nothing is numbered in it while that is noted. Where it cannot be told so, as nodes do not
     /// come to know each other at once, it has to say it again.
     pub(super) fn want(&self, from: u64, key: ChannelKey, number: u64, round: u64) {
-        self.hub.standing(&key, |sequence, heard, numbered| {
+        self.hub.standing(&key, |sequence, known| {
             let peers = self.peers.read();
             if !peers.contains_key(&from) {
                 let mut early = self.early.lock();
@@ -84,8 +84,8 @@ impl Routing {
                 wanting.push(from);
             }
             drop(wanting);
-            let (hash, [gone, numbered]) = (hash_of(&key), [&heard, &numbered].map(|of| self.gone(of)));
-            let joined = Interest::Joined { key: key.clone(), number, sequence, round, gone, numbered };
+            let (hash, gone) = (hash_of(&key), self.gone(&known));
+            let joined = Interest::Joined { key: key.clone(), number, sequence, round, gone };
             if !self.send(from, hash, &joined)
                 && let Some(wants) = self.peers.write().get_mut(&from)
             {

@@ -190,7 +190,7 @@ fn a_run_that_is_gone_is_known_here_as_it_was_there() {
     let run = leaving.incarnation();
     leaving.forwarded(from(GONE, 9, 1));
     let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
-    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 9)], &[]);
+    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 9)]);
     assert!(hub.take_over(&channel, handed(&leaving), |run| run == GONE));
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(GONE, 9)]));
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
@@ -214,9 +214,9 @@ fn who_is_attached_is_told_of_a_run_that_it_has_not_heard_to_its_end() {
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for")).expect("as said");
     hub.heard(&key("a"), channel.number(), stamp(GONE, 0));
     hub.forwarded(from(GONE, 8, 1));
-    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 8)], &[]);
+    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 8)]);
     assert!(targets[0].lost.lock().is_empty());
-    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 9)], &[]);
+    hub.heard_of(&key("a"), channel.number(), &[stamp(GONE, 9)]);
     assert_eq!(*targets[0].lost.lock(), [channel.number()]);
 }
 

@@ -93,15 +93,8 @@ impl Node {
                     let told = name.parse().expect("a number");
                     if wanted {
                         self.wanted.insert(told);
-                        let (key, gone, numbered) = (key(told), Vec::new(), Vec::new());
-                        self.unanswered.push(Interest::Joined {
-                            key,
-                            number,
-                            sequence: 0,
-                            round,
-                            gone,
-                            numbered,
-                        });
+                        let (key, gone) = (key(told), Vec::new());
+                        self.unanswered.push(Interest::Joined { key, number, sequence: 0, round, gone });
                     } else {
                         self.wanted.remove(&told);
                     }
