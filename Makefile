@@ -2,7 +2,8 @@
 .PHONY: help run test lint bench peers bench-peers bench-cluster bench-store format-and-clippy components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
-TOOLS := $(abspath $(or $(CARGO_TARGET_DIR),target))/tools
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+TOOLS := $(abspath $(TARGET))/tools
 CARGO_DENY = $(shell PATH="$(TOOLS)/bin:$$PATH" command -v cargo-deny || echo "$(TOOLS)/bin/cargo-deny")
 
 help:
@@ -12,7 +13,8 @@ help:
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
 	@echo "make bench-cluster  measure several nodes beside one, and a link alone"
 	@echo "make bench-store  measure the shared store beside the driver alone; needs Java 17 and Maven"
-	@echo "make bench-peers  measure the node beside the floor, centrifuge, NATS and Sockudo, which it builds; needs Go and protoc"
+	@echo "make peers  build the servers that the node is compared with: centrifuge, NATS and Sockudo; needs Go and protoc"
+	@echo "make bench-peers  measure the node beside the floor and these"
 
 run:
 	cargo run --release --locked
@@ -44,7 +46,7 @@ bench:
 bench-store: OPTIONS := --apart
 bench-cluster bench-store:
 	cargo build --release --locked -p fanfare -p fanfare-benches
-	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) $(OPTIONS) --out "target/$@.json"
+	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) $(OPTIONS) --out "$(TARGET)/$@.json"
 
 # The peers are built once for each version. Go keeps its modules in its own cache, and checks them against go.sum.
 PEERS := $(TOOLS)/peers
@@ -56,11 +58,11 @@ SOCKUDO := 5.2.0
 
 # As long as the published tables were measured, so that all of it is two hours.
 bench-peers: OPTIONS := --seconds 3
-bench-peers: peers
+bench-peers: bench-peers-needs peers
 	cargo build --release --locked -p fanfare
-	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --plots docs/benchmarks --out $(or $(CARGO_TARGET_DIR),target)/tools/bench-peers.json
+	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers "$(TARGET)/tools/peers" --plots docs/benchmarks --out "$(TARGET)/tools/bench-peers.json"
 
-peers: bench-peers-needs $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
+peers: peers-needs $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
 
 $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
 	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .
@@ -73,9 +75,11 @@ $(PEERS)/sockudo-$(SOCKUDO):
 	cargo install sockudo --locked --version "=$(SOCKUDO)" --root "$(PEERS)" && touch "$@"
 
 # What would else be found missing only after minutes of building.
-.PHONY: bench-peers-needs
-bench-peers-needs: go
+.PHONY: peers-needs bench-peers-needs
+peers-needs: go
 	@test -e "$(PEERS)/sockudo-$(SOCKUDO)" || command -v protoc >/dev/null || { echo "protoc is missing: install protobuf-compiler"; exit 1; }
+
+bench-peers-needs:
 	@files=$$(ulimit -Hn); test "$$files" = unlimited || test "$$files" -ge $(OPEN_FILES) || \
 	  { echo "a process may open $$files files and $(OPEN_FILES) are needed: raise the hard limit (ulimit -Hn) and log in again"; exit 1; }
 

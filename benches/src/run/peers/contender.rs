@@ -159,22 +159,22 @@ impl Contender {
         }
     }
 
-    /// What is run.
-    pub(super) fn binary(self, places: &Places) -> PathBuf {
+    /// The binary of a peer, in the folder of all of them.
+    pub(super) fn peer(self) -> Option<&'static str> {
         match self {
-            Self::Floor
-            | Self::FloorWindow
-            | Self::FloorIoUring
-            | Self::FloorWindowIoUring
-            | Self::FloorTwoThreads => places.bench.clone(),
             Self::CentrifugeJson
             | Self::CentrifugeProtobuf
             | Self::CentrifugeJsonBatching
-            | Self::CentrifugeProtobufBatching => places.peers.join("centrifuge"),
-            Self::Nats => places.peers.join("nats-server"),
-            Self::Sockudo => places.peers.join("bin/sockudo"),
-            _ => places.node.clone(),
+            | Self::CentrifugeProtobufBatching => Some("centrifuge"),
+            Self::Nats => Some("nats-server"),
+            Self::Sockudo => Some("bin/sockudo"),
+            _ => None,
         }
+    }
+
+    /// What is run, unless it is this program.
+    fn binary(self, places: &Places) -> PathBuf {
+        self.peer().map_or_else(|| places.node.clone(), |peer| places.peers.join(peer))
     }
 
     pub(super) fn start(self, places: &Places) -> Result<Server> {

@@ -12,9 +12,10 @@ mod slow;
 mod table;
 mod workload;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -78,29 +79,21 @@ struct Report {
 pub fn run(options: &Options) -> Result<()> {
     os::need_open_files(OPEN_FILES)?;
     let this = env::current_exe()?;
+    let target = target_folder(&this)?;
+    let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
+    let contenders = Contender::chosen(&options.servers);
+    need_peers(&contenders, &peers)?;
     let node = match &options.node {
         Some(node) => node.clone(),
         None => build_node(&this)?,
     };
-    let target = target_folder(&this)?;
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target)?;
-    let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
     // Some are started in folders of their own.
     let [node, peers] = [node, peers].map(std::path::absolute);
     let (node, peers) = (node?, peers?);
     let machine = Machine::look(&node);
     print!("{machine}");
     let places = Places { bench: this, node, peers, data: data.path().to_owned() };
-    let contenders = Contender::chosen(&options.servers);
-    let mut binaries = contenders.iter().map(|contender| contender.binary(&places));
-    if let Some(missing) = binaries.find(|binary| !binary.exists()) {
-        let missing = missing.display();
-        return Err(format!(
-            "{missing} is not there: `make peers` builds the peers, --peers says where they are, and --servers \
-             measures others"
-        )
-        .into());
-    }
     let described: Vec<_> = contenders.iter().map(|contender| contender.describe(&places)).collect();
     described.iter().for_each(|contender| println!("{contender}"));
     let (measured, failures) = Comparison { places, contenders, options }.measure();
@@ -119,4 +112,17 @@ pub fn run(options: &Options) -> Result<()> {
         0 => Ok(()),
         count => Err(format!("{count} measurements failed").into()),
     }
+}
+
+/// An error names all that are missing.
+fn need_peers(contenders: &[Contender], folder: &Path) -> Result<()> {
+    let peers: BTreeSet<&str> = contenders.iter().filter_map(|contender| contender.peer()).collect();
+    let missing: Vec<&str> = peers.into_iter().filter(|peer| !folder.join(peer).exists()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let (missing, folder) = (missing.join(", "), folder.display());
+    let error =
+        format!("{missing}: not in {folder}; `make peers` builds them, or measure others with --servers");
+    Err(error.into())
 }

@@ -29,8 +29,8 @@ pub(super) fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         &workload.title(),
         &[
             "deliveries per core-second",
-            "µs each",
             "Fanfare's ÷ this",
+            "µs each",
             "p50 / p99 ms",
             "deliveries per segment",
             "RSS MB",
@@ -45,8 +45,8 @@ pub(super) fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         let per_core_second = median(runs, deliveries_per_core_second);
         let mut cells = vec![
             format!("{per_core_second:.0}"),
-            spread(runs, 2, |run| 1e6 / deliveries_per_core_second(run)),
             multiple(fanfare, per_core_second),
+            spread(runs, 2, |run| 1e6 / deliveries_per_core_second(run)),
         ];
         cells.push(format!("{:.2} / {}", median(runs, |run| run.p50_ms), spread(runs, 2, |run| run.p99_ms)));
         cells.push(format!("{:.2}", median(runs, |run| run.deliveries as f64 / run.segments as f64)));
@@ -122,8 +122,8 @@ pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
     let Some(run) = rows.iter().flat_map(|row| &row.runs).next() else { return String::new() };
     let columns = [
         "connections per core-second",
-        "µs of CPU each",
         "Fanfare's ÷ this",
+        "µs of CPU each",
         "at once: wall s",
         "server CPU s",
         "generator CPU s",
@@ -139,8 +139,8 @@ pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
         let refused: usize = runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum();
         let cells = vec![
             format!("{per_core_second:.0}"),
-            spread(runs, 0, |run| 1e6 / run.per_core_second()),
             multiple(fanfare, per_core_second),
+            spread(runs, 0, |run| 1e6 / run.per_core_second()),
             seconds(|run| run.at_once.cost.wall_s),
             seconds(|run| run.at_once.cost.server_cpu_s),
             seconds(|run| run.at_once.cost.generator_cpu_s),
