@@ -88,12 +88,16 @@ impl Hub {
         };
         let is_lacking = handed.messages.iter().any(|(one, _)| is_lacking(one));
         let handed = handed.known_to(&state);
-        let mark = &mut state.mark;
-        // Who comes from there has it in its position.
-        for (incarnation, sequence) in handed.end.entries() {
-            let stamp = Stamp { incarnation: *incarnation, sequence: *sequence };
-            if has_left(*incarnation) && !mark.covers(stamp) {
-                mark.hear(stamp, 0);
+        for (incarnation, sequence) in handed.end.entries().iter().copied() {
+            let stamp = Stamp { incarnation, sequence };
+            if !has_left(incarnation) || state.mark.covers(stamp) {
+                continue;
+            }
+            // Who comes from there has it in its position, and who lacks what lies before is not brought on.
+            state.mark.hear(stamp, 0);
+            let before = handed.begin.sequence_of(incarnation).filter(|sequence| *sequence > 0);
+            if let (Some(sequence), Some(ring)) = (before, &mut state.ring) {
+                ring.know(Stamp { incarnation, sequence });
             }
         }
         if is_lacking {
@@ -125,8 +129,8 @@ impl Hub {
     }
 
     /// The same from a node that stays; to be called when all that it had when it gave this has come here. False also where it
-    /// had not all that was here before its messages, or one of the two has what the other one has not. Where that is of runs that
-    /// `have_gone` and of which nothing ever came here, rewinds have what is taken, and nobody is resumed over it.
+    /// had not all that was here before its messages, or one of the two has what the other one has not. That does not count where it is
+    /// of runs that `have_gone` and of which nothing ever came here: they stand in positions from now on.
     pub fn take_back(
         &self,
         channel: &Arc<Channel>,
@@ -148,7 +152,6 @@ impl Hub {
         is_taken
     }
 
-    /// `unheard` are runs of which nothing came here: with them it is for rewinds alone.
     fn put_before(
         &self,
         channel: &Arc<Channel>,
@@ -159,25 +162,31 @@ impl Hub {
         let now_ms = self.now_ms();
         let State { ring, attached, mark, .. } = state;
         let Some(ring) = ring else { return false };
-        let from = ring.begins().clone();
-        let reached = from.serial();
-        if handed.begin.covers(&reached) {
+        let mut from = ring.begins().clone();
+        // Then it has no more than is here, but for what it has of those.
+        let is_behind = handed.begin.covers(&from.serial());
+        if is_behind && unheard.is_empty() {
             return true;
         }
-        // Another node may have given what it has of them.
-        let mut beside = unheard.clone();
-        beside.retain(|run| !ring.has_for_rewinds(run));
-        let reached = reached.join(&beside);
+        let mut begin = handed.begin;
+        if is_behind {
+            begin.retain(|run| unheard.sequence_of(run).is_some());
+            begin = begin.join(&from.serial());
+        }
+        for (incarnation, sequence) in unheard.entries().iter().copied() {
+            from.hear(Stamp { incarnation, sequence }, 0);
+        }
+        let reached = from.serial();
         let mut earlier = handed.messages;
         earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
         let count: u64 = earlier.iter().map(|(one, _)| one.messages.len() as u64).sum();
-        let Some(place) = from.place.checked_sub(count).filter(|_| reached.covers(&handed.begin)) else {
+        let Some(place) = from.place.checked_sub(count).filter(|_| reached.covers(&begin)) else {
             return false;
         };
         if earlier.is_empty() && !unheard.is_empty() {
             return true;
         }
-        let mut before = Place { own: from.own.incarnation, place, has: handed.begin };
+        let mut before = Place { own: from.own.incarnation, place, has: begin };
         let begin = before.mark();
         let mut deliveries = Vec::with_capacity(earlier.len());
         for (one, age_ms) in earlier {
@@ -187,7 +196,10 @@ impl Hub {
             let delivery = Delivery::forwarded(channel.number(), mark, one);
             deliveries.push((Arc::new(delivery), now_ms.saturating_sub(age_ms)));
         }
-        ring.prepend(begin, deliveries, now_ms, !unheard.is_empty());
+        ring.prepend(begin, deliveries, now_ms);
+        for (incarnation, sequence) in unheard.entries().iter().copied() {
+            mark.hear(Stamp { incarnation, sequence }, 0);
+        }
         // A number without a message may lie between, so that places do not follow from numbers any more.
         if mark.own.sequence > 0 {
             mark.others.get_or_insert_default();

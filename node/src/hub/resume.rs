@@ -192,9 +192,18 @@ impl Channel {
         self.state.lock().back(count, since_ms)
     }
 
-    /// What follows the place `after`, about `bytes_max` of it; none when the ring does not reach back to it.
-    pub fn pull(&self, after: u64, bytes_max: usize) -> Option<Pulled> {
+    /// Where places stand as they are now, for [`Channel::pull`].
+    pub fn generation(&self) -> u32 {
+        self.state.lock().ring.as_ref().map_or(0, |ring| ring.generation())
+    }
+
+    /// What follows the place `after`, about `bytes_max` of it; none when the ring does not reach back to it, or other messages
+    /// have been put there since that generation.
+    pub fn pull(&self, after: u64, generation: u32, bytes_max: usize) -> Option<Pulled> {
         let state = self.state.lock();
+        if state.ring.as_ref().is_some_and(|ring| !ring.has_kept(after, generation)) {
+            return None;
+        }
         if after == state.mark.place {
             return Some(Pulled { deliveries: Vec::new(), is_end: true });
         }

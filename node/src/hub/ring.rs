@@ -21,8 +21,10 @@ pub(super) struct Ring {
     /// Where the channel stood before the first entry.
     begin: Mark,
     bytes: usize,
-    /// What lies before this place is for rewinds alone: nobody is resumed over it.
-    rewinds_before: u64,
+    /// The lowest place that it ever had. Where messages were dropped and others put before what is left, places have been used again.
+    lowest: u64,
+    /// How often that was, and the place below which it was.
+    used_again: (u32, u64),
     /// Others were asked for what they have had lately, since it began.
     pub(super) of_all: OfAll,
     /// Since when nobody is attached.
@@ -73,9 +75,10 @@ impl Ring {
         budget.take_ring().then(|| {
             Box::new(Self {
                 entries: VecDeque::new(),
+                lowest: begin.place,
+                used_again: (0, 0),
                 begin,
                 bytes: 0,
-                rewinds_before: 0,
                 of_all: OfAll::No,
                 idle_ms: None,
                 listed: 0,
@@ -160,27 +163,12 @@ impl Ring {
 
     /// Who has not all of this cannot be brought on from here.
     pub(super) fn know(&mut self, stamp: Stamp) {
-        while self.begin.place < self.rewinds_before && self.drop_first() {}
         self.begin.hear(stamp, 0);
     }
 
     /// Where the channel stood before the first message that is here.
     pub(super) fn begins(&self) -> &Mark {
         &self.begin
-    }
-
-    /// Up to where its messages are for rewinds alone.
-    fn resumes_from(&self) -> (usize, &Mark) {
-        let first = self.entries.partition_point(|entry| entry.delivery.place() <= self.rewinds_before);
-        (first, self.before(first))
-    }
-
-    /// Something of the run is among what is for rewinds alone, or was.
-    pub(super) fn has_for_rewinds(&self, run: u64) -> bool {
-        let (end, _) = self.resumes_from();
-        let is_there = |entry: &Entry| entry.delivery.last().incarnation == run;
-        let stood = || self.begin.serial().sequence_of(run).is_some();
-        self.begin.place < self.rewinds_before && (self.entries.range(..end).any(is_there) || stood())
     }
 
     /// Where the channel stood before an entry.
@@ -196,22 +184,18 @@ impl Ring {
             bytes <= bytes_max
         };
         let fitting = self.entries.iter().rev().take_while(fits).count();
-        let first = self.resumes_from().0.max(self.entries.len() - fitting);
+        let first = self.entries.len() - fitting;
         let aged = |entry: &Entry| (Arc::clone(&entry.delivery), now_ms.saturating_sub(entry.at_ms));
         (self.before(first).serial(), self.entries.range(first..).map(aged).collect())
     }
 
     /// Puts earlier messages before the first one, each with when it came; of all together the oldest go as they always do.
-    pub(super) fn prepend(
-        &mut self,
-        begin: Mark,
-        earlier: Vec<(Arc<Delivery>, u64)>,
-        now_ms: u64,
-        is_for_rewinds: bool,
-    ) {
-        if is_for_rewinds {
-            self.rewinds_before = self.rewinds_before.max(self.begin.place);
+    pub(super) fn prepend(&mut self, begin: Mark, earlier: Vec<(Arc<Delivery>, u64)>, now_ms: u64) {
+        if self.begin.place > self.lowest {
+            let (count, below) = self.used_again;
+            self.used_again = (count + 1, below.max(self.begin.place));
         }
+        self.lowest = self.lowest.min(begin.place);
         for (delivery, at_ms) in earlier.into_iter().rev() {
             let bytes = delivery.bytes();
             self.entries.push_front(Entry { at_ms, bytes, delivery });
@@ -231,6 +215,17 @@ impl Ring {
         self.begin.place <= place
     }
 
+    /// How often places have been used again.
+    pub(super) fn generation(&self) -> u32 {
+        self.used_again.0
+    }
+
+    /// Whether a place is still that which it was in a former generation.
+    pub(super) fn has_kept(&self, place: u64, generation: u32) -> bool {
+        let (count, below) = self.used_again;
+        count == generation || place >= below
+    }
+
     /// The place before the first message that is here.
     #[cfg(test)]
     pub(super) fn reach(&self) -> u64 {
@@ -239,13 +234,12 @@ impl Ring {
 
     /// Where who has all up to this position begins; none where something that it has not may have been here before.
     pub(super) fn find(&self, position: &Serial) -> Option<Begin> {
-        let (from, begin) = self.resumes_from();
-        if !position.covers(&begin.serial()) {
+        if !position.covers(&self.begin.serial()) {
             return None;
         }
         let last = |entry: &Entry| entry.delivery.last();
         let lacks = |entry: &Entry| !position.covers_one(last(entry).incarnation, last(entry).sequence);
-        let first = self.entries.range(from..).position(lacks).map_or(self.entries.len(), |at| from + at);
+        let first = self.entries.iter().position(lacks).unwrap_or(self.entries.len());
         let before = self.before(first);
         Some(Begin { after: before.place, is_exact: before.serial().covers(position) })
     }

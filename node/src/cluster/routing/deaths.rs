@@ -143,6 +143,11 @@ impl Deaths {
         Some(if run.is_dead { model::Run::Ended } else { model::Run::Alive })
     }
 
+    /// Gossip says that it leaves.
+    pub(super) fn is_draining(&self, incarnation: u64) -> bool {
+        self.runs.get(&incarnation).is_some_and(|run| run.is_draining)
+    }
+
     /// It is a member, not held for dead, and nothing says that it leaves: should it die, that is noticed.
     pub(super) fn would_be_missed(&self, incarnation: u64) -> bool {
         let is_missed = |run: &Run| run.is_member && !run.is_dead && !run.has_left && !run.is_draining;

@@ -162,7 +162,9 @@ impl Routing {
         let taking = async {
             let (up, down): (Vec<u64>, Vec<u64>) =
                 self.wanting(key).into_iter().partition(|peer| self.is_up(*peer));
-            let mut is_all = down.is_empty();
+            // Who is dead has none.
+            let alive = self.peers_alive();
+            let mut is_all = !down.iter().any(|peer| alive.contains(peer));
             for peer in up.into_iter().take(TAKEN_BACK_OF) {
                 let request = Request::HandOver { key: key.clone(), after: None };
                 let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 2).await;

@@ -355,7 +355,7 @@ impl Subscription {
         epochs: &mut Vec<Epoch>,
         counts: &mut Counts,
     ) {
-        let Some(pulled) = channel.pull(place, PULL_BYTES) else {
+        let Some(pulled) = channel.pull(place, channel.generation(), PULL_BYTES) else {
             self.stage = Stage::Live { channel, after: place };
             return self.lose(epochs, counts);
         };

@@ -169,7 +169,7 @@ fn who_heard_nothing_comes_back_over_numbers_without_a_message() {
     let resumes = |position: &Serial| match hub.look_after(&key("a"), position) {
         Start::Live => true,
         Start::Replay { after, is_exact: true } => {
-            channel.pull(after, usize::MAX).is_some_and(|pulled| pulled.deliveries.is_empty())
+            channel.pull(after, 0, usize::MAX).is_some_and(|pulled| pulled.deliveries.is_empty())
         }
         _ => false,
     };
@@ -248,6 +248,6 @@ fn a_run_that_is_long_gone_stands_in_no_position_and_ends_none() {
     publish(&hub, &key("a"), 1);
     assert_eq!(channel.mark().serial(), position(&hub, 3, 0));
     assert_eq!(start(2, 0), Start::Replay { after: PLACES_BEFORE + 4, is_exact: false });
-    let pulled = channel.pull(PLACES_BEFORE + 4, usize::MAX).expect("it is there");
+    let pulled = channel.pull(PLACES_BEFORE + 4, 0, usize::MAX).expect("it is there");
     assert!(pulled.is_end && pulled.deliveries.len() == 1);
 }

@@ -100,7 +100,7 @@ fn who_comes_back_begins_at_the_first_that_it_has_not() {
     assert_eq!(start(2, 1), Start::Replay { after: 2, is_exact: false });
     assert_eq!(start(0, 2), Start::Replay { after: 1, is_exact: false });
     assert_eq!(start(2, 3), Start::Unknown, "it has what has not come here yet");
-    let pulled = channel.pull(2, usize::MAX).expect("the ring has it");
+    let pulled = channel.pull(2, 0, usize::MAX).expect("the ring has it");
     let has = position(&hub, 2, 1);
     let missed: Vec<_> = pulled.deliveries.iter().filter(|delivery| !delivery.is_covered(&has)).collect();
     assert_eq!(missed.len(), 1, "the last one came from here, and it has that");

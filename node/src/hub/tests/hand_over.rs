@@ -94,7 +94,7 @@ fn who_comes_back_to_the_node_that_published_is_given_nothing_twice() {
         panic!("it is brought on")
     };
     assert_eq!(channel.position_at(after), position(&[(THERE, 0), (own, 2)]));
-    let pulled = channel.pull(after, usize::MAX).expect("it is there");
+    let pulled = channel.pull(after, channel.generation(), usize::MAX).expect("it is there");
     assert_eq!(pulled.deliveries.iter().map(|one| one.last().sequence).collect::<Vec<_>>(), [3]);
 }
 
@@ -271,42 +271,92 @@ fn what_both_have_of_a_run_that_is_gone_is_no_reason_to_refuse() {
     assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3), (GONE, 9)]));
 }
 
+/// The messages after a place, in their order.
+fn pulled(channel: &Channel, after: u64) -> Vec<(u64, u64)> {
+    let pulled = channel.pull(after, channel.generation(), usize::MAX).expect("it is there");
+    let stamp = |one: &Arc<Delivery>| (one.last().incarnation, one.last().sequence);
+    pulled.deliveries.iter().map(stamp).collect()
+}
+
 /// Nothing of it ever came here, where somebody began to be attached as it ended.
 #[test]
-fn what_another_has_of_a_run_that_is_gone_is_for_rewinds_alone() {
+fn what_another_has_of_a_run_that_is_gone_is_taken_back_once() {
     let stays = leaving();
     let run = stays.incarnation();
     stays.forwarded(from(GONE, 9, 1));
     let begun = [stamp(run, 3), stamp(THERE, 1)];
     let (hub, channel) = attached(&begun);
-    let recent = || channel.recent_back(9, 0).found;
-    assert!(!hub.take_back(&channel, handed(&stays), |_| false) && recent() == 0);
+    let recent = || pulled(&channel, channel.recent_back(9, 0).after);
+    assert!(!hub.take_back(&channel, handed(&stays), |_| false) && recent().is_empty());
     // One that does not reach as far back as the other one.
     let mut late = handed(&stays);
     late.messages.remove(0);
     late.begin = position(&[(run, 2)]);
-    for (handed, count) in [(late.clone(), 3), (handed(&stays), 5), (late, 5), (handed(&stays), 5)] {
+    let all = [(run, 2), (THERE, 1), (run, 3), (GONE, 9)];
+    for (handed, first) in [(late.clone(), 1), (handed(&stays), 0), (late, 0), (handed(&stays), 0)] {
         assert!(hub.take_back(&channel, handed, |run| run == GONE));
-        assert_eq!(recent(), count);
+        assert_eq!(recent(), all[first..]);
     }
-    for from in [&[(run, 2)][..], &[(run, 3), (THERE, 1), (GONE, 8)]] {
-        assert_eq!(missed(&hub, from), None, "nobody is resumed over it");
-    }
-    publish(&hub, &key("a"), 1);
-    let own = hub.incarnation();
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(own, 1)]));
-    // Nor where the other one has none of its messages any more.
-    let (other, others) = attached(&begun);
-    let (begin, end) = (position(&[(run, 3), (GONE, 9)]), position(&[(run, 3), (THERE, 1), (GONE, 9)]));
-    let none = HandedOver { begin, end, messages: Vec::new() };
-    assert!(other.take_back(&others, none, |run| run == GONE));
-    publish(&other, &key("a"), 1);
-    assert_eq!(missed(&other, &[(run, 3), (THERE, 1)]), Some(vec![(other.incarnation(), 1)]));
-    assert_eq!(handed(&hub).messages.len(), 1, "nor is it handed over");
-    channel.know(&[stamp(GONE, 9)]);
-    assert_eq!((recent(), missed(&hub, &[(run, 3), (THERE, 1)])), (1, None), "it stands in positions");
+    let serial = channel.position_at(channel.mark().place);
+    assert_eq!(missed(&stays, serial.entries()), Some(vec![]), "it is given nothing twice there");
+    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 8)]), Some(vec![(GONE, 9)]));
     let (hub, channel) = attached(&[&begun[..], &[stamp(GONE, 8)]].concat());
     assert!(!hub.take_back(&channel, handed(&stays), |run| run == GONE), "some of it came here");
+}
+
+#[test]
+fn where_another_has_nothing_to_give_of_a_run_that_is_gone_nobody_lacks_it() {
+    let begun = [(88, 3), (THERE, 1)];
+    let (begin, end) = (position(&[(88, 3), (GONE, 9)]), position(&[(88, 3), (THERE, 1), (GONE, 9)]));
+    let none = HandedOver { begin: begin.clone(), end: end.clone(), messages: Vec::new() };
+    let (hub, channel) = attached(&begun.map(|(run, sequence)| stamp(run, sequence)));
+    assert!(hub.take_back(&channel, none, |run| run == GONE));
+    publish(&hub, &key("a"), 1);
+    assert_eq!(missed(&hub, &begun), Some(vec![(hub.incarnation(), 1)]));
+    // Its recent messages begin behind those that are here, but for that run.
+    let messages = vec![(from(GONE, 10, 1), 0)];
+    let begin = begin.join(&position(&[(THERE, 1)]));
+    let behind = HandedOver { begin, end: end.join(&position(&[(GONE, 10)])), messages };
+    assert!(hub.take_back(&channel, behind, |run| run == GONE));
+    assert_eq!(channel.recent_back(9, 0).found, 2);
+    assert_eq!(missed(&hub, &begun), None, "it may lack what was before");
+    let end = [(88, 3), (THERE, 1), (GONE, 10)];
+    assert_eq!(missed(&hub, &end), Some(vec![(hub.incarnation(), 1)]));
+}
+
+/// A reader that is slow stands there while they go, and others are put in their place in another order.
+#[test]
+fn places_that_are_used_again_are_not_those_of_before() {
+    const OTHER: u64 = 9;
+    let (hub, channel) = attached(&[stamp(OTHER, 0)]);
+    let generation = channel.generation();
+    hub.forwarded(from(THERE, 1, 1));
+    let place = channel.mark().place;
+    (1..=2).for_each(|sequence| hub.forwarded(from(OTHER, sequence, 1)));
+    assert!(channel.pull(place, generation, usize::MAX).is_some());
+    let give_way = || channel.state.lock().ring.as_mut().map(|ring| ring.give_way(usize::MAX, 9).len());
+    assert_eq!(give_way(), Some(3));
+    let messages = vec![(from(OTHER, 1, 1), 0), (from(THERE, 1, 1), 0), (from(OTHER, 2, 1), 0)];
+    let end = position(&[(THERE, 1), (OTHER, 2)]);
+    let given = HandedOver { begin: Serial::default(), end, messages };
+    assert!(hub.take_back(&channel, given, |_| false));
+    assert!(channel.pull(place, generation, usize::MAX).is_none());
+    assert_eq!(pulled(&channel, place - 1), [(OTHER, 1), (THERE, 1), (OTHER, 2)]);
+    hub.forwarded(from(OTHER, 3, 1));
+    let end = channel.mark().place;
+    assert!(channel.pull(end - 1, generation, usize::MAX).is_some(), "what came since is where it is");
+}
+
+/// The node that leaves has lost sight of what a run had published that is gone, and somebody lacks it.
+#[test]
+fn who_lacks_what_lies_before_what_was_handed_over_is_not_brought_on() {
+    let (hub, channel) = keeps(&[stamp(88, 3)]);
+    let end = position(&[(88, 3), (GONE, 9)]);
+    let nothing = HandedOver { begin: end.clone(), end, messages: Vec::new() };
+    assert!(hub.take_over(&channel, nothing, |run| run == GONE));
+    publish(&hub, &key("a"), 1);
+    assert_eq!(missed(&hub, &[(88, 3)]), None);
+    assert_eq!(missed(&hub, &[(88, 3), (GONE, 9)]), Some(vec![(hub.incarnation(), 1)]));
 }
 
 #[test]

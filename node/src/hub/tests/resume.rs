@@ -16,7 +16,7 @@ fn serial(hub: &Hub, sequence: u64) -> Serial {
 fn pulled(channel: &Channel, mut after: u64) -> Vec<u64> {
     let mut sequences = Vec::new();
     loop {
-        let Pulled { deliveries, is_end } = channel.pull(after, 1_000).expect("the ring reaches back");
+        let Pulled { deliveries, is_end } = channel.pull(after, 0, 1_000).expect("the ring reaches back");
         let messages = deliveries.iter().flat_map(|delivery| &delivery.published().messages);
         sequences.extend(messages.map(|message| message.sequence).filter(|sequence| *sequence > after));
         after = sequences.last().copied().unwrap_or(after);

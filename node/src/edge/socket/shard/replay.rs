@@ -36,8 +36,8 @@ pub(in crate::edge::socket) struct Replay {
 /// It has all up to here.
 #[derive(Debug, Clone)]
 pub(super) enum After {
-    /// In the channel on this node, which is this position. `has` covers some of what follows.
-    Place { place: u64, position: Serial, has: Option<Arc<Serial>> },
+    /// In the channel on this node, by places of this generation, which is this position. `has` covers some of what follows.
+    Place { place: u64, generation: u32, position: Serial, has: Option<Arc<Serial>> },
     /// This position. What comes before the place is to be had elsewhere.
     Position { position: Serial, place: u64 },
     /// In the store, of a node that is alone: there the sequences of this run are the places.
@@ -68,9 +68,10 @@ pub(super) struct Asked {
 
 impl Replay {
     pub(super) fn from_ring(channel: &Arc<Channel>, place: u64, has: Option<Arc<Serial>>) -> Self {
+        let generation = channel.generation();
         let position = channel.position_at(place);
         let position = has.as_ref().map_or_else(|| position.clone(), |has| position.join(has));
-        let after = After::Place { place, position, has };
+        let after = After::Place { place, generation, position, has };
         Self { channel: Arc::clone(channel), after, source: Source::Ring }
     }
 
@@ -83,12 +84,13 @@ impl Replay {
     }
 
     /// Where it stands in the channel on this node, of this run.
-    fn place(&self, incarnation: u64) -> Option<u64> {
+    fn place(&self, incarnation: u64) -> Option<(u64, u32)> {
         match &self.after {
-            After::Place { place, .. } => Some(*place),
+            After::Place { place, generation, .. } => Some((*place, *generation)),
             After::Position { .. } => None,
             After::Stored(stamp) => {
-                (stamp.incarnation == incarnation).then(|| self.channel.place_of(stamp.sequence))
+                let is_own = stamp.incarnation == incarnation;
+                is_own.then(|| (self.channel.place_of(stamp.sequence), self.channel.generation()))
             }
         }
     }
@@ -235,7 +237,9 @@ impl Shard {
         let mut replay = open.replays.remove(turn);
         let incarnation = self.services.hub.incarnation();
         let place = replay.place(incarnation);
-        let pulled = place.and_then(|place| Some((place, replay.channel.pull(place, PULL_BYTES)?)));
+        let pulled = place.and_then(|(place, generation)| {
+            Some((place, replay.channel.pull(place, generation, PULL_BYTES)?))
+        });
         let source = std::mem::replace(&mut replay.source, Source::Ring);
         match (pulled, source) {
             (Some((place, pulled)), _) => {
@@ -300,7 +304,7 @@ impl Shard {
         let Stage::Open(open) = &mut connection.stage else { return };
         let Pulled { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
-        let After::Place { place, position, has } = &mut replay.after else { return };
+        let After::Place { place, position, has, .. } = &mut replay.after else { return };
         let (after, has) = (*place, has.as_deref());
         if let Some(last) = deliveries.last() {
             *place = last.place();
