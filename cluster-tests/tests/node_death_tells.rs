@@ -195,6 +195,45 @@ async fn is_given_nothing_twice() -> bool {
     frame["op"] == 13
 }
 
+/// Nobody was attached on the first node that it comes to, and on the second one somebody was all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_moves_on_after_a_death_is_given_nothing_twice() {
+    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice_further_on).await;
+}
+
+/// False as above.
+async fn is_given_nothing_twice_further_on() -> bool {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    let mut there = Socket::open(n2, "").await;
+    there.attach("room").await;
+    let mut away = Socket::open(n0, "").await;
+    away.attach("room").await;
+    let mut serial = Value::Null;
+    for (node, data) in [(&*n0, 0), (&*n1, 1), (&*n0, 2)] {
+        Socket::open(node, "").await.publish("room", json!({"data": data})).await;
+        serial = away.message("room").await["serial"].clone();
+        there.message("room").await;
+    }
+    n0.kill();
+    let mut publisher = Socket::open(n2, "").await;
+    for (node, next) in [(&*n1, 3), (&*n2, 4)] {
+        let (mut back, attached) = attach_after(node, &serial).await;
+        if attached["resumed"] != true {
+            return false;
+        }
+        until_dead(node, "n0").await;
+        publisher.publish("room", json!({"data": next})).await;
+        let frame = back.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+        if frame["op"] != 13 {
+            return false;
+        }
+        assert_eq!(frame["messages"][0]["data"], next, "{frame}");
+        serial = frame["serial"].clone();
+    }
+    true
+}
+
 /// The serial of a client that was attached to one node, and has something of the other one, and not what came when it was away.
 async fn missed_on(node: &Node, other: &Node) -> Value {
     let mut away = Socket::open(node, "").await;

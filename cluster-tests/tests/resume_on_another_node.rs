@@ -268,6 +268,12 @@ async fn a_rewind_gives_what_is_recent_where_somebody_was() {
 /// Who is attached as a node dies begins there without what that one had published.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_gives_what_another_node_has_of_one_that_died_as_somebody_attached() {
+    for is_at_once in [true, false] {
+        is_given_what_another_node_has(is_at_once).await;
+    }
+}
+
+async fn is_given_what_another_node_has(is_at_once: bool) {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     let mut there = Socket::open(n1, "").await;
@@ -279,6 +285,9 @@ async fn a_rewind_gives_what_another_node_has_of_one_that_died_as_somebody_attac
     let mut early = Socket::open(n2, "").await;
     n0.kill();
     early.attach("room").await;
+    if is_at_once {
+        is_given(&mut attach_back(n2, "10").await.0, &[0, 1, 2]).await;
+    }
     for node in [&*n1, &*n2] {
         let is_dead = || told(node).iter().any(|(of, said)| of == "n0" && said == "a node is dead");
         wait_until(SOON, "the death to be known", async || is_dead()).await;

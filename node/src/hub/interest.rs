@@ -165,9 +165,14 @@ impl Hub {
         }
     }
 
-    /// A run of another node is dead. Whoever is attached where it stands, or in one of these channels, is told.
+    /// A run of another node is dead. Whoever is attached where it stands, or in one of these channels, is told; but not where it stands
+    /// by what others had of it alone, since whoever is attached there came when it had ended.
     pub fn died(&self, incarnation: u64, unheard: &HashSet<u64>) {
-        self.each_with(incarnation, unheard, |channel, state| self.tell_lost(channel, state));
+        let is_meant = |state: &State| {
+            let was_heard = state.whole.contains(incarnation) || state.unsure.contains(&incarnation);
+            was_heard && state.stands(incarnation)
+        };
+        self.each_wanted(is_meant, unheard, |channel, state| self.tell_lost(channel, state));
     }
 
     /// It may have acknowledged what has not come here, in any channel that it forwards, or in one of these. Nobody is resumed
@@ -222,13 +227,8 @@ impl Hub {
         self.skipped.swap(false, Ordering::SeqCst)
     }
 
-    /// The channels in whose position a run stands, and those of these numbers.
-    fn each_with(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
-        let is_meant = |state: &State| state.stands(incarnation);
-        self.each_wanted(is_meant, numbers, act);
-    }
-
-    /// The same with those that it forwards, whether or not it has published anything there.
+    /// The channels in whose position a run stands, those that it forwards, whether or not it has published anything there, and those of
+    /// these numbers.
     fn each_forwarded(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
         let is_meant = |state: &State| state.stands(incarnation) || state.whole.contains(incarnation);
         self.each_wanted(is_meant, numbers, act);

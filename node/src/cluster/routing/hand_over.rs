@@ -126,7 +126,7 @@ impl Routing {
     }
 
     /// Of runs, whether nothing comes of one any more.
-    fn have_gone(&self) -> impl Fn(u64) -> bool {
+    pub(super) fn have_gone(&self) -> impl Fn(u64) -> bool {
         let living = self.living();
         // One that is not heard of may have something for this node on its way.
         move |run| !living.contains(&run) && !self.deaths.lock().has_lanes(run)
@@ -214,7 +214,7 @@ impl Routing {
                 // Then all has come that it had, of every node that lives.
                 Some(Answer::HandedOver(Some(handed))) => {
                     !self.settled(key).await
-                        || !self.hub.take_back(&channel, *handed, |_| false)
+                        || !self.hub.take_back(&channel, *handed, self.have_gone())
                         || is_lacking()
                 }
                 // Who waits meanwhile is not to wait for it too.

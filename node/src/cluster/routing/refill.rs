@@ -10,7 +10,7 @@ use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::Item;
 use super::{JOIN_WAIT, Routing, hash_of};
 use crate::hub::Delivery;
-use crate::model::{ChannelKey, Forwarded};
+use crate::model::{ChannelKey, Forwarded, Stamp};
 use crate::tasks::OnStop;
 
 /// Who asks for what was missed waits no longer than this.
@@ -46,7 +46,22 @@ impl Routing {
         };
         let missed = tokio::time::timeout(REFILL_WAIT, first).await.ok()??;
         // It may hold what is still on its way here, which would be delivered once more.
-        (self.settled(key).await && self.has_heard(key, after, &missed)).then_some(missed)
+        let is_all = self.settled(key).await && self.has_heard(key, after, &missed);
+        if is_all {
+            self.know_gone(key, after, &missed);
+        }
+        is_all.then_some(missed)
+    }
+
+    /// What somebody has by then of runs that are gone stands in the positions that follow, so that it is given that nowhere again. Who
+    /// answered has heard it all.
+    fn know_gone(&self, key: &ChannelKey, after: &Serial, missed: &[Forwarded]) {
+        let Some(channel) = self.hub.live(key) else { return };
+        let mut has = after.clone();
+        missed.iter().for_each(|one| has.advance(one.incarnation, one.last));
+        has.retain(self.have_gone());
+        let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
+        channel.know(&has.entries().iter().map(stamp).collect::<Vec<_>>());
     }
 
     /// Whether nothing of that comes here any more. A peer that is out of reach, or held for dead, may still have for this node

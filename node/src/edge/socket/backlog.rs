@@ -418,9 +418,7 @@ impl BacklogReader {
 
     fn take(&mut self, ask: Ask) {
         let is_elsewhere = ask.question.is_elsewhere();
-        let is_stored = ask.policy.history && self.shared.store.is_shared();
-        let is_of_dead = is_stored || !matches!(ask.question, Question::BackElsewhere { .. });
-        if is_elsewhere && is_of_dead && self.held.len() < ASKED_MAX && self.is_torn() {
+        if is_elsewhere && self.held.len() < ASKED_MAX && self.is_torn() {
             self.held.push_back((Instant::now() + WHOLE_WAIT, ask));
         } else if is_elsewhere {
             self.elsewhere.push(ask);
