@@ -46,6 +46,17 @@ impl Delivery {
         Self { channel, content, mark, json: OnceLock::new(), msgpack: OnceLock::new() }
     }
 
+    /// The same where the channel had heard these too by then.
+    pub(super) fn beside(&self, stamps: &[Stamp]) -> Self {
+        let content = match &self.content {
+            Content::Own(published) => Content::Own(Arc::clone(published)),
+            Content::Forwarded(forwarded) => Content::Forwarded(forwarded.clone()),
+        };
+        let mut mark = self.mark.clone();
+        stamps.iter().for_each(|stamp| mark.hear(*stamp, 0));
+        Self::new(self.channel, mark, content)
+    }
+
     #[cfg(test)]
     pub(crate) fn published(&self) -> &Published {
         match &self.content {

@@ -117,13 +117,13 @@ impl Channel {
             return;
         }
         let state = &mut *self.state.lock();
-        for stamp in stamps {
-            if !state.knows(*stamp) {
-                state.mark.hear(*stamp, 0);
-                if let Some(ring) = &mut state.ring {
-                    ring.know(*stamp);
-                }
-            }
+        let news: Vec<Stamp> = stamps.iter().filter(|stamp| !state.knows(**stamp)).copied().collect();
+        if news.is_empty() {
+            return;
+        }
+        news.iter().for_each(|stamp| state.mark.hear(*stamp, 0));
+        if let Some(ring) = &mut state.ring {
+            ring.know(&news);
         }
     }
 

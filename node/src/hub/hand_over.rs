@@ -97,7 +97,7 @@ impl Hub {
             state.mark.hear(stamp, 0);
             let before = handed.begin.sequence_of(incarnation).filter(|sequence| *sequence > 0);
             if let (Some(sequence), Some(ring)) = (before, &mut state.ring) {
-                ring.know(Stamp { incarnation, sequence });
+                ring.know(&[Stamp { incarnation, sequence }]);
             }
         }
         if is_lacking {
@@ -173,9 +173,9 @@ impl Hub {
             begin.retain(|run| unheard.sequence_of(run).is_some());
             begin = begin.join(&from.serial());
         }
-        for (incarnation, sequence) in unheard.entries().iter().copied() {
-            from.hear(Stamp { incarnation, sequence }, 0);
-        }
+        let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
+        let unheard: Vec<Stamp> = unheard.entries().iter().map(stamp).collect();
+        unheard.iter().for_each(|stamp| from.hear(*stamp, 0));
         let reached = from.serial();
         let mut earlier = handed.messages;
         earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
@@ -196,10 +196,9 @@ impl Hub {
             let delivery = Delivery::forwarded(channel.number(), mark, one);
             deliveries.push((Arc::new(delivery), now_ms.saturating_sub(age_ms)));
         }
+        ring.stand(&unheard);
         ring.prepend(begin, deliveries, now_ms);
-        for (incarnation, sequence) in unheard.entries().iter().copied() {
-            mark.hear(Stamp { incarnation, sequence }, 0);
-        }
+        unheard.iter().for_each(|stamp| mark.hear(*stamp, 0));
         // A number without a message may lie between, so that places do not follow from numbers any more.
         if mark.own.sequence > 0 {
             mark.others.get_or_insert_default();

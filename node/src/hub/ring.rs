@@ -21,9 +21,7 @@ pub(super) struct Ring {
     /// Where the channel stood before the first entry.
     begin: Mark,
     bytes: usize,
-    /// The lowest place that it ever had. Where messages were dropped and others put before what is left, places have been used again.
-    lowest: u64,
-    /// How often that was, and the place below which it was.
+    /// How often messages were put before the first one, and the place below which that was: others may have been there, and gone.
     used_again: (u32, u64),
     /// Others were asked for what they have had lately, since it began.
     pub(super) of_all: OfAll,
@@ -75,7 +73,6 @@ impl Ring {
         budget.take_ring().then(|| {
             Box::new(Self {
                 entries: VecDeque::new(),
-                lowest: begin.place,
                 used_again: (0, 0),
                 begin,
                 bytes: 0,
@@ -161,9 +158,19 @@ impl Ring {
         }
     }
 
-    /// Who has not all of this cannot be brought on from here.
-    pub(super) fn know(&mut self, stamp: Stamp) {
-        self.begin.hear(stamp, 0);
+    /// Who has not all of this cannot be brought on from here, and who is given what is here has it.
+    pub(super) fn know(&mut self, stamps: &[Stamp]) {
+        stamps.iter().for_each(|stamp| self.begin.hear(*stamp, 0));
+        self.stand(stamps);
+    }
+
+    /// In the positions behind each of the messages these stand, too.
+    pub(super) fn stand(&mut self, stamps: &[Stamp]) {
+        for Entry { delivery, .. } in &mut self.entries {
+            if stamps.iter().any(|stamp| !delivery.mark().covers(*stamp)) {
+                *delivery = Arc::new(delivery.beside(stamps));
+            }
+        }
     }
 
     /// Where the channel stood before the first message that is here.
@@ -191,11 +198,8 @@ impl Ring {
 
     /// Puts earlier messages before the first one, each with when it came; of all together the oldest go as they always do.
     pub(super) fn prepend(&mut self, begin: Mark, earlier: Vec<(Arc<Delivery>, u64)>, now_ms: u64) {
-        if self.begin.place > self.lowest {
-            let (count, below) = self.used_again;
-            self.used_again = (count + 1, below.max(self.begin.place));
-        }
-        self.lowest = self.lowest.min(begin.place);
+        let (count, below) = self.used_again;
+        self.used_again = (count.wrapping_add(1), below.max(self.begin.place));
         for (delivery, at_ms) in earlier.into_iter().rev() {
             let bytes = delivery.bytes();
             self.entries.push_front(Entry { at_ms, bytes, delivery });
@@ -215,7 +219,7 @@ impl Ring {
         self.begin.place <= place
     }
 
-    /// How often places have been used again.
+    /// How often places may have been used again.
     pub(super) fn generation(&self) -> u32 {
         self.used_again.0
     }

@@ -126,10 +126,16 @@ impl Routing {
     }
 
     /// Of runs, whether nothing comes of one any more.
-    pub(super) fn have_gone(&self) -> impl Fn(u64) -> bool {
+    fn have_gone(&self) -> impl Fn(u64) -> bool {
         let living = self.living();
         // One that is not heard of may have something for this node on its way.
         move |run| !living.contains(&run) && !self.deaths.lock().has_lanes(run)
+    }
+
+    /// The same of runs that are known to have ended: there may be one that this node has not met yet.
+    pub(super) fn have_ended(&self) -> impl Fn(u64) -> bool {
+        let have_gone = self.have_gone();
+        move |run| have_gone(run) && self.runs.lock().has_ended(run)
     }
 
     /// The channel, once all others forward it.
@@ -170,7 +176,7 @@ impl Routing {
                 let answer = self.ask_one(peer, hash_of(key), &request, TAKE_BACK_WAIT / 2).await;
                 is_all &= match answer {
                     Some(Answer::HandedOver(Some(handed))) => {
-                        self.settled(key).await && self.hub.take_back(channel, *handed, self.have_gone())
+                        self.settled(key).await && self.hub.take_back(channel, *handed, self.have_ended())
                     }
                     _ => false,
                 };
@@ -214,7 +220,7 @@ impl Routing {
                 // Then all has come that it had, of every node that lives.
                 Some(Answer::HandedOver(Some(handed))) => {
                     !self.settled(key).await
-                        || !self.hub.take_back(&channel, *handed, self.have_gone())
+                        || !self.hub.take_back(&channel, *handed, self.have_ended())
                         || is_lacking()
                 }
                 // Who waits meanwhile is not to wait for it too.
@@ -243,6 +249,8 @@ impl Routing {
 
     async fn give(&self, to: u64, number: u64, key: &ChannelKey, after: Option<Serial>) {
         let Some(links) = self.links.get() else { return };
+        // Who asks may have noticed a death earlier.
+        self.until_known().await;
         // Then all is here that was numbered before the others began to forward to who asks.
         let is_settled = self.settled(key).await;
         let is_wanted = after.is_none_or(|after| self.hub.recent_after(key, &after).is_some());

@@ -59,7 +59,7 @@ impl Routing {
         let Some(channel) = self.hub.live(key) else { return };
         let mut has = after.clone();
         missed.iter().for_each(|one| has.advance(one.incarnation, one.last));
-        has.retain(self.have_gone());
+        has.retain(self.have_ended());
         let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
         channel.know(&has.entries().iter().map(stamp).collect::<Vec<_>>());
     }

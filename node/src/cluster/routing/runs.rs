@@ -87,6 +87,11 @@ impl Runs {
         self.seen.get(&run)?.ended
     }
 
+    /// It was alive and is not, or others say so.
+    pub(super) fn has_ended(&self, run: u64) -> bool {
+        self.ended(run).is_some() || self.told.contains_key(&run)
+    }
+
     /// All that have ended, also those that were only told of.
     fn all_ended(&self, now: Instant) -> Vec<EndedRun> {
         let seen = self.seen.iter().filter_map(|(run, seen)| Some((*run, seen.ended?)));

@@ -304,6 +304,25 @@ fn what_another_has_of_a_run_that_is_gone_is_taken_back_once() {
     assert!(!hub.take_back(&channel, handed(&stays), |run| run == GONE), "some of it came here");
 }
 
+/// As while it is not known yet whether another one has died: what comes meanwhile is delivered here, and the rest before it later.
+#[test]
+fn what_came_before_a_run_that_is_gone_was_known_has_it_in_its_position() {
+    let stays = leaving();
+    let (hub, channel) = attached(&[stamp(stays.incarnation(), 3), stamp(THERE, 1)]);
+    stays.forwarded(from(GONE, 9, 1));
+    let given = handed(&stays);
+    hub.forwarded(from(THERE, 2, 1));
+    let took = channel.mark().place;
+    assert!(hub.take_back(&channel, given, |run| run == GONE));
+    channel.know(&[stamp(99, 7)]);
+    let pulled = channel.pull(took - 5, channel.generation(), usize::MAX).expect("it is there");
+    let serials: Vec<Serial> = pulled.deliveries.iter().map(|one| one.mark().serial()).collect();
+    assert!(serials.windows(2).all(|two| two[1].covers(&two[0])), "{serials:?}");
+    let last = serials.last().expect("there are some");
+    assert_eq!((last.sequence_of(GONE), last.sequence_of(99)), (Some(9), Some(7)));
+    assert_eq!(channel.position_at(channel.mark().place), *last);
+}
+
 #[test]
 fn where_another_has_nothing_to_give_of_a_run_that_is_gone_nobody_lacks_it() {
     let begun = [(88, 3), (THERE, 1)];
