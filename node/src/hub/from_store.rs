@@ -117,13 +117,26 @@ impl Channel {
             return;
         }
         let state = &mut *self.state.lock();
+        for stamp in stamps {
+            if !state.knows(*stamp) {
+                state.mark.hear(*stamp, 0);
+                if let Some(ring) = &mut state.ring {
+                    ring.know(*stamp);
+                }
+            }
+        }
+    }
+
+    /// The same of what somebody has by what another node gave it: whoever is given the recent messages has it from now on, too.
+    pub fn know_given(&self, stamps: &[Stamp]) {
+        let state = &mut *self.state.lock();
         let news: Vec<Stamp> = stamps.iter().filter(|stamp| !state.knows(**stamp)).copied().collect();
         if news.is_empty() {
             return;
         }
         news.iter().for_each(|stamp| state.mark.hear(*stamp, 0));
         if let Some(ring) = &mut state.ring {
-            ring.know(&news);
+            ring.know_all(&news);
         }
     }
 

@@ -97,7 +97,7 @@ impl Hub {
             state.mark.hear(stamp, 0);
             let before = handed.begin.sequence_of(incarnation).filter(|sequence| *sequence > 0);
             if let (Some(sequence), Some(ring)) = (before, &mut state.ring) {
-                ring.know(&[Stamp { incarnation, sequence }]);
+                ring.know_all(&[Stamp { incarnation, sequence }]);
             }
         }
         if is_lacking {

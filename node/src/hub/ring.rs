@@ -21,7 +21,9 @@ pub(super) struct Ring {
     /// Where the channel stood before the first entry.
     begin: Mark,
     bytes: usize,
-    /// How often messages were put before the first one, and the place below which that was: others may have been there, and gone.
+    /// Something may have been here before the first one that is not any more.
+    has_dropped: bool,
+    /// How often others were put there then, and the place below which that was.
     used_again: (u32, u64),
     /// Others were asked for what they have had lately, since it began.
     pub(super) of_all: OfAll,
@@ -73,6 +75,7 @@ impl Ring {
         budget.take_ring().then(|| {
             Box::new(Self {
                 entries: VecDeque::new(),
+                has_dropped: true,
                 used_again: (0, 0),
                 begin,
                 bytes: 0,
@@ -119,6 +122,7 @@ impl Ring {
             return None;
         };
         self.begin.clone_from(entry.delivery.mark());
+        self.has_dropped = true;
         self.bytes -= entry.bytes;
         self.budget.give_back(entry.bytes);
         Some(entry)
@@ -158,9 +162,21 @@ impl Ring {
         }
     }
 
-    /// Who has not all of this cannot be brought on from here, and who is given what is here has it.
-    pub(super) fn know(&mut self, stamps: &[Stamp]) {
-        stamps.iter().for_each(|stamp| self.begin.hear(*stamp, 0));
+    /// Who has not all of this cannot be brought on from here.
+    pub(super) fn know(&mut self, stamp: Stamp) {
+        self.begin.hear(stamp, 0);
+    }
+
+    /// The same, and who is given what is here has it. What is here of these runs goes, with all before that: who lacks it is not to
+    /// be taken for having it.
+    pub(super) fn know_all(&mut self, stamps: &[Stamp]) {
+        let is_of_them =
+            |entry: &Entry| stamps.iter().any(|stamp| stamp.incarnation == entry.delivery.last().incarnation);
+        let mut count = self.entries.iter().rposition(is_of_them).map_or(0, |last| last + 1);
+        while count > 0 && self.drop_first() {
+            count -= 1;
+        }
+        stamps.iter().for_each(|stamp| self.know(*stamp));
         self.stand(stamps);
     }
 
@@ -198,8 +214,10 @@ impl Ring {
 
     /// Puts earlier messages before the first one, each with when it came; of all together the oldest go as they always do.
     pub(super) fn prepend(&mut self, begin: Mark, earlier: Vec<(Arc<Delivery>, u64)>, now_ms: u64) {
-        let (count, below) = self.used_again;
-        self.used_again = (count.wrapping_add(1), below.max(self.begin.place));
+        if std::mem::take(&mut self.has_dropped) {
+            let (count, below) = self.used_again;
+            self.used_again = (count.wrapping_add(1), below.max(self.begin.place));
+        }
         for (delivery, at_ms) in earlier.into_iter().rev() {
             let bytes = delivery.bytes();
             self.entries.push_front(Entry { at_ms, bytes, delivery });
@@ -219,7 +237,7 @@ impl Ring {
         self.begin.place <= place
     }
 
-    /// How often places may have been used again.
+    /// How often places were used again.
     pub(super) fn generation(&self) -> u32 {
         self.used_again.0
     }

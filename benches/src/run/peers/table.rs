@@ -319,12 +319,12 @@ mod tests {
         let lines: Vec<&str> = table.lines().collect();
         assert!(
             lines[2].starts_with(
-                "| Fanfare | 3 | 500000 | 2.00 (1.00–9.00) | 1.00 × | 1.00 / 2.00 (2.00–2.00) | 2.00 |"
+                "| Fanfare | 3 | 500000 | 1.00 × | 2.00 (1.00–9.00) | 1.00 / 2.00 (2.00–2.00) | 2.00 |"
             ),
             "{table}"
         );
         assert!(lines[2].ends_with("| 0.50 | 0.10 / 0.20 | 9 / 0 / 0 / 0 |"), "{table}");
-        assert!(lines[3].starts_with("| NATS | 1 of 2 | 166667 | 6.00 | 3.00 × |"), "{table}");
+        assert!(lines[3].starts_with("| NATS | 1 of 2 | 166667 | 3.00 × | 6.00 |"), "{table}");
         assert!(lines[4].starts_with("| floor | 0 of 2 | did not carry it | – |"), "{table}");
         assert_eq!(lines[6..8], ["- not carried by NATS: slow", "- not carried by floor: late"], "{table}");
         let cells = |line: &str| line.matches('|').count();

@@ -34,6 +34,8 @@ const TAKE_BACK_WAIT: Duration = Duration::from_secs(6);
 const TAKING_BACK: usize = 64;
 /// Nodes that are asked for all their recent messages of a channel: each has much the same.
 const TAKEN_BACK_OF: usize = 3;
+/// Who is asked waits no longer for a death to be known than leaves room to answer.
+const KNOWN_WAIT: Duration = Duration::from_secs(2);
 /// A channel that was given and could not be taken is not asked for again within this.
 const NOT_AGAIN: Duration = Duration::from_secs(1);
 
@@ -250,7 +252,7 @@ impl Routing {
     async fn give(&self, to: u64, number: u64, key: &ChannelKey, after: Option<Serial>) {
         let Some(links) = self.links.get() else { return };
         // Who asks may have noticed a death earlier.
-        self.until_known().await;
+        tokio::time::timeout(KNOWN_WAIT, self.until_known()).await.ok();
         // Then all is here that was numbered before the others began to forward to who asks.
         let is_settled = self.settled(key).await;
         let is_wanted = after.is_none_or(|after| self.hub.recent_after(key, &after).is_some());

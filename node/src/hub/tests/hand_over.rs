@@ -314,13 +314,34 @@ fn what_came_before_a_run_that_is_gone_was_known_has_it_in_its_position() {
     hub.forwarded(from(THERE, 2, 1));
     let took = channel.mark().place;
     assert!(hub.take_back(&channel, given, |run| run == GONE));
-    channel.know(&[stamp(99, 7)]);
+    channel.know_given(&[stamp(99, 7)]);
     let pulled = channel.pull(took - 5, channel.generation(), usize::MAX).expect("it is there");
     let serials: Vec<Serial> = pulled.deliveries.iter().map(|one| one.mark().serial()).collect();
     assert!(serials.windows(2).all(|two| two[1].covers(&two[0])), "{serials:?}");
     let last = serials.last().expect("there are some");
     assert_eq!((last.sequence_of(GONE), last.sequence_of(99)), (Some(9), Some(7)));
     assert_eq!(channel.position_at(channel.mark().place), *last);
+}
+
+/// More of it than is here was given to somebody by a third node, who had what was not acknowledged.
+#[test]
+fn who_lacks_some_of_a_run_that_is_here_is_not_taken_for_having_it_where_more_of_it_is_known() {
+    let stays = leaving();
+    let run = stays.incarnation();
+    stays.forwarded(from(GONE, 7, 1));
+    let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
+    assert!(hub.take_back(&channel, handed(&stays), |run| run == GONE));
+    hub.forwarded(from(THERE, 2, 1));
+    channel.know_given(&[stamp(GONE, 9)]);
+    for position in [&[(run, 2)][..], &[(run, 3), (THERE, 1)], &[(run, 3), (THERE, 1), (GONE, 7)]] {
+        assert_eq!(missed(&hub, position), None);
+    }
+    let all = [(run, 3), (THERE, 1), (GONE, 9)];
+    assert_eq!(missed(&hub, &all), Some(vec![(THERE, 2)]));
+    let first = channel.recent_back(9, 0).after;
+    let serial = channel.position_at(first);
+    assert_eq!(missed(&hub, serial.entries()), Some(vec![(THERE, 2)]));
+    assert_eq!(pulled(&channel, first), [(THERE, 2)], "what was before is not given without the rest");
 }
 
 #[test]
