@@ -146,6 +146,7 @@ impl Ring {
     pub(super) fn restart(&mut self, mark: &Mark) {
         while self.drop_first() {}
         self.begin.clone_from(mark);
+        self.has_dropped = true;
         self.of_all = OfAll::No;
     }
 
