@@ -267,8 +267,9 @@ impl Hub {
         match self.start(&state, position) {
             Start::Live => Some(Vec::new()),
             Start::Replay { after, .. } => {
-                let ring = state.ring.as_ref().filter(|ring| ring.age_ms(after, self.now_ms()) <= back_ms)?;
-                let mut missed = ring.after(after, usize::MAX);
+                let ring =
+                    state.ring.as_ref().filter(|ring| ring.age_ms(after.place, self.now_ms()) <= back_ms)?;
+                let mut missed = ring.after(after.place, usize::MAX);
                 missed.retain(|delivery| !delivery.is_covered(position));
                 Some(missed)
             }

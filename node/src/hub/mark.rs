@@ -6,6 +6,21 @@ use fanfare_proto::serial::Serial;
 
 use crate::model::Stamp;
 
+/// A place among the recent messages of a channel, of which other messages may come to be there: it is good as long as none have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spot {
+    pub place: u64,
+    /// How often places had been used again when it was found; none where it was the end of the channel then.
+    pub(super) generation: Option<u32>,
+}
+
+impl Spot {
+    /// Where the channel stood when somebody was attached, or was handed a message.
+    pub fn end(place: u64) -> Self {
+        Self { place, generation: None }
+    }
+}
+
 /// All that a channel of this node has handed on up to some moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mark {

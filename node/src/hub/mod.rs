@@ -31,7 +31,7 @@ pub use delivery::{Content, Delivery};
 pub use hand_over::HandedOver;
 pub use inbox::Inbox;
 pub use interest::{Interest, Joins, Waiter};
-pub use mark::Mark;
+pub use mark::{Mark, Spot};
 pub use members::{Member, Page};
 pub use outbox::{Begun, Flush, Outbox};
 pub use presence::{Change, MemberEvent, PresenceDelivery, PresenceRefused};

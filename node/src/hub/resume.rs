@@ -6,8 +6,8 @@ use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
 use super::delivery::Delivery;
-use super::mark::Mark;
-use super::ring::{Begin, OfAll};
+use super::mark::{Mark, Spot};
+use super::ring::{Begin, OfAll, Ring};
 use crate::model::{ChannelKey, Forwarded};
 
 /// An attach that has taken effect.
@@ -27,7 +27,7 @@ pub enum Start {
     /// It is there.
     Live,
     /// [`Channel::pull`] gives what follows this place. Unless that is exact, it has some of it already.
-    Replay { after: u64, is_exact: bool },
+    Replay { after: Spot, is_exact: bool },
     /// What is between is not in the ring, or the position is of runs that nothing is known of here.
     Unknown,
 }
@@ -35,7 +35,7 @@ pub enum Start {
 /// As [`Start::Replay`], with how long ago the first message was published that it gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecentAfter {
-    pub after: u64,
+    pub after: Spot,
     pub is_exact: bool,
     pub missed_ms: u64,
 }
@@ -44,7 +44,7 @@ pub struct RecentAfter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recent {
     /// The place before the first of them; the last one of the channel when there is none.
-    pub after: u64,
+    pub after: Spot,
     pub found: usize,
     /// There are no others in what was asked for.
     pub is_whole: bool,
@@ -115,7 +115,9 @@ impl Hub {
         let state = channel.state.lock();
         let (start, missed_ms) = self.start_and_age(&state, position);
         match start {
-            Start::Live => Some(RecentAfter { after: state.mark.place, is_exact: true, missed_ms }),
+            Start::Live => {
+                Some(RecentAfter { after: Spot::end(state.mark.place), is_exact: true, missed_ms })
+            }
             Start::Replay { after, is_exact } => Some(RecentAfter { after, is_exact, missed_ms }),
             Start::Unknown => None,
         }
@@ -124,7 +126,7 @@ impl Hub {
     fn start_and_age(&self, state: &State, position: &Serial) -> (Start, u64) {
         let start = self.start(state, position);
         let missed_ms = match (start, &state.ring) {
-            (Start::Replay { after, .. }, Some(ring)) => ring.age_ms(after, self.now_ms()),
+            (Start::Replay { after, .. }, Some(ring)) => ring.age_ms(after.place, self.now_ms()),
             _ => 0,
         };
         (start, missed_ms)
@@ -156,9 +158,11 @@ impl Hub {
             if position.covers(&here) {
                 return Start::Live;
             }
-            let found = state.ring.as_ref().and_then(|ring| ring.find(position));
-            return found
-                .map_or(Start::Unknown, |Begin { after, is_exact }| Start::Replay { after, is_exact });
+            let replay = |ring: &Ring| {
+                let Begin { after, is_exact } = ring.find(position)?;
+                Some(Start::Replay { after: ring.spot(after), is_exact })
+            };
+            return state.ring.as_deref().and_then(replay).unwrap_or(Start::Unknown);
         }
         // Of other runs nothing was heard.
         let own = position.entries().iter().all(|(run, sequence)| *run == self.incarnation || *sequence == 0);
@@ -166,9 +170,11 @@ impl Hub {
         let heard = |(run, _): &(u64, u64)| state.whole.contains(*run);
         let is_of_others = !position.entries().is_empty() && position.entries().iter().all(heard);
         let sequence = position.sequence_of(self.incarnation).or(is_of_others.then_some(0)).filter(|_| own);
-        match sequence.map(|sequence| state.mark.place_of(sequence)) {
-            Some(after) if after == place => Start::Live,
-            Some(after) if after < place && reaches(state, after) => Start::Replay { after, is_exact: true },
+        match (sequence.map(|sequence| state.mark.place_of(sequence)), &state.ring) {
+            (Some(after), _) if after == place => Start::Live,
+            (Some(after), Some(ring)) if after < place && ring.reaches(after) => {
+                Start::Replay { after: ring.spot(after), is_exact: true }
+            }
             _ => Start::Unknown,
         }
     }
@@ -176,12 +182,14 @@ impl Hub {
 
 impl State {
     fn back(&self, count: usize, since_ms: u64) -> Recent {
-        let back = self.ring.as_ref().map(|ring| ring.back(count, since_ms));
+        let ring = self.ring.as_deref();
+        let back = ring.map(|ring| ring.back(count, since_ms));
+        let after = ring.zip(back).and_then(|(ring, back)| Some(ring.spot(back.after?)));
         Recent {
-            after: back.and_then(|back| back.after).unwrap_or(self.mark.place),
+            after: after.unwrap_or(Spot::end(self.mark.place)),
             found: back.map_or(0, |back| back.found),
             is_whole: back.is_some_and(|back| back.is_whole),
-            is_of_all: self.ring.as_ref().is_some_and(|ring| ring.of_all == OfAll::Yes),
+            is_of_all: ring.is_some_and(|ring| ring.of_all == OfAll::Yes),
         }
     }
 }
@@ -192,32 +200,22 @@ impl Channel {
         self.state.lock().back(count, since_ms)
     }
 
-    /// Where places stand as they are now, for [`Channel::pull`].
-    pub fn generation(&self) -> u32 {
-        self.state.lock().ring.as_ref().map_or(0, |ring| ring.generation())
-    }
-
     /// What follows the place `after`, about `bytes_max` of it; none when the ring does not reach back to it, or other messages
-    /// have been put there since that generation.
-    pub fn pull(&self, after: u64, generation: u32, bytes_max: usize) -> Option<Pulled> {
+    /// have been put there.
+    pub fn pull(&self, after: Spot, bytes_max: usize) -> Option<Pulled> {
         let state = self.state.lock();
-        if state.ring.as_ref().is_some_and(|ring| !ring.has_kept(after, generation)) {
-            return None;
-        }
-        if after == state.mark.place {
+        if after.place == state.mark.place {
             return Some(Pulled { deliveries: Vec::new(), is_end: true });
         }
-        if !reaches(&state, after) {
-            return None;
-        }
-        let deliveries = state.ring.as_ref()?.after(after, bytes_max);
+        let ring = state.ring.as_ref().filter(|ring| ring.has_kept(after) && ring.reaches(after.place))?;
+        let deliveries = ring.after(after.place, bytes_max);
         let is_end = deliveries.last().is_some_and(|last| last.place() == state.mark.place);
         Some(Pulled { deliveries, is_end })
     }
 
     /// Brings whoever has `position` to a place by what it missed. None where something has come here by that place that the
     /// other node had not, of a run that it cannot hear any more.
-    pub fn refill(&self, position: &Serial, place: u64, missed: Vec<Forwarded>) -> Option<Refill> {
+    pub fn refill(&self, position: &Serial, place: Spot, missed: Vec<Forwarded>) -> Option<Refill> {
         let mut has = position.clone();
         let mut deliveries = Vec::with_capacity(missed.len());
         for delivery in missed.into_iter().map(Delivery::refilled) {
@@ -249,16 +247,16 @@ impl Channel {
 
     /// Where it stood at a place between two deliveries. Where that is not known any more, a position from which nobody can
     /// be resumed.
-    pub fn position_at(&self, place: u64) -> Serial {
+    pub fn position_at(&self, spot: Spot) -> Serial {
         let state = self.state.lock();
         let State { mark, ring, .. } = &*state;
-        if place == mark.place {
+        if spot.place == mark.place {
             return mark.serial();
         }
         if mark.others.is_none() {
-            return Serial::single(mark.own.incarnation, mark.sequence_at(place));
+            return Serial::single(mark.own.incarnation, mark.sequence_at(spot.place));
         }
-        let known = ring.as_ref().and_then(|ring| ring.mark_at(place));
+        let known = ring.as_ref().and_then(|ring| ring.mark_at(spot));
         known.map(Mark::serial).unwrap_or_default()
     }
 }

@@ -8,7 +8,7 @@ use fanfare_proto::serial::Serial;
 use super::budget::Budget;
 use super::channels::Channel;
 use super::delivery::Delivery;
-use super::mark::Mark;
+use super::mark::{Mark, Spot};
 use crate::model::Stamp;
 
 /// The last deliveries of one channel, without a gap, from `begin` to the channel's last.
@@ -238,15 +238,15 @@ impl Ring {
         self.begin.place <= place
     }
 
-    /// How often places were used again.
-    pub(super) fn generation(&self) -> u32 {
-        self.used_again.0
+    /// The place as it is now.
+    pub(super) fn spot(&self, place: u64) -> Spot {
+        Spot { place, generation: Some(self.used_again.0) }
     }
 
-    /// Whether a place is still that which it was in a former generation.
-    pub(super) fn has_kept(&self, place: u64, generation: u32) -> bool {
+    /// No other messages have been put there since it was found.
+    pub(super) fn has_kept(&self, spot: Spot) -> bool {
         let (count, below) = self.used_again;
-        count == generation || place >= below
+        spot.generation == Some(count) || spot.place >= below
     }
 
     /// The place before the first message that is here.
@@ -267,8 +267,9 @@ impl Ring {
         Some(Begin { after: before.place, is_exact: before.serial().covers(position) })
     }
 
-    /// Where the channel stood at this place, which is the end of a delivery.
-    pub(super) fn mark_at(&self, place: u64) -> Option<&Mark> {
+    /// Where the channel stood there, if it is the end of a delivery.
+    pub(super) fn mark_at(&self, spot: Spot) -> Option<&Mark> {
+        let place = self.has_kept(spot).then_some(spot.place)?;
         let found = self.entries.binary_search_by_key(&place, |entry| entry.delivery.place());
         let found = found.ok().map(|at| self.entries[at].delivery.mark());
         found.or_else(|| Some(&self.begin).filter(|begin| begin.place == place))

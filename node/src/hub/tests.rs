@@ -82,6 +82,11 @@ pub(in crate::hub) fn delivery_of(sequences: std::ops::RangeInclusive<u64>) -> A
     Arc::new(Delivery::own(3, Mark::own(published.last()), published))
 }
 
+/// A place while none has been used again.
+fn spot(place: u64) -> Spot {
+    Spot { place, generation: Some(0) }
+}
+
 fn bare_message(sequence: u64) -> Message {
     Message {
         id: sequence.to_string().into(),

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::watch::Watch;
 use crate::cluster::routing::Routing;
 use crate::hub::{
-    Channel, Content, Delivery, DeliveryTarget, Hub, Mark, PresenceDelivery, Refill, Start, Waiter,
+    Channel, Content, Delivery, DeliveryTarget, Hub, Mark, PresenceDelivery, Refill, Spot, Start, Waiter,
 };
 use crate::model::{ChannelKey, Forwarded};
 use crate::tasks::{OnStop, Tasks};
@@ -121,7 +121,7 @@ enum Stage {
     },
     Replaying {
         channel: Arc<Channel>,
-        place: u64,
+        place: Spot,
         has: Option<Serial>,
     },
     Live {
@@ -282,7 +282,7 @@ impl Subscription {
             return;
         };
         let joined = at.hub.attach_after(key, at.slot, &position);
-        let (channel, place) = (joined.channel, joined.mark.place);
+        let (channel, Mark { place, .. }) = (joined.channel, joined.mark);
         match joined.start {
             Start::Live => {
                 counts.resumed += 1;
@@ -335,7 +335,7 @@ impl Subscription {
         counts: &mut Counts,
     ) {
         let position = self.position.clone().unwrap_or_default();
-        let Some(Refill { deliveries, has }) = channel.refill(&position, place, missed) else {
+        let Some(Refill { deliveries, has }) = channel.refill(&position, Spot::end(place), missed) else {
             self.stage = Stage::Live { channel, after: place };
             return self.lose(epochs, counts);
         };
@@ -344,24 +344,24 @@ impl Subscription {
             self.position = Some(has);
         }
         counts.resumed += 1;
-        self.stage = Stage::Replaying { channel, place, has: Some(has) };
+        self.stage = Stage::Replaying { channel, place: Spot::end(place), has: Some(has) };
     }
 
     fn replay(
         &mut self,
         channel: Arc<Channel>,
-        mut place: u64,
+        mut spot: Spot,
         has: Option<Serial>,
         epochs: &mut Vec<Epoch>,
         counts: &mut Counts,
     ) {
-        let Some(pulled) = channel.pull(place, channel.generation(), PULL_BYTES) else {
-            self.stage = Stage::Live { channel, after: place };
+        let Some(pulled) = channel.pull(spot, PULL_BYTES) else {
+            self.stage = Stage::Live { channel, after: spot.place };
             return self.lose(epochs, counts);
         };
         for delivery in &pulled.deliveries {
-            let after = place;
-            place = delivery.place();
+            let after = spot.place;
+            spot.place = delivery.place();
             match &has {
                 Some(has) if delivery.is_covered(has) => {}
                 Some(has) => {
@@ -375,8 +375,8 @@ impl Subscription {
             }
         }
         self.stage = match pulled.is_end {
-            true => Stage::Live { channel, after: place },
-            false => Stage::Replaying { channel, place, has },
+            true => Stage::Live { channel, after: spot.place },
+            false => Stage::Replaying { channel, place: spot, has },
         };
     }
 
@@ -401,7 +401,8 @@ impl Subscription {
     fn lose_before(&mut self, mark: &Mark, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
         let Stage::Live { channel, after } = &self.stage else { return self.lose(epochs, counts) };
         let (channel, place) = (Arc::clone(channel), mark.place.max(*after));
-        let position = if place == mark.place { mark.serial() } else { channel.position_at(place) };
+        let position =
+            if place == mark.place { mark.serial() } else { channel.position_at(Spot::end(place)) };
         counts.told += 1;
         self.begin(position, epochs, counts.now);
         self.stage = Stage::Live { channel, after: place };

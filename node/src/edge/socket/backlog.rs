@@ -22,7 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
-use crate::hub::{Channel, Hub, Recent, RecentAfter};
+use crate::hub::{Channel, Hub, Recent, RecentAfter, Spot};
 use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, Stamp};
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
@@ -130,7 +130,7 @@ pub enum Found {
     Page(Page),
     /// The recent messages of the channel, after this place; unless that is exact, the client has some of it already.
     Recent {
-        after: u64,
+        after: Spot,
         is_exact: bool,
     },
     /// As many of the recent messages as there are of those that a rewind asks for.

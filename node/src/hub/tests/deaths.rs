@@ -40,7 +40,7 @@ fn who_is_attached_is_told_where_the_dead_one_stands() {
     hub.forwarded(from(THERE, 7, 1));
     assert_eq!(
         (start(6), start(7)),
-        (Start::Replay { after: PLACES_BEFORE + 2, is_exact: true }, Start::Live)
+        (Start::Replay { after: spot(PLACES_BEFORE + 2), is_exact: true }, Start::Live)
     );
 }
 
@@ -87,7 +87,7 @@ fn a_doubtful_one_that_is_gone_ends_every_position() {
     assert_eq!((start(0, 6), start(1, 5), start(1, 6)), (Start::Unknown, Start::Unknown, Start::Unknown));
     assert_eq!(start(2, 6), Start::Live, "what is told from now on");
     publish(&hub, &key("a"), 1);
-    assert_eq!(start(2, 6), Start::Replay { after: PLACES_BEFORE + 4, is_exact: true });
+    assert_eq!(start(2, 6), Start::Replay { after: spot(PLACES_BEFORE + 4), is_exact: true });
     assert_eq!(channel.mark().serial(), position(&hub, 3, 6));
 }
 
@@ -102,9 +102,9 @@ fn what_another_node_numbered_without_a_message_is_known_when_it_says_so() {
     hub.has_numbered(&key("a"), Stamp { incarnation: THERE, sequence: 7 });
     assert_eq!((start(7), channel.mark().serial()), (Start::Live, Serial::single(THERE, 5)));
     hub.forwarded(from(THERE, 8, 1));
-    let replay = Start::Replay { after: PLACES_BEFORE + 1, is_exact: true };
+    let replay = Start::Replay { after: spot(PLACES_BEFORE + 1), is_exact: true };
     assert_eq!([5, 8].map(start), [replay, Start::Live]);
-    assert!(matches!(start(7), Start::Replay { after, .. } if after == PLACES_BEFORE + 1));
+    assert!(matches!(start(7), Start::Replay { after, .. } if after.place == PLACES_BEFORE + 1));
     assert!(targets[0].lost.lock().is_empty());
 }
 
@@ -169,7 +169,7 @@ fn who_heard_nothing_comes_back_over_numbers_without_a_message() {
     let resumes = |position: &Serial| match hub.look_after(&key("a"), position) {
         Start::Live => true,
         Start::Replay { after, is_exact: true } => {
-            channel.pull(after, 0, usize::MAX).is_some_and(|pulled| pulled.deliveries.is_empty())
+            channel.pull(after, usize::MAX).is_some_and(|pulled| pulled.deliveries.is_empty())
         }
         _ => false,
     };
@@ -202,7 +202,7 @@ fn who_was_attached_elsewhere_at_first_is_resumed_where_that_run_forwards_the_ch
     assert_eq!((start(THERE), start(THERE + 1)), (Start::Live, Start::Unknown));
     let place = channel.mark().place;
     publish(&hub, &key("a"), 1);
-    assert_eq!(start(THERE), Start::Replay { after: place, is_exact: true });
+    assert_eq!(start(THERE), Start::Replay { after: spot(place), is_exact: true });
     assert_eq!(start(THERE + 1), Start::Unknown);
 }
 
@@ -237,17 +237,17 @@ fn a_run_that_is_long_gone_stands_in_no_position_and_ends_none() {
     let start = |here, there| hub.look_after(&key("a"), &position(&hub, here, there));
     assert_eq!(start(2, 0), Start::Live, "what is told from now on");
     assert_eq!(start(2, 7), Start::Live);
-    assert_eq!(start(1, 7), Start::Replay { after: PLACES_BEFORE + 4, is_exact: true }, "it has all");
-    assert_eq!(start(1, 6), Start::Replay { after: PLACES_BEFORE + 3, is_exact: true });
+    assert_eq!(start(1, 7), Start::Replay { after: spot(PLACES_BEFORE + 4), is_exact: true }, "it has all");
+    assert_eq!(start(1, 6), Start::Replay { after: spot(PLACES_BEFORE + 3), is_exact: true });
     assert_eq!(
         start(1, 0),
-        Start::Replay { after: PLACES_BEFORE, is_exact: false },
+        Start::Replay { after: spot(PLACES_BEFORE), is_exact: false },
         "it has heard nothing of it"
     );
     assert_eq!(start(1, 8), Start::Unknown);
     publish(&hub, &key("a"), 1);
     assert_eq!(channel.mark().serial(), position(&hub, 3, 0));
-    assert_eq!(start(2, 0), Start::Replay { after: PLACES_BEFORE + 4, is_exact: false });
-    let pulled = channel.pull(PLACES_BEFORE + 4, 0, usize::MAX).expect("it is there");
+    assert_eq!(start(2, 0), Start::Replay { after: spot(PLACES_BEFORE + 4), is_exact: false });
+    let pulled = channel.pull(spot(PLACES_BEFORE + 4), usize::MAX).expect("it is there");
     assert!(pulled.is_end && pulled.deliveries.len() == 1);
 }

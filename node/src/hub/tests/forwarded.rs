@@ -93,14 +93,14 @@ fn who_comes_back_begins_at_the_first_that_it_has_not() {
     publish(&hub, &key("a"), 1);
     let start = |here, there| hub.look_after(&key("a"), &position(&hub, here, there));
     assert_eq!(start(2, 2), Start::Live);
-    assert_eq!(start(1, 2), Start::Replay { after: 3, is_exact: true });
-    assert_eq!(start(0, 1), Start::Replay { after: 1, is_exact: true });
-    assert_eq!(start(0, 0), Start::Replay { after: 0, is_exact: true });
+    assert_eq!(start(1, 2), Start::Replay { after: spot(3), is_exact: true });
+    assert_eq!(start(0, 1), Start::Replay { after: spot(1), is_exact: true });
+    assert_eq!(start(0, 0), Start::Replay { after: spot(0), is_exact: true });
     // It was on a node where both had come in another order.
-    assert_eq!(start(2, 1), Start::Replay { after: 2, is_exact: false });
-    assert_eq!(start(0, 2), Start::Replay { after: 1, is_exact: false });
+    assert_eq!(start(2, 1), Start::Replay { after: spot(2), is_exact: false });
+    assert_eq!(start(0, 2), Start::Replay { after: spot(1), is_exact: false });
     assert_eq!(start(2, 3), Start::Unknown, "it has what has not come here yet");
-    let pulled = channel.pull(2, 0, usize::MAX).expect("the ring has it");
+    let pulled = channel.pull(spot(2), usize::MAX).expect("the ring has it");
     let has = position(&hub, 2, 1);
     let missed: Vec<_> = pulled.deliveries.iter().filter(|delivery| !delivery.is_covered(&has)).collect();
     assert_eq!(missed.len(), 1, "the last one came from here, and it has that");
@@ -124,11 +124,11 @@ fn where_a_channel_stood_is_told_of_every_place_that_is_kept() {
     publish(&hub, &key("a"), 1);
     hub.forwarded(from(THERE, 4, 3));
     publish(&hub, &key("a"), 1);
-    assert_eq!(channel.position_at(0), position(&hub, 0, 0));
-    assert_eq!(channel.position_at(1), position(&hub, 1, 0));
-    assert_eq!(channel.position_at(4), position(&hub, 1, 6));
-    assert_eq!(channel.position_at(5), position(&hub, 2, 6));
-    assert_eq!(channel.position_at(3), Serial::default(), "in the midst of a delivery");
+    assert_eq!(channel.position_at(Spot::end(0)), position(&hub, 0, 0));
+    assert_eq!(channel.position_at(Spot::end(1)), position(&hub, 1, 0));
+    assert_eq!(channel.position_at(Spot::end(4)), position(&hub, 1, 6));
+    assert_eq!(channel.position_at(Spot::end(5)), position(&hub, 2, 6));
+    assert_eq!(channel.position_at(Spot::end(3)), Serial::default(), "in the midst of a delivery");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
     publish(&hub, &key("a"), 1);
     assert_eq!(
         hub.look_after(&key("a"), &position(&hub, 2, 9)),
-        Start::Replay { after: PLACES_BEFORE + 2, is_exact: true }
+        Start::Replay { after: spot(PLACES_BEFORE + 2), is_exact: true }
     );
 }
 
@@ -174,7 +174,7 @@ fn after_a_loss_nobody_is_resumed_until_it_is_known_how_much_is_lost() {
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
     assert_eq!((start(5), start(6)), (Start::Unknown, Start::Live));
     hub.forwarded(from(THERE, 7, 1));
-    let replay = Start::Replay { after: PLACES_BEFORE + 1, is_exact: true };
+    let replay = Start::Replay { after: spot(PLACES_BEFORE + 1), is_exact: true };
     assert_eq!((start(5), start(6)), (Start::Unknown, replay));
 }
 
@@ -183,7 +183,7 @@ fn a_refill_is_taken_only_from_who_was_as_far_in_each_run() {
     let (hub, _targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 4 });
     hub.forwarded(from(THERE, 5, 2));
-    let place = channel.mark().place;
+    let place = Spot::end(channel.mark().place);
     let refill = |there, missed| channel.refill(&position(&hub, 0, there), place, missed);
     let refilled = refill(4, vec![from(THERE, 5, 1), from(THERE, 6, 1)]).expect("it has all that is here");
     let positions: Vec<Serial> = refilled.deliveries.into_iter().map(|(_, position)| position).collect();

@@ -27,7 +27,7 @@ fn it_is_handed_on_behind_what_was_heard_and_nobody_is_told_of_a_loss() {
     assert_eq!(places, [1, 2, 3].map(|number| PLACES_BEFORE + number), "each once");
     assert_eq!(
         (start(9), start(5)),
-        (Start::Live, Start::Replay { after: PLACES_BEFORE + 1, is_exact: true })
+        (Start::Live, Start::Replay { after: spot(PLACES_BEFORE + 1), is_exact: true })
     );
     hub.refilled(&channel, THERE, vec![from(THERE, 6, 1)], false);
     hub.forwarded(from(THERE, 9, 1));
@@ -77,7 +77,7 @@ fn who_has_not_all_of_what_is_known_of_a_dead_run_is_not_resumed_from_the_recent
     assert_eq!(hub.look_after(&key("a"), &further), Start::Live);
     hub.forwarded(from(THERE, 6, 1));
     let start = hub.look_after(&key("a"), &further);
-    assert_eq!(start, Start::Replay { after: PLACES_BEFORE + 1, is_exact: false });
+    assert_eq!(start, Start::Replay { after: spot(PLACES_BEFORE + 1), is_exact: false });
     assert!(targets[0].lost.lock().is_empty());
 }
 

@@ -94,7 +94,7 @@ fn who_comes_back_to_the_node_that_published_is_given_nothing_twice() {
         panic!("it is brought on")
     };
     assert_eq!(channel.position_at(after), position(&[(THERE, 0), (own, 2)]));
-    let pulled = channel.pull(after, channel.generation(), usize::MAX).expect("it is there");
+    let pulled = channel.pull(after, usize::MAX).expect("it is there");
     assert_eq!(pulled.deliveries.iter().map(|one| one.last().sequence).collect::<Vec<_>>(), [3]);
 }
 
@@ -257,7 +257,7 @@ fn what_a_node_that_stays_has_is_taken_back_before_anything_came() {
     assert!(hub.take_back(&channel, handed, |_| false));
     assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3)]));
     let recent = hub.recent_after(&key("a"), &from).expect("it is there by now");
-    assert_eq!((recent.after, recent.is_exact), (channel.mark().place - 2, true));
+    assert_eq!((recent.after.place, recent.is_exact), (channel.mark().place - 2, true));
     assert!(recent.missed_ms >= 230_000, "{recent:?}");
 }
 
@@ -272,8 +272,8 @@ fn what_both_have_of_a_run_that_is_gone_is_no_reason_to_refuse() {
 }
 
 /// The messages after a place, in their order.
-fn pulled(channel: &Channel, after: u64) -> Vec<(u64, u64)> {
-    let pulled = channel.pull(after, channel.generation(), usize::MAX).expect("it is there");
+fn pulled(channel: &Channel, after: Spot) -> Vec<(u64, u64)> {
+    let pulled = channel.pull(after, usize::MAX).expect("it is there");
     let stamp = |one: &Arc<Delivery>| (one.last().incarnation, one.last().sequence);
     pulled.deliveries.iter().map(stamp).collect()
 }
@@ -297,7 +297,7 @@ fn what_another_has_of_a_run_that_is_gone_is_taken_back_once() {
         assert!(hub.take_back(&channel, handed, |run| run == GONE));
         assert_eq!(recent(), all[first..]);
     }
-    let serial = channel.position_at(channel.mark().place);
+    let serial = channel.mark().serial();
     assert_eq!(missed(&stays, serial.entries()), Some(vec![]), "it is given nothing twice there");
     assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 8)]), Some(vec![(GONE, 9)]));
     let (hub, channel) = attached(&[&begun[..], &[stamp(GONE, 8)]].concat());
@@ -312,15 +312,14 @@ fn what_came_before_a_run_that_is_gone_was_known_has_it_in_its_position() {
     stays.forwarded(from(GONE, 9, 1));
     let given = handed(&stays);
     hub.forwarded(from(THERE, 2, 1));
-    let took = channel.mark().place;
     assert!(hub.take_back(&channel, given, |run| run == GONE));
     channel.know_given(&[stamp(99, 7)]);
-    let pulled = channel.pull(took - 5, channel.generation(), usize::MAX).expect("it is there");
+    let pulled = channel.pull(channel.recent_back(9, 0).after, usize::MAX).expect("it is there");
     let serials: Vec<Serial> = pulled.deliveries.iter().map(|one| one.mark().serial()).collect();
     assert!(serials.windows(2).all(|two| two[1].covers(&two[0])), "{serials:?}");
     let last = serials.last().expect("there are some");
     assert_eq!((last.sequence_of(GONE), last.sequence_of(99)), (Some(9), Some(7)));
-    assert_eq!(channel.position_at(channel.mark().place), *last);
+    assert_eq!(channel.mark().serial(), *last);
 }
 
 /// More of it than is here was given to somebody by a third node, who had what was not acknowledged.
@@ -369,22 +368,36 @@ fn where_another_has_nothing_to_give_of_a_run_that_is_gone_nobody_lacks_it() {
 fn places_that_are_used_again_are_not_those_of_before() {
     const OTHER: u64 = 9;
     let (hub, channel) = attached(&[stamp(OTHER, 0)]);
-    let generation = channel.generation();
     hub.forwarded(from(THERE, 1, 1));
-    let place = channel.mark().place;
+    let Mark { place, .. } = channel.mark();
     (1..=2).for_each(|sequence| hub.forwarded(from(OTHER, sequence, 1)));
-    assert!(channel.pull(place, generation, usize::MAX).is_some());
+    let of_there = position(&[(THERE, 1)]);
+    let Start::Replay { after, .. } = hub.look_after(&key("a"), &of_there) else {
+        panic!("it is brought on")
+    };
+    for spot in [after, Spot::end(place)] {
+        assert_eq!((spot.place, channel.position_at(spot)), (place, of_there.clone()));
+        assert_eq!(pulled(&channel, spot), [(OTHER, 1), (OTHER, 2)]);
+    }
     let give_way = || channel.state.lock().ring.as_mut().map(|ring| ring.give_way(usize::MAX, 9).len());
     assert_eq!(give_way(), Some(3));
     let messages = vec![(from(OTHER, 1, 1), 0), (from(THERE, 1, 1), 0), (from(OTHER, 2, 1), 0)];
     let end = position(&[(THERE, 1), (OTHER, 2)]);
     let given = HandedOver { begin: Serial::default(), end, messages };
     assert!(hub.take_back(&channel, given, |_| false));
-    assert!(channel.pull(place, generation, usize::MAX).is_none());
-    assert_eq!(pulled(&channel, place - 1), [(OTHER, 1), (THERE, 1), (OTHER, 2)]);
+    for spot in [after, Spot::end(place)] {
+        assert!(channel.pull(spot, usize::MAX).is_none());
+        assert_eq!(channel.position_at(spot), Serial::default());
+        // What another node had behind it is all that it has more.
+        let refill = channel.refill(&of_there, spot, Vec::new()).expect("nothing is known to be missing");
+        assert_eq!(refill.has, of_there.join(&position(&[(hub.incarnation(), 0)])));
+    }
+    let all = channel.recent_back(9, 0).after;
+    assert_eq!(pulled(&channel, all), [(OTHER, 1), (THERE, 1), (OTHER, 2)]);
+    assert_eq!(channel.position_at(Spot { place, ..all }), position(&[(OTHER, 1)]));
     hub.forwarded(from(OTHER, 3, 1));
-    let end = channel.mark().place;
-    assert!(channel.pull(end - 1, generation, usize::MAX).is_some(), "what came since is where it is");
+    let Mark { place: end, .. } = channel.mark();
+    assert!(channel.pull(Spot { place: end - 1, ..after }, usize::MAX).is_some(), "it is what it was");
 }
 
 /// The node that leaves has lost sight of what a run had published that is gone, and somebody lacks it.

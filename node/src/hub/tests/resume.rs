@@ -16,7 +16,7 @@ fn serial(hub: &Hub, sequence: u64) -> Serial {
 fn pulled(channel: &Channel, mut after: u64) -> Vec<u64> {
     let mut sequences = Vec::new();
     loop {
-        let Pulled { deliveries, is_end } = channel.pull(after, 0, 1_000).expect("the ring reaches back");
+        let Pulled { deliveries, is_end } = channel.pull(spot(after), 1_000).expect("the ring reaches back");
         let messages = deliveries.iter().flat_map(|delivery| &delivery.published().messages);
         sequences.extend(messages.map(|message| message.sequence).filter(|sequence| *sequence > after));
         after = sequences.last().copied().unwrap_or(after);
@@ -38,7 +38,7 @@ fn a_channel_outlives_its_last_detach_and_gives_what_was_missed() {
     }
     let joined = hub.attach_after(&key("a"), 0, &serial(&hub, mark.place + 1));
     assert_eq!(joined.channel.number(), channel.number());
-    assert_eq!(joined.start, Start::Replay { after: mark.place + 1, is_exact: true });
+    assert_eq!(joined.start, Start::Replay { after: spot(mark.place + 1), is_exact: true });
     assert_eq!(joined.mark.place, mark.place + 5);
     let missed: Vec<u64> = (mark.place + 2..=mark.place + 5).collect();
     assert_eq!(pulled(&joined.channel, mark.place + 1), missed);
@@ -53,7 +53,7 @@ fn a_position_that_is_not_of_the_channel_is_unknown() {
     let (_, mark) = hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 1);
     let start = |position: &Serial| hub.attach_after(&key("a"), 0, position).start;
-    assert_eq!(start(&serial(&hub, mark.place)), Start::Replay { after: mark.place, is_exact: true });
+    assert_eq!(start(&serial(&hub, mark.place)), Start::Replay { after: spot(mark.place), is_exact: true });
     assert_eq!(start(&serial(&hub, mark.place - 1)), Start::Unknown, "before anybody attached");
     assert_eq!(start(&serial(&hub, mark.place + 2)), Start::Unknown, "not numbered yet");
     assert_eq!(start(&Serial::single(hub.incarnation() ^ 1, mark.place)), Start::Unknown);
@@ -95,7 +95,7 @@ fn where_memory_is_scarce_those_attached_to_least_recently_go_first() {
         publish(&hub, &key(name), 20);
     }
     let start = |name, mark: &Mark| hub.look_after(&key(name), &serial(&hub, mark.place));
-    let replay = |mark: &Mark| Start::Replay { after: mark.place, is_exact: true };
+    let replay = |mark: &Mark| Start::Replay { after: spot(mark.place), is_exact: true };
     for (name, mark) in [("first", &first), ("second", &second), ("third", &third)] {
         assert_eq!(start(name, mark), replay(mark), "within the bound");
     }
@@ -168,7 +168,7 @@ fn where_rings_are_many_channels_are_forgotten_after_all_messages() {
     }
     assert_eq!(
         hub.look_after(&key("kept"), &serial(&hub, mark.place)),
-        Start::Replay { after: mark.place, is_exact: true }
+        Start::Replay { after: spot(mark.place), is_exact: true }
     );
     hub.sweep();
     let lives = |number: usize| hub.live(&name(number)).is_some();

@@ -9,7 +9,7 @@ use super::super::backlog::Question;
 use super::super::connection::Connection;
 use super::Shard;
 use super::replay::{CUT_BY_CAPABILITY, Replay};
-use crate::hub::{Recent, Start, Subscriber, Waiter};
+use crate::hub::{Recent, Spot, Start, Subscriber, Waiter};
 use crate::model::{ChannelKey, ChannelName, Operation};
 use crate::session::{AttachReply, Begin, Rewind, Standing};
 
@@ -114,7 +114,7 @@ impl Shard {
                 let own = self.subscribers.channel(number).zip(self.subscribers.position(number, slot));
                 own.map_or_else(
                     || self.services.hub.position(&key).serial(),
-                    |(channel, place)| channel.position_at(place),
+                    |(channel, place)| channel.position_at(Spot::end(place)),
                 )
             }
             (None, true) => {
@@ -168,8 +168,8 @@ impl Shard {
             Start::Live => (resumed, None),
             // What it missed is messages, which it does not take.
             Start::Replay { .. } if !messages => (resumed, None),
-            Start::Replay { after, is_exact } if joined.missed_ms <= back_ms || is_own(after) => {
-                since = after;
+            Start::Replay { after, is_exact } if joined.missed_ms <= back_ms || is_own(after.place) => {
+                since = after.place;
                 let has = (!is_exact).then(|| Arc::new(position));
                 (resumed, Some(Replay::from_ring(&channel, after, has)))
             }
@@ -218,7 +218,7 @@ impl Shard {
         let is_stored = policy.history && !recent.is_whole;
         let is_elsewhere = self.services.hub.is_clustered() && !recent.is_whole;
         let is_elsewhere = is_elsewhere && (is_stored || !recent.is_of_all);
-        let since = if is_stored || is_elsewhere { mark.place } else { recent.after };
+        let since = if is_stored || is_elsewhere { mark.place } else { recent.after.place };
         open.add_subscription(reply.channel.clone(), channel.number(), since);
         let (standing, replay) = if is_elsewhere {
             let at = (slot, generation);

@@ -9,7 +9,7 @@ use super::super::backlog::{Question, Reading};
 use super::super::connection::{Connection, Open, Subscription};
 use super::Shard;
 use super::replay::{After, CUT_BY_CAPABILITY, PULL_BYTES, Replay, Source};
-use crate::hub::{Channel, Delivery, Mark, Refill};
+use crate::hub::{Channel, Delivery, Mark, Refill, Spot};
 use crate::model::{Amount, Forwarded};
 use crate::session::{AttachReply, Rewind, Standing};
 
@@ -33,7 +33,7 @@ impl Shard {
         (position, mark, back_ms): (Serial, Mark, Option<u64>),
         reply: Option<AttachReply>,
     ) -> Replay {
-        let after = After::Position { position: position.clone(), place: mark.place };
+        let after = After::Position { position: position.clone(), place: Spot::end(mark.place) };
         let question = Question::Elsewhere { position, stands: mark.serial(), back_ms };
         let source = self.ask(open, at, channel, question, reply);
         Replay { channel: Arc::clone(channel), after, source }
@@ -48,7 +48,7 @@ impl Shard {
         (rewind, mark): (Rewind, &Mark),
         reply: AttachReply,
     ) -> Replay {
-        let after = After::Position { position: Serial::default(), place: mark.place };
+        let after = After::Position { position: Serial::default(), place: Spot::end(mark.place) };
         let question = Question::BackElsewhere { rewind, stands: mark.serial() };
         let source = self.ask(open, at, channel, question, Some(reply));
         Replay { channel: Arc::clone(channel), after, source }
@@ -103,7 +103,7 @@ impl Shard {
         slot: u32,
         replay: &Replay,
         reply: Option<&AttachReply>,
-        (after, is_exact): (u64, bool),
+        (after, is_exact): (Spot, bool),
     ) {
         let Some(open) = connection.open_mut() else { return };
         let position = replay.position();
@@ -122,13 +122,13 @@ impl Shard {
         slot: u32,
         replay: &Replay,
         reply: Option<&AttachReply>,
-        (after, warning): (u64, Option<&'static str>),
+        (after, warning): (Spot, Option<&'static str>),
     ) {
         let Some(open) = connection.open_mut() else { return };
         if let Some(subscription) = open.subscription_mut(replay.channel.key().name())
             && subscription.since != Subscription::NEVER
         {
-            subscription.since = subscription.since.min(after);
+            subscription.since = subscription.since.min(after.place);
         }
         let replay = Replay::from_ring(&replay.channel, after, None);
         let position = replay.position();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::hub::{PresenceDelivery, PresenceMode, Sync, Verdict};
+use crate::hub::{PresenceDelivery, PresenceMode, Spot, Sync, Verdict};
 use crate::model::ChannelName;
 use crate::publish::{Departure, PresenceRequest};
 use crate::session::Leaving;
@@ -116,7 +116,7 @@ impl Shard {
                 let frame = match open.replay_position(delivery.channel) {
                     Some(position) => delivery.frame_at(format, &position),
                     None if live == delivery.place() => delivery.frame(format),
-                    None => delivery.frame_at(format, &channel.position_at(live)),
+                    None => delivery.frame_at(format, &channel.position_at(Spot::end(live))),
                 };
                 connection.outbox.push(frame);
                 handed += 1;
@@ -153,7 +153,8 @@ impl Shard {
             self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(mark));
             open.syncs.swap_remove(place);
         }
-        let live = || channel.position_at(self.subscribers.position(number, slot).unwrap_or_default());
+        let live =
+            || channel.position_at(Spot::end(self.subscribers.position(number, slot).unwrap_or_default()));
         let position = (!held.is_empty()).then(|| open.replay_position(number).unwrap_or_else(live));
         connection.outbox.push_replay(std::iter::once(page.frame));
         if let Some(position) = position {

@@ -12,7 +12,7 @@ use super::super::connection::{Connection, Open, Stage, Subscription};
 use super::attach::cut;
 use super::everywhere::Missed;
 use super::{SLICE, Shard, context};
-use crate::hub::{Channel, Mark, Pulled, Subscriber};
+use crate::hub::{Channel, Mark, Pulled, Spot, Subscriber};
 use crate::model::{Amount, Stamp, UsageKind};
 use crate::session::{AttachReply, Standing};
 
@@ -36,10 +36,10 @@ pub(in crate::edge::socket) struct Replay {
 /// It has all up to here.
 #[derive(Debug, Clone)]
 pub(super) enum After {
-    /// In the channel on this node, by places of this generation, which is this position. `has` covers some of what follows.
-    Place { place: u64, generation: u32, position: Serial, has: Option<Arc<Serial>> },
+    /// In the channel on this node, which is this position. `has` covers some of what follows.
+    Place { place: Spot, position: Serial, has: Option<Arc<Serial>> },
     /// This position. What comes before the place is to be had elsewhere.
-    Position { position: Serial, place: u64 },
+    Position { position: Serial, place: Spot },
     /// In the store, of a node that is alone: there the sequences of this run are the places.
     Stored(Stamp),
 }
@@ -67,11 +67,10 @@ pub(super) struct Asked {
 }
 
 impl Replay {
-    pub(super) fn from_ring(channel: &Arc<Channel>, place: u64, has: Option<Arc<Serial>>) -> Self {
-        let generation = channel.generation();
+    pub(super) fn from_ring(channel: &Arc<Channel>, place: Spot, has: Option<Arc<Serial>>) -> Self {
         let position = channel.position_at(place);
         let position = has.as_ref().map_or_else(|| position.clone(), |has| position.join(has));
-        let after = After::Place { place, generation, position, has };
+        let after = After::Place { place, position, has };
         Self { channel: Arc::clone(channel), after, source: Source::Ring }
     }
 
@@ -84,13 +83,13 @@ impl Replay {
     }
 
     /// Where it stands in the channel on this node, of this run.
-    fn place(&self, incarnation: u64) -> Option<(u64, u32)> {
+    fn place(&self, incarnation: u64) -> Option<Spot> {
         match &self.after {
-            After::Place { place, generation, .. } => Some((*place, *generation)),
+            After::Place { place, .. } => Some(*place),
             After::Position { .. } => None,
             After::Stored(stamp) => {
                 let is_own = stamp.incarnation == incarnation;
-                is_own.then(|| (self.channel.place_of(stamp.sequence), self.channel.generation()))
+                is_own.then(|| Spot::end(self.channel.place_of(stamp.sequence)))
             }
         }
     }
@@ -237,9 +236,7 @@ impl Shard {
         let mut replay = open.replays.remove(turn);
         let incarnation = self.services.hub.incarnation();
         let place = replay.place(incarnation);
-        let pulled = place.and_then(|(place, generation)| {
-            Some((place, replay.channel.pull(place, generation, PULL_BYTES)?))
-        });
+        let pulled = place.and_then(|place| Some((place, replay.channel.pull(place, PULL_BYTES)?)));
         let source = std::mem::replace(&mut replay.source, Source::Ring);
         match (pulled, source) {
             (Some((place, pulled)), _) => {
@@ -305,9 +302,9 @@ impl Shard {
         let Pulled { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
         let After::Place { place, position, has, .. } = &mut replay.after else { return };
-        let (after, has) = (*place, has.as_deref());
+        let (after, has) = (place.place, has.as_deref());
         if let Some(last) = deliveries.last() {
-            *place = last.place();
+            place.place = last.place();
             *position = has.map_or_else(|| last.mark().serial(), |has| last.mark().serial().join(has));
         }
         let heard = deliveries.iter().filter(|one| open.echo || one.connection_id() != own);
@@ -323,7 +320,7 @@ impl Shard {
             })
             .collect();
         if *is_end {
-            self.subscribers.go_live(replay.channel.number(), slot, *place);
+            self.subscribers.go_live(replay.channel.number(), slot, place.place);
         } else {
             open.replays.push(replay);
         }
@@ -451,7 +448,13 @@ impl Shard {
                 Subscriber::IN_REPLAY => self.lose(&mut connection, slot, &channel),
                 // Whoever began behind it has nothing of what is delivered in between.
                 after if after > mark.place => {
-                    self.lose_before(&mut connection, slot, &channel, after, channel.position_at(after));
+                    self.lose_before(
+                        &mut connection,
+                        slot,
+                        &channel,
+                        after,
+                        channel.position_at(Spot::end(after)),
+                    );
                 }
                 _ => self.lose_before(&mut connection, slot, &channel, mark.place, mark.serial()),
             }
