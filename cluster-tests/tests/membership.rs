@@ -13,7 +13,7 @@ const LEFT: &str = "a node has left";
 const NOTICED_MAX: Duration = Duration::from_secs(3);
 /// Who gets no time himself waits longer before he holds others for dead, as on a busy machine.
 const TRIES: usize = 5;
-const ALONE: &str = "no seed has answered, so this node serves alone until one does; those that are up may have another --cluster-key-file";
+const ALONE: &str = "no seed has answered, so this node serves alone until one does: a seed is where another node has its gossip, and --cluster-key-file is the same on all";
 const READABLE: &str = "everybody on this machine can read the cluster key";
 
 fn times(node: &Node, other: &str, message: &str) -> usize {

@@ -93,10 +93,13 @@ impl Operators {
             let seeds = config.seeds.join(",");
             tasks.spawn("readiness", OnStop::Cancel, async move {
                 tell_ready(|| (operators.has_met)(), &facts).await;
-                if !seeds.is_empty() && members.borrow().0.is_empty() {
+                let is_alone = members.borrow().0.is_empty();
+                if is_alone && seeds.is_empty() {
+                    tracing::info!("without seeds this node serves alone until another one finds it");
+                } else if is_alone {
                     tracing::warn!(
                         seeds,
-                        "no seed has answered, so this node serves alone until one does; those that are up may have another --cluster-key-file"
+                        "no seed has answered, so this node serves alone until one does: a seed is where another node has its gossip, and --cluster-key-file is the same on all"
                     );
                 }
                 let routing = operators.routing.as_ref();

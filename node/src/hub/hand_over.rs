@@ -88,8 +88,8 @@ impl Hub {
         };
         let is_lacking = handed.messages.iter().any(|(one, _)| is_lacking(one));
         let handed = handed.known_to(&state);
-        for (incarnation, sequence) in handed.end.entries().iter().copied() {
-            let stamp = Stamp { incarnation, sequence };
+        for stamp in Stamp::all_of(&handed.end) {
+            let Stamp { incarnation, .. } = stamp;
             if !has_left(incarnation) || state.mark.covers(stamp) {
                 continue;
             }
@@ -173,8 +173,7 @@ impl Hub {
             begin.retain(|run| unheard.sequence_of(run).is_some());
             begin = begin.join(&from.serial());
         }
-        let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
-        let unheard: Vec<Stamp> = unheard.entries().iter().map(stamp).collect();
+        let unheard: Vec<Stamp> = Stamp::all_of(unheard).collect();
         unheard.iter().for_each(|stamp| from.hear(*stamp, 0));
         let reached = from.serial();
         let mut earlier = handed.messages;

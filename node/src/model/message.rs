@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use fanfare_proto::frame::{Draft, MessageOut};
+use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
 use super::ids::{ChannelKey, ClientId, ConnectionId, check_name};
@@ -88,6 +89,13 @@ pub fn check_draft(draft: &Draft, client_id: Option<&ClientId>, limits: &Limits)
 pub struct Stamp {
     pub incarnation: u64,
     pub sequence: u64,
+}
+
+impl Stamp {
+    /// Of each run in a position the last message that it covers, or 0 for none.
+    pub fn all_of(position: &Serial) -> impl Iterator<Item = Self> {
+        position.entries().iter().map(|&(incarnation, sequence)| Self { incarnation, sequence })
+    }
 }
 
 /// One numbered message. Its stamp is the publish's incarnation with its own sequence.

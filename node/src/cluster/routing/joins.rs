@@ -14,13 +14,11 @@ const GONE_MAX: usize = 1024;
 impl Routing {
     /// Of what is known of other runs, that of those which are not there any more, or leave: who asks may have heard their goodbye.
     pub(super) fn gone(&self, known: &Serial) -> Vec<Stamp> {
-        let stamp = |&(incarnation, sequence): &(u64, u64)| Stamp { incarnation, sequence };
-        let known: Vec<Stamp> = known.entries().iter().map(stamp).collect();
-        let mut gone = known.clone();
+        let mut gone: Vec<Stamp> = Stamp::all_of(known).collect();
         self.keep_gone(&mut gone);
         let deaths = self.deaths.lock();
         let leaves = |one: &Stamp| deaths.is_draining(one.incarnation) && !gone.contains(one);
-        let leaving: Vec<Stamp> = known.into_iter().filter(leaves).collect();
+        let leaving: Vec<Stamp> = Stamp::all_of(known).filter(leaves).collect();
         drop(deaths);
         gone.extend(leaving);
         gone

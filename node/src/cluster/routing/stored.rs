@@ -169,10 +169,8 @@ impl Routing {
         // What others have heard, and is not stored, was not acknowledged.
         let gone = self.own.lock().get(&channel.number()).map(|own| own.gone.clone());
         let gone = gone.unwrap_or_default();
-        let of_dead = gone.entries().iter().filter(|(run, _)| !living.contains(run));
-        let stamp =
-            |(incarnation, sequence): &(u64, u64)| Stamp { incarnation: *incarnation, sequence: *sequence };
-        channel.know(&of_dead.map(stamp).collect::<Vec<_>>());
+        let of_dead = Stamp::all_of(&gone).filter(|stamp| !living.contains(&stamp.incarnation));
+        channel.know(&of_dead.collect::<Vec<_>>());
         Some(read)
     }
 

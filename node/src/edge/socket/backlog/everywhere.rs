@@ -317,9 +317,7 @@ impl Rows<'_> {
             }
         }
         // So far they have come, and so they stand in the positions that follow.
-        let stamp =
-            |(incarnation, sequence): &(u64, u64)| Stamp { incarnation: *incarnation, sequence: *sequence };
-        self.channel.know(&gone.entries().iter().map(stamp).collect::<Vec<_>>());
+        self.channel.know(&Stamp::all_of(&gone).collect::<Vec<_>>());
         Some(frames)
     }
 
