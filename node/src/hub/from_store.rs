@@ -110,25 +110,9 @@ impl Channel {
         state.mark.others.as_ref().and_then(|others| others.sequence_of(incarnation)).unwrap_or(0)
     }
 
-    /// So far these runs have come, of which nothing is owed here: it stands in the positions of those who are attached from now
-    /// on, and who has not all of it is not resumed from the recent messages.
+    /// So far these runs have come, of which nothing is owed here: it stands in the positions of those who are attached, or given the
+    /// recent messages, from now on, and who has not all of it is not resumed from these.
     pub fn know(&self, stamps: &[Stamp]) {
-        if stamps.is_empty() {
-            return;
-        }
-        let state = &mut *self.state.lock();
-        for stamp in stamps {
-            if !state.knows(*stamp) {
-                state.mark.hear(*stamp, 0);
-                if let Some(ring) = &mut state.ring {
-                    ring.know(*stamp);
-                }
-            }
-        }
-    }
-
-    /// The same of what somebody has by what another node gave it: whoever is given the recent messages has it from now on, too.
-    pub fn know_given(&self, stamps: &[Stamp]) {
         let state = &mut *self.state.lock();
         let news: Vec<Stamp> = stamps.iter().filter(|stamp| !state.knows(**stamp)).copied().collect();
         if news.is_empty() {

@@ -93,11 +93,13 @@ impl Hub {
             if !has_left(incarnation) || state.mark.covers(stamp) {
                 continue;
             }
+            let before =
+                handed.begin.sequence_of(incarnation).map(|sequence| Stamp { incarnation, sequence });
+            let before = before.filter(|stamp| !state.mark.covers(*stamp));
             // Who comes from there has it in its position, and who lacks what lies before is not brought on.
             state.mark.hear(stamp, 0);
-            let before = handed.begin.sequence_of(incarnation).filter(|sequence| *sequence > 0);
-            if let (Some(sequence), Some(ring)) = (before, &mut state.ring) {
-                ring.know_all(&[Stamp { incarnation, sequence }]);
+            if let (Some(before), Some(ring)) = (before, &mut state.ring) {
+                ring.know_all(&[before]);
             }
         }
         if is_lacking {

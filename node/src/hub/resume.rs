@@ -143,7 +143,8 @@ impl Hub {
 
     pub(super) fn start(&self, state: &State, position: &Serial) -> Start {
         let place = state.mark.place;
-        if !state.unsure.is_empty() {
+        // The empty one says nothing, not even that it has nothing.
+        if !state.unsure.is_empty() || position.is_empty() {
             return Start::Unknown;
         }
         let position = state.lowered(position);

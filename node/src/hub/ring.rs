@@ -163,21 +163,19 @@ impl Ring {
         }
     }
 
-    /// Who has not all of this cannot be brought on from here.
-    pub(super) fn know(&mut self, stamp: Stamp) {
-        self.begin.hear(stamp, 0);
-    }
-
-    /// The same, and who is given what is here has it. What is here of these runs goes, with all before that: who lacks it is not to
-    /// be taken for having it.
+    /// Who has not all of this cannot be brought on from here, and who is given what is here has it. What is here of these runs goes,
+    /// with all before that: who lacks it is not to be taken for having it, and is given it with the rest where that is to be had.
     pub(super) fn know_all(&mut self, stamps: &[Stamp]) {
         let is_of_them =
             |entry: &Entry| stamps.iter().any(|stamp| stamp.incarnation == entry.delivery.last().incarnation);
         let mut count = self.entries.iter().rposition(is_of_them).map_or(0, |last| last + 1);
+        if count > 0 {
+            self.of_all = OfAll::No;
+        }
         while count > 0 && self.drop_first() {
             count -= 1;
         }
-        stamps.iter().for_each(|stamp| self.know(*stamp));
+        stamps.iter().for_each(|stamp| self.begin.hear(*stamp, 0));
         self.stand(stamps);
     }
 

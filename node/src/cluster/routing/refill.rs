@@ -60,7 +60,7 @@ impl Routing {
         let mut has = after.clone();
         missed.iter().for_each(|one| has.advance(one.incarnation, one.last));
         has.retain(self.have_ended());
-        channel.know_given(&Stamp::all_of(&has).collect::<Vec<_>>());
+        channel.know(&Stamp::all_of(&has).collect::<Vec<_>>());
     }
 
     /// Whether nothing of that comes here any more. A peer that is out of reach, or held for dead, may still have for this node

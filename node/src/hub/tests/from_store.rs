@@ -77,7 +77,13 @@ fn who_has_not_all_of_what_is_known_of_a_dead_run_is_not_resumed_from_the_recent
     assert_eq!(hub.look_after(&key("a"), &further), Start::Live);
     hub.forwarded(from(THERE, 6, 1));
     let start = hub.look_after(&key("a"), &further);
-    assert_eq!(start, Start::Replay { after: spot(PLACES_BEFORE + 1), is_exact: false });
+    assert_eq!(start, Start::Replay { after: spot(PLACES_BEFORE + 1), is_exact: true });
+    // Also when the first of what was here by then goes.
+    channel.state.lock().ring.as_mut().map(|ring| ring.give_way(1, 1));
+    let mut lacks = Serial::single(THERE, 5);
+    lacks.advance(FURTHER, 8);
+    assert_eq!(hub.look_after(&key("a"), &lacks), Start::Unknown);
+    assert_eq!(hub.look_after(&key("a"), &further), start);
     assert!(targets[0].lost.lock().is_empty());
 }
 

@@ -7,6 +7,7 @@ use fanfare_proto::serial::Serial;
 
 use super::forwarded::{Others, from};
 use super::*;
+use crate::hub::channels::State;
 use crate::hub::hand_over::HandedOver;
 use crate::model::Forwarded;
 
@@ -313,7 +314,7 @@ fn what_came_before_a_run_that_is_gone_was_known_has_it_in_its_position() {
     let given = handed(&stays);
     hub.forwarded(from(THERE, 2, 1));
     assert!(hub.take_back(&channel, given, |run| run == GONE));
-    channel.know_given(&[stamp(99, 7)]);
+    channel.know(&[stamp(99, 7)]);
     let pulled = channel.pull(channel.recent_back(9, 0).after, usize::MAX).expect("it is there");
     let serials: Vec<Serial> = pulled.deliveries.iter().map(|one| one.mark().serial()).collect();
     assert!(serials.windows(2).all(|two| two[1].covers(&two[0])), "{serials:?}");
@@ -331,7 +332,7 @@ fn who_lacks_some_of_a_run_that_is_here_is_not_taken_for_having_it_where_more_of
     let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
     assert!(hub.take_back(&channel, handed(&stays), |run| run == GONE));
     hub.forwarded(from(THERE, 2, 1));
-    channel.know_given(&[stamp(GONE, 9)]);
+    channel.know(&[stamp(GONE, 9)]);
     for position in [&[(run, 2)][..], &[(run, 3), (THERE, 1)], &[(run, 3), (THERE, 1), (GONE, 7)]] {
         assert_eq!(missed(&hub, position), None);
     }
@@ -398,6 +399,39 @@ fn places_that_are_used_again_are_not_those_of_before() {
     hub.forwarded(from(OTHER, 3, 1));
     let Mark { place: end, .. } = channel.mark();
     assert!(channel.pull(Spot { place: end - 1, ..after }, usize::MAX).is_some(), "it is what it was");
+}
+
+/// Nor where they had begun behind it, and another one had what lies before.
+#[test]
+fn places_before_recent_messages_that_have_begun_anew_are_not_those_of_before() {
+    let cases: [(u64, fn(&mut State)); 2] = [(1, |state| state.ring = None), (0, State::end_positions)];
+    for (there, begin_anew) in cases {
+        let (hub, channel) = attached(&[stamp(THERE, 0), stamp(GONE, 2)]);
+        let end = channel.mark().serial();
+        let none = HandedOver { begin: position(&[(THERE, 0)]), end, messages: Vec::new() };
+        assert!(hub.take_back(&channel, none, |_| false));
+        let spot = Spot::end(channel.mark().place);
+        (1..=there).for_each(|sequence| hub.forwarded(from(THERE, sequence, 1)));
+        begin_anew(&mut channel.state.lock());
+        let end = channel.mark().serial();
+        let messages = vec![(from(GONE, 1, 1), 0), (from(GONE, 2, 1), 0)];
+        let given = HandedOver { begin: position(&[(THERE, there)]), end, messages };
+        assert!(hub.take_back(&channel, given, |_| false));
+        assert!(channel.pull(spot, usize::MAX).is_none());
+    }
+}
+
+/// What came to others only, of a run of which there is something here, and it is told of before it is had.
+#[test]
+fn what_is_known_of_a_run_before_it_is_taken_back_is_given_once() {
+    let (hub, channel) = attached(&[stamp(GONE, 0)]);
+    (6..=9).for_each(|sequence| hub.forwarded(from(GONE, sequence, 1)));
+    channel.know(&[stamp(GONE, 10)]);
+    let messages = (6..=10).map(|sequence| (from(GONE, sequence, 1), 0)).collect();
+    let given = HandedOver { begin: position(&[(GONE, 5)]), end: position(&[(GONE, 10)]), messages };
+    assert!(hub.take_back(&channel, given, |run| run == GONE));
+    assert_eq!(missed(&hub, &[(GONE, 9)]), Some(vec![(GONE, 10)]));
+    assert_eq!(pulled(&channel, channel.recent_back(9, 0).after).len(), 5);
 }
 
 /// The node that leaves has lost sight of what a run had published that is gone, and somebody lacks it.

@@ -170,11 +170,10 @@ impl Shard {
             Start::Replay { .. } if !messages => (resumed, None),
             Start::Replay { after, is_exact } if joined.missed_ms <= back_ms || is_own(after.place) => {
                 since = after.place;
-                let has = (!is_exact).then(|| Arc::new(position));
-                (resumed, Some(Replay::from_ring(&channel, after, has)))
+                (resumed, Some(Replay::from_ring(&channel, after, position, is_exact)))
             }
             Start::Replay { .. } => (Some(standing(mark.serial(), false)), None),
-            Start::Unknown if messages && services.hub.is_clustered() => {
+            Start::Unknown if messages && services.hub.is_clustered() && !position.is_empty() => {
                 let from = (position, mark, Some(back_ms));
                 let at = (slot, generation);
                 (None, Some(self.replay_of_others(open, at, &channel, from, Some(reply.clone()))))
@@ -229,7 +228,7 @@ impl Shard {
             (None, self.replay_stored(open, at, &channel, question, Some(reply.clone())))
         } else {
             let is_cut = rewind.is_cut && recent.found < rewind.count;
-            let replay = Replay::from_ring(&channel, recent.after, None);
+            let replay = Replay::from_ring(&channel, recent.after, Serial::default(), true);
             let standing = Standing { warning: cut(&recent, is_cut), ..standing(replay.position(), false) };
             (Some(standing), replay)
         };

@@ -87,8 +87,7 @@ impl Shard {
         let After::Position { position, place } = &mut replay.after else { return };
         let Some(open) = connection.open_mut() else { return };
         if is_end {
-            let has = Some(Arc::new(reading.end()));
-            open.replays.push(Replay::from_ring(&replay.channel, *place, has));
+            open.replays.push(Replay::from_ring(&replay.channel, *place, reading.end(), false));
             return;
         }
         position.clone_from(&reading.has);
@@ -107,8 +106,7 @@ impl Shard {
     ) {
         let Some(open) = connection.open_mut() else { return };
         let position = replay.position();
-        let has = (!is_exact).then(|| Arc::new(position.clone()));
-        open.replays.push(Replay::from_ring(&replay.channel, after, has));
+        open.replays.push(Replay::from_ring(&replay.channel, after, position.clone(), is_exact));
         if let Some(reply) = reply {
             let standing = Standing { position, resumed: true, warning: None };
             self.say_attached(connection, slot, reply, &standing);
@@ -130,7 +128,7 @@ impl Shard {
         {
             subscription.since = subscription.since.min(after.place);
         }
-        let replay = Replay::from_ring(&replay.channel, after, None);
+        let replay = Replay::from_ring(&replay.channel, after, Serial::default(), true);
         let position = replay.position();
         open.replays.push(replay);
         if let Some(reply) = reply {
@@ -185,7 +183,7 @@ impl Shard {
             *position = has;
         }
         if missed.deliveries.is_empty() {
-            replay = Replay::from_ring(&replay.channel, *place, Some(Arc::new(missed.has)));
+            replay = Replay::from_ring(&replay.channel, *place, missed.has, false);
         } else {
             replay.source = Source::Missed(missed);
         }

@@ -67,9 +67,13 @@ pub(super) struct Asked {
 }
 
 impl Replay {
-    pub(super) fn from_ring(channel: &Arc<Channel>, place: Spot, has: Option<Arc<Serial>>) -> Self {
-        let position = channel.position_at(place);
-        let position = has.as_ref().map_or_else(|| position.clone(), |has| position.join(has));
+    /// For who has all of this position, and some that is behind the place unless that `is_exact`.
+    pub(super) fn from_ring(channel: &Arc<Channel>, place: Spot, has: Serial, is_exact: bool) -> Self {
+        let here = channel.position_at(place);
+        let (position, has) = match is_exact {
+            true => (if here.is_empty() { has } else { here }, None),
+            false => (here.join(&has), Some(Arc::new(has))),
+        };
         let after = After::Place { place, position, has };
         Self { channel: Arc::clone(channel), after, source: Source::Ring }
     }
@@ -241,7 +245,7 @@ impl Shard {
         match (pulled, source) {
             (Some((place, pulled)), _) => {
                 if !matches!(replay.after, After::Place { .. }) {
-                    replay = Replay::from_ring(&replay.channel, place, None);
+                    replay = Replay::from_ring(&replay.channel, place, replay.position(), true);
                 }
                 replay.source = Source::Ring;
                 self.replay_recent(connection, slot, replay, &pulled);
@@ -301,7 +305,7 @@ impl Shard {
         let Stage::Open(open) = &mut connection.stage else { return };
         let Pulled { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
-        let After::Place { place, position, has, .. } = &mut replay.after else { return };
+        let After::Place { place, position, has } = &mut replay.after else { return };
         let (after, has) = (place.place, has.as_deref());
         if let Some(last) = deliveries.last() {
             place.place = last.place();
