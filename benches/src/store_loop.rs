@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 
 use crate::Result;
 use crate::histogram::Histogram;
+use crate::load::Meter;
 use crate::wire::stamp::Stamp;
 
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -46,6 +47,9 @@ pub struct Outcome {
     pub rows_per_s: f64,
     pub commit_p50_ms: f64,
     pub commit_p99_ms: f64,
+    /// Of its threads, what makes the rows included.
+    pub cores: f64,
+    pub cpu_us_each: f64,
 }
 
 /// Runs the loop and prints its result as one JSON line.
@@ -78,11 +82,15 @@ fn run(options: &Options) -> Result<Outcome> {
         Ok((commits, stored_in))
     };
     commits_for(WARM_UP)?;
+    let meter = Meter::start(&[])?;
     let (commits, stored_in) = commits_for(Duration::from_secs(options.seconds))?;
+    let (cost, rows) = (meter.stop()?, (commits.total() * options.group as u64) as f64);
     Ok(Outcome {
-        rows_per_s: (commits.total() * options.group as u64) as f64 / stored_in.as_secs_f64(),
+        rows_per_s: rows / stored_in.as_secs_f64(),
         commit_p50_ms: commits.quantile_ms(0.5),
         commit_p99_ms: commits.quantile_ms(0.99),
+        cores: cost.generator_cpu_s / cost.wall_s,
+        cpu_us_each: 1e6 * cost.generator_cpu_s / rows,
     })
 }
 

@@ -176,7 +176,15 @@ pub(super) fn crowd_table(rows: &[Row<Crowd>]) -> String {
 pub(super) fn durable_table(publish: &Publish) -> String {
     let Publish { connections, window, message_bytes, node, bare_loop } = publish;
     let title = format!("{connections} × {window} durable publishes under way, {message_bytes} B");
-    let columns = ["runs", "rows per second", "of the loop", "ack, commit p50 ms", "p99 ms"];
+    let columns = [
+        "runs",
+        "rows per second",
+        "of the loop",
+        "ack, commit p50 ms",
+        "p99 ms",
+        "µs of CPU each",
+        "cores: it / generator",
+    ];
     let mut table = Table::new(&title, &columns);
     let cells = vec![
         node.len().to_string(),
@@ -184,6 +192,11 @@ pub(super) fn durable_table(publish: &Publish) -> String {
         format!("{:.0} %", publish.ratio() * 100.0),
         spread(node, 2, |run| run.ack_p50_ms),
         spread(node, 2, |run| run.ack_p99_ms),
+        spread(node, 2, |run| 1e6 * run.cost.server_cpu_s / (run.acked_per_s * run.cost.wall_s)),
+        pair(
+            median(node, |run| run.cost.server_cpu_s / run.cost.wall_s),
+            median(node, |run| run.cost.generator_cpu_s / run.cost.wall_s),
+        ),
     ];
     table.row("Fanfare, store embedded", node.len(), cells);
     let cells = vec![
@@ -192,6 +205,8 @@ pub(super) fn durable_table(publish: &Publish) -> String {
         "100 %".to_owned(),
         spread(bare_loop, 2, |run| run.commit_p50_ms),
         spread(bare_loop, 2, |run| run.commit_p99_ms),
+        spread(bare_loop, 2, |run| run.cpu_us_each),
+        format!("{:.2} / –", median(bare_loop, |run| run.cores)),
     ];
     table.row("bare store loop", bare_loop.len(), cells);
     table.text()
