@@ -48,7 +48,8 @@ impl Publishers {
         Self { late_in_a_row_max: u32::MAX, ..self }
     }
 
-    /// The same, but none of them twice in a row: a link that is cut is waited for about as long as the outcome is.
+    /// The same, but none of them twice in a row: with the second that a cut link is waited for, one in which the machine stands still is
+    /// enough for that.
     pub async fn over_links_that_fail(nodes: &[Node]) -> Self {
         Self { late_in_a_row_max: 1, ..Self::none() }.with(nodes).await
     }
