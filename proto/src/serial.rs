@@ -9,7 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 /// "All up to here" of one channel: for each incarnation of a node the sequence of its last message.
 ///
 /// As text opaque to clients: entries `<11 base64url characters>.<base36>` in rising order of incarnation, joined
-/// by `~`; `0` is the position before everything.
+/// by `~`; `0` is the one of no run, which says nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Serial(Vec<(u64, u64)>);
 

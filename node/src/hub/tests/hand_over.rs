@@ -404,8 +404,8 @@ fn places_that_are_used_again_are_not_those_of_before() {
 /// Nor where they had begun behind it, and another one had what lies before.
 #[test]
 fn places_before_recent_messages_that_have_begun_anew_are_not_those_of_before() {
-    let cases: [(u64, fn(&mut State)); 2] = [(1, |state| state.ring = None), (0, State::end_positions)];
-    for (there, begin_anew) in cases {
+    let begin_anew: [fn(&mut State); 2] = [|state| state.ring = None, State::end_positions];
+    for (there, begin_anew) in [1, 0].into_iter().zip(begin_anew) {
         let (hub, channel) = attached(&[stamp(THERE, 0), stamp(GONE, 2)]);
         let end = channel.mark().serial();
         let none = HandedOver { begin: position(&[(THERE, 0)]), end, messages: Vec::new() };
