@@ -27,19 +27,23 @@ test: format-and-clippy asyncapi
 	cluster-tests/needs.sh iproute2 ip
 	cargo build --locked -p fanfare
 	cargo test --locked --workspace --no-run
-	cluster-tests/cassandra/with $(MAKE) --no-print-directory --jobs=2 --output-sync=target test-from-q test-from-a
-	cargo test --locked --workspace --doc
+	cluster-tests/cassandra/with $(MAKE) --no-print-directory test-all
 	cluster-tests/cassandra/with --nodes 3 cargo test --locked --workspace --lib origin::history::scylla
 	cluster-tests/openapi.sh
 
 # Two halves side by side, since nodes of a cluster wait for each other more than they work; the test files go by their names. Each half says
-# what it has to say when it has ended.
-.PHONY: test-from-a test-from-q
-test-from-a:
-	cargo test --locked --workspace --test '[!q-z]*'
+# what it has to say when it has ended. What kills databases, and waits for them to come back, has the machine for itself.
+.PHONY: test-all test-from-a test-from-n
+test-all:
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-from-n test-from-a
+	cargo test --locked --workspace --test 'sc*'
+	cargo test --locked --workspace --doc
 
-test-from-q:
-	cargo test --locked --workspace --lib --bins --test '[q-z]*'
+test-from-a:
+	cargo test --locked --workspace --test '[!n-z]*'
+
+test-from-n:
+	cargo test --locked --workspace --lib --bins --test '[n-rt-z]*' --test 's[!c]*'
 
 lint: format-and-clippy cargo-deny
 	$(CARGO_DENY) --locked check bans licenses sources
