@@ -139,6 +139,8 @@ fn options(index: usize, key_file: &Path) -> NodeOptions {
         .environment("FANFARE_NODE_ID", &format!("n{index}"))
         .environment("FANFARE_STORE", "none")
         .environment("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0")
+        // A link that is cut is waited for; a second in which a busy machine stands still beside that is no refusal.
+        .limit("store_wait_ms", 8_000)
         .environment("FANFARE_GOSSIP_LISTEN", "127.0.0.1:0")
         .environment("FANFARE_PEER_LISTEN", "127.0.0.1:0")
         .environment("FANFARE_CLUSTER_KEY_FILE", &key_file.to_string_lossy())

@@ -37,7 +37,7 @@ fn the_links_of_both() {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
-        let publishers = Publishers::over_links_that_fail(nodes).await;
+        let publishers = Publishers::on(nodes).await;
         let (n0, n1) = (&nodes[0], &nodes[1]);
         let cuts = [cut_lanes(&network, n0, n1), cut_lanes(&network, n1, n0)];
         until_known(n0, 1.0).await;
@@ -62,7 +62,7 @@ fn the_links_of_one() {
         let mut cluster = Cluster::apart(&network, 2).await;
         let nodes = cluster.nodes();
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
-        let publishers = Publishers::over_links_that_fail(nodes).await;
+        let publishers = Publishers::on(nodes).await;
         let [n0, n1] = nodes else { panic!("two nodes were started") };
         let cuts = cut_lanes(&network, n1, n0);
         until_known(n1, 0.0).await;

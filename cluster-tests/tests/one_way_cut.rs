@@ -16,7 +16,7 @@ fn cut_from(from: usize, to: usize) {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
-        let publishers = Publishers::over_links_that_fail(nodes).await;
+        let publishers = Publishers::on(nodes).await;
         let cut = network.cut(nodes[from].host(), nodes[to].host(), Lost::All);
         for node in [&nodes[from], &nodes[to]] {
             let is_down = async || node.metric("fanfare_peers_known").await == 1.0;

@@ -39,7 +39,7 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
         let nodes = cluster.nodes();
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let moving = Subscriber::on_each(nodes, "moves").await;
-        let publishers = Publishers::over_links_that_fail(nodes).await;
+        let publishers = Publishers::on(nodes).await;
         sleep(A_WHILE / 2).await;
         let cuts = cut_off(&network, nodes);
         until_dead(nodes).await;
@@ -69,7 +69,7 @@ fn again_and_again() {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
-        let publishers = Publishers::over_links_that_fail(nodes).await;
+        let publishers = Publishers::on(nodes).await;
         for seconds in [1, 2, 0, 3] {
             let cuts = cut_off(&network, cluster.nodes());
             sleep(Duration::from_millis(1_000 * seconds + 200)).await;
