@@ -92,13 +92,14 @@ impl fmt::Display for Serial {
             return f.write_str("0");
         }
         for (index, (incarnation, sequence)) in self.0.iter().enumerate() {
-            let mut text = [0; 11];
-            let length =
-                URL_SAFE_NO_PAD.encode_slice(incarnation.to_be_bytes(), &mut text).map_err(|_| fmt::Error)?;
-            f.write_str(if index == 0 { "" } else { "~" })?;
-            f.write_str(std::str::from_utf8(&text[..length]).map_err(|_| fmt::Error)?)?;
-            f.write_str(".")?;
-            write_base36(f, *sequence)?;
+            // In one piece, so that a string of the only one is allocated once.
+            let mut text = *b"~00000000000.0000000000000";
+            URL_SAFE_NO_PAD
+                .encode_slice(incarnation.to_be_bytes(), &mut text[1..12])
+                .map_err(|_| fmt::Error)?;
+            let end = 13 + write_base36(&mut text[13..], *sequence);
+            let begin = usize::from(index == 0);
+            f.write_str(std::str::from_utf8(&text[begin..end]).map_err(|_| fmt::Error)?)?;
         }
         Ok(())
     }
@@ -129,18 +130,14 @@ fn read_entry(text: &str) -> Result<(u64, u64), SerialError> {
     Ok((u64::from_be_bytes(incarnation), read_base36(sequence)?))
 }
 
-fn write_base36(f: &mut fmt::Formatter<'_>, mut value: u64) -> fmt::Result {
-    let mut digits = [0; 13];
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b"0123456789abcdefghijklmnopqrstuvwxyz"[(value % 36) as usize];
+/// At the start of `out`, which has room for 13 digits. Gives how many it took.
+fn write_base36(out: &mut [u8], mut value: u64) -> usize {
+    let count = value.checked_ilog(36).unwrap_or(0) as usize + 1;
+    for digit in out[..count].iter_mut().rev() {
+        *digit = b"0123456789abcdefghijklmnopqrstuvwxyz"[(value % 36) as usize];
         value /= 36;
-        if value == 0 {
-            break;
-        }
     }
-    f.write_str(std::str::from_utf8(&digits[at..]).map_err(|_| fmt::Error)?)
+    count
 }
 
 /// Only the spelling that is written, so that a position has one text.

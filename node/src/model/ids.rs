@@ -172,10 +172,10 @@ impl ConnectionId {
 
 impl fmt::Display for ConnectionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = [0; 22];
-        let length = URL_SAFE_NO_PAD.encode_slice(self.0, &mut text).map_err(|_| fmt::Error)?;
-        f.write_str("c_")?;
-        f.write_str(std::str::from_utf8(&text[..length]).map_err(|_| fmt::Error)?)
+        // In one piece, so that a string of it is allocated once.
+        let mut text = *b"c_0000000000000000000000";
+        URL_SAFE_NO_PAD.encode_slice(self.0, &mut text[2..]).map_err(|_| fmt::Error)?;
+        f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
 }
 
