@@ -10,6 +10,7 @@ mod numbering;
 mod presence;
 mod race;
 mod resume;
+mod take_back;
 
 use super::*;
 use parking_lot::Mutex;

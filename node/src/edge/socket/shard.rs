@@ -3,6 +3,7 @@
 mod attach;
 mod everywhere;
 mod lifecycle;
+mod losing;
 mod moving;
 mod pace;
 mod presence;

@@ -206,6 +206,22 @@ fn who_was_attached_elsewhere_at_first_is_resumed_where_that_run_forwards_the_ch
     assert_eq!(start(THERE + 1), Start::Unknown);
 }
 
+/// Not even of a channel in which nobody has numbered anything that is known here.
+#[test]
+fn the_empty_position_is_not_one_to_begin_at() {
+    let (hub, _targets, channel) = joined();
+    let empty = Serial::default();
+    assert_eq!(hub.look_after(&key("a"), &empty), Start::Unknown);
+    for _ in 0..2 {
+        hub.forwarded(from(THERE, channel.mark().place + 1, 1));
+        assert_eq!(hub.look_after(&key("a"), &empty), Start::Unknown);
+        assert!(hub.recent_after(&key("a"), &empty).is_none());
+    }
+    let (alone, _targets) = hub_of(1, Clock::manual(NOW_MS));
+    alone.attach(&key("a"), 0);
+    assert_eq!(alone.look_after(&key("a"), &empty), Start::Unknown);
+}
+
 #[test]
 fn a_position_of_a_former_life_of_a_channel_is_not_one_of_the_next() {
     let (hub, _targets, channel) = joined_without_rings();

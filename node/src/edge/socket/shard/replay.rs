@@ -12,7 +12,7 @@ use super::super::connection::{Connection, Open, Stage, Subscription};
 use super::attach::cut;
 use super::everywhere::Missed;
 use super::{SLICE, Shard, context};
-use crate::hub::{Channel, Mark, Pulled, Spot, Subscriber};
+use crate::hub::{Channel, Pulled, Spot};
 use crate::model::{Amount, Stamp, UsageKind};
 use crate::session::{AttachReply, Standing};
 
@@ -23,7 +23,7 @@ const LOW_BYTES: usize = 32 * 1024;
 /// Why a rewind gave less than was asked for.
 pub(super) const CUT_BY_CAPABILITY: &str =
     "rewind was cut to the resume window: the capability has no history here";
-const NOT_READ: &str = "rewind was cut: the history could not be read";
+pub(super) const NOT_READ: &str = "rewind was cut: the history could not be read";
 
 /// A channel of which a connection is given what it missed; until it has that, deliveries pass it by.
 #[derive(Debug)]
@@ -199,7 +199,7 @@ impl Shard {
     }
 
     /// Delivery goes on with what is published from now on.
-    fn go_live(&mut self, slot: u32, replay: &Replay) -> Serial {
+    pub(super) fn go_live(&mut self, slot: u32, replay: &Replay) -> Serial {
         let mark = replay.channel.mark();
         self.subscribers.go_live(replay.channel.number(), slot, mark.place);
         mark.serial()
@@ -425,76 +425,55 @@ impl Shard {
             self.hand(connection, slot, frames, amount);
         }
     }
+}
 
-    /// The store does not have it.
-    pub(super) fn give_up(
-        &mut self,
-        connection: &mut Connection,
-        slot: u32,
-        replay: &Replay,
-        reply: Option<&AttachReply>,
-    ) {
-        let Some(reply) = reply else { return self.lose(connection, slot, &replay.channel) };
-        let position = self.go_live(slot, replay);
-        let warning = reply.is_rewind().then_some(NOT_READ);
-        self.say_attached(connection, slot, reply, &Standing { position, resumed: false, warning });
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::{Hub, Numbering};
+    use crate::model::{AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Limits, Message, Published};
+
+    const THERE: u64 = 77;
+
+    /// Keeps no recent messages, so that positions of before are not known here any more.
+    fn attached() -> (Hub, ChannelKey, Arc<Channel>) {
+        let limits = Limits { rings_bytes: 0, ..Limits::default() };
+        let hub = Hub::new(Vec::new(), Clock::system(), &limits);
+        let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"));
+        let (channel, _) = hub.attach(&key, 0);
+        hub.heard(&key, channel.number(), Stamp { incarnation: THERE, sequence: 5 });
+        (hub, key, channel)
     }
 
-    /// Something is missing before `mark` for all who are attached to a channel, by its number.
-    pub(super) fn lose_all(&mut self, number: u64, mark: &Mark) {
-        let Some(channel) = self.subscribers.channel(number).cloned() else { return };
-        let Some((_, subscribers, _)) = self.subscribers.all_mut(number) else { return };
-        let subscribers = subscribers.iter().filter(|one| one.messages);
-        let all: Vec<(u32, u64)> = subscribers.map(|one| (one.slot, one.after_place)).collect();
-        for (slot, after) in all {
-            let Some(mut connection) = self.slots[slot as usize].take() else { continue };
-            match after {
-                Subscriber::IN_REPLAY => self.lose(&mut connection, slot, &channel),
-                // Whoever began behind it has nothing of what is delivered in between.
-                after if after > mark.place => {
-                    self.lose_before(
-                        &mut connection,
-                        slot,
-                        &channel,
-                        after,
-                        channel.position_at(Spot::end(after)),
-                    );
-                }
-                _ => self.lose_before(&mut connection, slot, &channel, mark.place, mark.serial()),
-            }
-            self.slots[slot as usize] = Some(connection);
-        }
+    fn publish(hub: &Hub, key: &ChannelKey) {
+        let from = ConnectionId::from_bytes([1; 16]);
+        hub.publish(key, 1, |Numbering { incarnation, first_sequence: sequence, timestamp_ms }| {
+            let message =
+                Message { id: "m".into(), id_given: false, sequence, name: None, data: None, extras: None };
+            Published::new(key.clone(), incarnation, timestamp_ms, from, None, "k".into(), vec![message])
+        });
     }
 
-    /// What follows is not there any more: the client is told, and delivery goes on from here.
-    fn lose(&mut self, connection: &mut Connection, slot: u32, channel: &Arc<Channel>) {
-        let mark = channel.mark();
-        self.lose_before(connection, slot, channel, mark.place, mark.serial());
+    #[test]
+    fn where_the_channel_stood_is_where_the_client_stands_or_it_keeps_its_own_position() {
+        let (hub, key, channel) = attached();
+        let before = channel.mark();
+        let at = Spot::end(before.place);
+        let has = Serial::single(THERE, 5);
+        let replay = || Replay::from_ring(&channel, at, has.clone(), true);
+        assert_eq!(replay().position(), before.serial());
+        publish(&hub, &key);
+        assert_eq!(channel.position_at(at), Serial::default(), "it is not known any more");
+        assert_eq!(replay().position(), has);
     }
 
-    /// The same, from this place on.
-    fn lose_before(
-        &mut self,
-        connection: &mut Connection,
-        slot: u32,
-        channel: &Arc<Channel>,
-        place: u64,
-        position: Serial,
-    ) {
-        self.subscribers.go_live(channel.number(), slot, place);
-        let Some(open) = connection.open_mut() else { return };
-        let turn = open.replays.iter().position(|replay| replay.channel.number() == channel.number());
-        let reply = turn.and_then(|turn| open.replays.swap_remove(turn).take_reply());
-        if let Some(reply) = reply {
-            let standing = Standing { position, resumed: false, warning: None };
-            return self.say_attached(connection, slot, &reply, &standing);
-        }
-        let name = channel.key().name();
-        let mut outputs = Vec::new();
-        let presence = self.set_modes(connection, slot, name);
-        if let Some(open) = connection.open_mut() {
-            open.session.continuity_lost(name, position, presence, &mut outputs);
-        }
-        self.run_outputs(connection, slot, outputs);
+    #[test]
+    fn who_has_some_of_what_follows_stands_behind_both() {
+        let (_hub, _key, channel) = attached();
+        let before = channel.mark();
+        let has = Serial::single(THERE, 7);
+        let replay = Replay::from_ring(&channel, Spot::end(before.place), has.clone(), false);
+        assert_eq!(replay.position(), before.serial().join(&has));
+        assert!(matches!(&replay.after, After::Place { has: Some(kept), .. } if **kept == has));
     }
 }
