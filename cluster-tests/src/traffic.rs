@@ -249,8 +249,12 @@ impl Subscriber {
 }
 
 /// Waits until each subscriber has heard what was acknowledged, and until whoever comes back has missed nothing again; the nodes must
-/// be well.
-pub async fn end_well(cluster: &mut Cluster, publishers: Publishers, subscribers: Vec<Subscriber>) {
+/// be well. Gives what was acknowledged.
+pub async fn end_well(
+    cluster: &mut Cluster,
+    publishers: Publishers,
+    subscribers: Vec<Subscriber>,
+) -> Numbers {
     let acknowledged = publishers.end().await;
     let mut last = Heard::default();
     for subscriber in subscribers {
@@ -269,6 +273,7 @@ pub async fn end_well(cluster: &mut Cluster, publishers: Publishers, subscribers
     for node in cluster.nodes() {
         node.assert_well().await;
     }
+    acknowledged
 }
 
 async fn read(

@@ -186,7 +186,7 @@ impl Routing {
     }
 
     /// It is held for dead here, and may be taking publishes.
-    fn may_go_on(&self, incarnation: u64) -> bool {
+    pub fn may_go_on(&self, incarnation: u64) -> bool {
         self.deaths.lock().may_go_on(incarnation)
             || self.unreached.lock().runs().any(|unreached| unreached == incarnation)
     }

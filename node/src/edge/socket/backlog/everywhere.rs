@@ -35,6 +35,8 @@ pub struct Reading {
     pub(super) living: Serial,
     /// Of these runs what was not heard is yet to be handed on to whoever is attached.
     pub(super) owed: Vec<u64>,
+    /// Up to where that has been done of those that are gone. What they have stored since, as they may behind a cut, is handed on later.
+    pub(super) handed: Serial,
     /// The next row is behind this one, and none is as late as that.
     pub(super) cursor: Position,
     pub(super) end_ms: u64,
@@ -45,8 +47,13 @@ pub struct Reading {
 impl Reading {
     #[cfg(test)]
     pub(in crate::edge::socket) fn at(has: Serial, stands: Serial) -> Self {
-        let (living, owed) = (Serial::default(), Vec::new());
-        Self { has, stands, living, owed, cursor: behind(0), end_ms: 0, sure_ms: 0 }
+        let (living, owed, handed) = (Serial::default(), Vec::new(), Serial::default());
+        Self { has, stands, living, owed, handed, cursor: behind(0), end_ms: 0, sure_ms: 0 }
+    }
+
+    /// Up to where the rows of runs are given whose further messages come by delivery.
+    fn until(&self) -> Serial {
+        self.living.join(&self.handed)
     }
 
     /// Who has read it all has all that the channel's deliveries behind its attach do not bring.
@@ -142,7 +149,7 @@ impl Rows<'_> {
             start_ms: Some(rewind.since_ms),
             // Their texts are read again, page by page.
             bytes_max: usize::MAX,
-            until: Some(reading.living.clone()),
+            until: Some(reading.until()),
             ..self.query(Direction::Backwards)
         };
         let mut found: Vec<Position> = Vec::new();
@@ -182,16 +189,20 @@ impl Rows<'_> {
             return None;
         }
         let (here, owed) = (self.channel.mark().serial(), routing.owed(self.channel));
-        // What a run that lives has for this node would come once more. Of a dead one nobody has more.
-        let is_ahead = |(run, sequence): &(u64, u64)| runs.contains(run) && !here.covers_one(*run, *sequence);
+        // What a run that lives, or may do so behind a cut, has for this node would come once more. Of a dead one nobody has more.
+        let may_come = |run: u64| runs.contains(&run) || owed.contains(&run) && routing.may_go_on(run);
+        let is_ahead = |(run, sequence): &(u64, u64)| !here.covers_one(*run, *sequence) && may_come(*run);
         if known.entries().iter().any(is_ahead) {
             return None;
         }
-        let mut living = Serial::default();
+        let (mut living, mut handed) = (Serial::default(), Serial::default());
         for run in &runs {
             living.advance(*run, stands.sequence_of(*run).unwrap_or(0));
         }
-        Some(Reading { has, stands, living, owed, cursor: behind(0), end_ms: 0, sure_ms: 0 })
+        for run in owed.iter().filter(|run| !runs.contains(run)) {
+            handed.advance(*run, here.sequence_of(*run).unwrap_or(0));
+        }
+        Some(Reading { has, stands, living, owed, handed, cursor: behind(0), end_ms: 0, sure_ms: 0 })
     }
 
     /// For as long as anybody may come back, all runs have kept the history of the same channels as this one. Those that live have
@@ -323,11 +334,15 @@ impl Rows<'_> {
 
     fn given(&self, reading: &Reading, is_known: bool, row: Position) -> Given {
         let Position { timestamp_ms, sequence, incarnation } = row;
-        match reading.living.sequence_of(incarnation) {
+        let last = reading.living.sequence_of(incarnation);
+        match last.or_else(|| reading.handed.sequence_of(incarnation)) {
             // What follows is delivered.
-            Some(last) if sequence > last => Given::No,
+            Some(until) if sequence > until => Given::No,
             _ if !self.is_missed(reading, is_known, row) => Given::No,
-            None if timestamp_ms < reading.sure_ms && reading.has.sequence_of(incarnation).is_none() => {
+            _ if last.is_none()
+                && timestamp_ms < reading.sure_ms
+                && reading.has.sequence_of(incarnation).is_none() =>
+            {
                 Given::Unknown
             }
             _ => Given::Yes,

@@ -21,7 +21,8 @@ fn reading(bench: &Bench, has: &Serial, stands: &Serial) -> Reading {
     let living = living.map(|run| (run, stands.sequence_of(run).unwrap_or(0)));
     let cursor = Position { timestamp_ms: 0, sequence: 0, incarnation: 0 };
     let (has, stands) = (has.clone(), stands.clone());
-    Reading { has, stands, living: serial(&living), owed: Vec::new(), cursor, end_ms: 0, sure_ms: 0 }
+    let (living, owed, handed) = (serial(&living), Vec::new(), Serial::default());
+    Reading { has, stands, living, owed, handed, cursor, end_ms: 0, sure_ms: 0 }
 }
 
 impl Bench {
@@ -184,4 +185,30 @@ async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
         let end = serial(&[(THERE, 8), (YONDER, 2), (DEAD, 71)]);
         assert_eq!(bench.given(found).await, Some((expected, end)));
     }
+}
+
+/// It takes publishes behind a cut, which come by delivery when that is healed.
+#[tokio::test]
+async fn what_a_run_that_is_held_for_dead_stores_after_it_was_read_is_not_given_twice() {
+    let bench = Bench::new();
+    for (age_ms, run, sequence) in
+        [(60_000, THERE, 7), (50_000, DEAD, 70), (40_000, DEAD, 71), (30_000, THERE, 8), (20_000, DEAD, 72)]
+    {
+        bench.store(run, sequence, age_ms);
+    }
+    bench.shared.store.settled().await.expect("the store is well");
+    let stands = serial(&[(THERE, 8), (YONDER, 0), (DEAD, 69)]);
+    let held_for_dead = |has: &[(u64, u64)]| Reading {
+        owed: vec![THERE, YONDER, DEAD],
+        handed: serial(&[(DEAD, 71)]),
+        ..reading(&bench, &serial(has), &stands)
+    };
+    let end = serial(&[(THERE, 8), (YONDER, 0), (DEAD, 71)]);
+    let found = bench.rows().begin_after(held_for_dead(&[(THERE, 7), (DEAD, 69)]), Some(240_000)).await;
+    assert_eq!(bench.given(found).await, Some((vec![70, 71, 8], end.clone())));
+    let rewind = Rewind { count: 2, since_ms: 0, is_cut: false };
+    let found = bench.rows().begin_back(held_for_dead(&[]), rewind).await;
+    assert_eq!(bench.given(found).await, Some((vec![71, 8], end)));
+    let known = bench.channel.mark().serial();
+    assert_eq!(known.sequence_of(DEAD), None, "it comes by delivery");
 }

@@ -1,0 +1,68 @@
+//! Nodes that cannot reach each other over a database that all reach: both sides acknowledge, history has all of it once, and when the cut
+//! is healed nobody has missed anything without being told.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::network::isolated;
+use fanfare_cluster_tests::traffic::{Publishers, Subscriber, channels, end_well};
+use fanfare_cluster_tests::{Cassandra, Node, SOON, Socket, history, wait_until};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+const KEY: &str = "secret.k1";
+const A_WHILE: Duration = Duration::from_secs(1);
+
+async fn publish_with_id(node: &Node) -> Value {
+    let mut socket = Socket::open(node, "").await;
+    let ack = socket.ask(json!({"op": 13, "channel": "ids", "messages": [{"id": "own", "data": 1}]})).await;
+    assert_eq!(ack["op"], 1, "{ack}");
+    ack["serials"].clone()
+}
+
+#[test]
+fn history_has_once_what_either_side_acknowledged() {
+    Cassandra::fetch();
+    isolated(async |network| {
+        let Some(cassandra) = Cassandra::start_on(&network.host()) else { return };
+        let keyspace = cassandra.keyspace();
+        let mut cluster =
+            Cluster::apart_with(&network, 3, |options| cassandra.store(options, &keyspace)).await;
+        let nodes = cluster.nodes();
+        let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
+        let moving = Subscriber::on_each(nodes, "moves").await;
+        let publishers = Publishers::on(nodes).await;
+        sleep(A_WHILE).await;
+        let others: Vec<_> = nodes[1..].iter().map(Node::host).collect();
+        let cuts = network.split(&[nodes[0].host()], &others);
+        let deaths = |node: &Node| told(node).iter().filter(|(_, said)| said == "a node is dead").count();
+        let is_dead = async || deaths(&nodes[0]) == 2 && nodes[1..].iter().all(|node| deaths(node) == 1);
+        wait_until(SOON, "the other side to be dead", is_dead).await;
+        for (at, subscriber) in moving.into_iter().enumerate() {
+            let heard = subscriber.leave().await;
+            subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "moved", heard).await);
+        }
+        let first = publish_with_id(&nodes[0]).await;
+        assert_eq!(publish_with_id(&nodes[1]).await, first, "the database knows that it was published");
+        sleep(A_WHILE).await;
+        drop(cuts);
+        cluster.until_linked().await;
+        sleep(A_WHILE).await;
+        let acknowledged = end_well(&mut cluster, publishers, subscribers).await;
+        for node in &*cluster.nodes() {
+            for channel in channels() {
+                let records = history::read_all(node.addr(), KEY, &channel, "limit=1000").await;
+                let part = |record: &Value, at: usize| record["data"][at].as_u64().expect("a number");
+                let of = |record: &Value| (part(record, 0), part(record, 1));
+                let stored: HashSet<(u64, u64)> = records.iter().map(of).collect();
+                assert_eq!(stored.len(), records.len(), "nothing is there twice in {channel}");
+                for ((from, _), count) in acknowledged.iter().filter(|((_, of), _)| *of == channel) {
+                    let missing = (0..*count).find(|number| !stored.contains(&(*from, *number)));
+                    assert_eq!(missing, None, "of {from} in {channel}, of {count}");
+                }
+            }
+            assert_eq!(history::read_all(node.addr(), KEY, "ids", "limit=10").await.len(), 1);
+        }
+    });
+}
