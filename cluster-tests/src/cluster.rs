@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -66,7 +66,7 @@ impl Cluster {
 
     /// Starts one more node.
     pub async fn add(&mut self, change: impl FnOnce(NodeOptions) -> NodeOptions) -> &mut Node {
-        let mut options = change(options(self.nodes.len(), &self.key.path().join("cluster.key")));
+        let mut options = change(options(self.nodes.len(), &self.key_file()));
         if let Some(seed) = self.nodes.first().and_then(Node::gossip) {
             options = options.environment("FANFARE_SEED", &seed.to_string());
         }
@@ -99,7 +99,7 @@ impl Cluster {
     /// Starts one more node, and waits until all know it.
     pub async fn grow(&mut self) {
         let seed = self.nodes[0].gossip().expect("a node of a cluster");
-        let options = options(self.nodes.len(), &self.key.path().join("cluster.key"));
+        let options = options(self.nodes.len(), &self.key_file());
         self.nodes.push(Node::start(options.environment("FANFARE_SEED", &seed.to_string())).await);
         self.until_linked().await;
     }
@@ -107,7 +107,7 @@ impl Cluster {
     /// What one more node would be started with.
     pub fn one_more(&self, node_id: &str) -> NodeOptions {
         let seed = self.nodes[0].gossip().expect("a node of a cluster");
-        let options = options(self.nodes.len(), &self.key.path().join("cluster.key"));
+        let options = options(self.nodes.len(), &self.key_file());
         options.environment("FANFARE_NODE_ID", node_id).environment("FANFARE_SEED", &seed.to_string())
     }
 
@@ -121,6 +121,11 @@ impl Cluster {
 
     pub fn nodes(&mut self) -> &mut [Node] {
         &mut self.nodes
+    }
+
+    /// Where the nodes have their key from.
+    pub fn key_file(&self) -> PathBuf {
+        self.key.path().join("cluster.key")
     }
 }
 
@@ -140,7 +145,7 @@ fn options(index: usize, key_file: &Path) -> NodeOptions {
         .environment("FANFARE_STORE", "none")
         .environment("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0")
         // A link that is cut is waited for; a second in which a busy machine stands still beside that is no refusal.
-        .limit("store_wait_ms", 8_000)
+        .limit("store_wait_ms", 6_000)
         .environment("FANFARE_GOSSIP_LISTEN", "127.0.0.1:0")
         .environment("FANFARE_PEER_LISTEN", "127.0.0.1:0")
         .environment("FANFARE_CLUSTER_KEY_FILE", &key_file.to_string_lossy())
