@@ -1,13 +1,11 @@
 //! A channel that a node which leaves hands over to another one.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use fanfare_proto::serial::Serial;
 
 use super::forwarded::{Others, from};
 use super::*;
-use crate::hub::channels::State;
 use crate::hub::hand_over::HandedOver;
 use crate::model::Forwarded;
 
@@ -39,7 +37,7 @@ pub(super) fn leaving() -> Hub {
 }
 
 /// Holds the channel, and was told what had been numbered before.
-fn keeps(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
+pub(super) fn keeps(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(Others::default()));
     let channel = hub.hold(&key("a"), || unreachable!("there is nobody to wait for"));

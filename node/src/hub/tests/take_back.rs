@@ -3,8 +3,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use fanfare_proto::serial::Serial;
+
 use super::forwarded::{Others, from};
-use super::hand_over::{GONE, THERE, handed, leaving, missed, position, stamp};
+use super::hand_over::{GONE, THERE, handed, keeps, leaving, missed, position, stamp};
 use super::*;
 use crate::hub::channels::State;
 use crate::hub::hand_over::HandedOver;
