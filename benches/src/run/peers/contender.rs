@@ -231,7 +231,8 @@ impl Contender {
             Self::Nats => (ask("--version"), "WebSocket listener, no TLS, no compression, else defaults"),
             Self::Sockudo => (
                 ask("--version"),
-                "client events on private channels, rate_limiter and metrics off, else defaults",
+                "client events on private channels, rate_limiter and metrics off, max_connections 100000, \
+                 max_client_events_per_second 0, else defaults",
             ),
             _ => (ask("--version"), "as Fanfare"),
         };
