@@ -157,7 +157,8 @@ impl Routing {
         let (living, mut read) = (self.living(), Vec::new());
         for run in self.owed(&channel).into_iter().filter(|run| !living.contains(run)) {
             let is_ahead = position.sequence_of(run).is_some_and(|sequence| sequence > channel.reached(run));
-            let is_known = self.deaths.lock().is_complete(run, channel.number());
+            // Of one that may take publishes what was read once is not all.
+            let is_known = !self.may_go_on(run) && self.deaths.lock().is_complete(run, channel.number());
             let since = self.deaths.lock().troubled_for(run);
             if is_ahead || !is_known {
                 if !self.complete_one(&channel, run, since).await {
@@ -186,9 +187,14 @@ impl Routing {
     }
 
     /// It is held for dead here, and may be taking publishes.
-    pub fn may_go_on(&self, incarnation: u64) -> bool {
+    fn may_go_on(&self, incarnation: u64) -> bool {
         self.deaths.lock().may_go_on(incarnation)
             || self.unreached.lock().runs().any(|unreached| unreached == incarnation)
+    }
+
+    /// The same, or what it has for this node is on its way already, also before gossip hears it again.
+    pub fn may_come(&self, incarnation: u64) -> bool {
+        self.may_go_on(incarnation) || self.deaths.lock().has_lanes(incarnation)
     }
 
     /// Nobody is resumed in these channels until it is known whether something of the run is missing.

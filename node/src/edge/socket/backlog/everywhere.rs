@@ -190,18 +190,19 @@ impl Rows<'_> {
         }
         let (here, owed) = (self.channel.mark().serial(), routing.owed(self.channel));
         // What a run that lives, or may do so behind a cut, has for this node would come once more. Of a dead one nobody has more.
-        let may_come = |run: u64| runs.contains(&run) || owed.contains(&run) && routing.may_go_on(run);
-        let is_ahead = |(run, sequence): &(u64, u64)| !here.covers_one(*run, *sequence) && may_come(*run);
+        let may_come = |run: u64| owed.contains(&run) && routing.may_come(run);
+        let is_ahead = |(run, sequence): &(u64, u64)| {
+            !here.covers_one(*run, *sequence) && (runs.contains(run) || may_come(*run))
+        };
         if known.entries().iter().any(is_ahead) {
             return None;
         }
-        let (mut living, mut handed) = (Serial::default(), Serial::default());
+        let mut living = Serial::default();
         for run in &runs {
             living.advance(*run, stands.sequence_of(*run).unwrap_or(0));
         }
-        for run in owed.iter().filter(|run| !runs.contains(run)) {
-            handed.advance(*run, here.sequence_of(*run).unwrap_or(0));
-        }
+        let gone = owed.iter().copied().filter(|run| !runs.contains(run));
+        let handed = handed(gone, &here, may_come);
         Some(Reading { has, stands, living, owed, handed, cursor: behind(0), end_ms: 0, sure_ms: 0 })
     }
 
@@ -350,6 +351,18 @@ impl Rows<'_> {
     }
 }
 
+/// How far runs that are gone have been handed on. One that does not stand where the channel stands is forgotten there, and is done, unless
+/// it may come.
+fn handed(gone: impl Iterator<Item = u64>, here: &Serial, may_come: impl Fn(u64) -> bool) -> Serial {
+    let mut handed = Serial::default();
+    for run in gone {
+        if let Some(sequence) = here.sequence_of(run).or_else(|| may_come(run).then_some(0)) {
+            handed.advance(run, sequence);
+        }
+    }
+    handed
+}
+
 /// A row that the position does not cover was surely missed. One of a run that is gone, and that it does not name, may be from before.
 fn tells(reading: &Reading, row: Position) -> bool {
     let is_named = |serial: &Serial| serial.sequence_of(row.incarnation).is_some();
@@ -375,4 +388,17 @@ fn before(stands: &Serial, rows: &[Position]) -> Serial {
     let others: Vec<(u64, u64)> = others.copied().collect();
     others.into_iter().for_each(|(run, sequence)| first.advance(run, sequence));
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_forgotten_where_the_channel_stands_bounds_nothing_unless_it_may_come() {
+        let here = Serial::single(21, 7);
+        let handed = |may_come| handed([21, 22].into_iter(), &here, move |run| may_come && run == 22);
+        assert_eq!(handed(false), here);
+        assert_eq!(handed(true).entries(), [(21, 7), (22, 0)]);
+    }
 }
