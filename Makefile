@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench peers bench-peers bench-cluster bench-store format-and-clippy components cargo-deny asyncapi
+.PHONY: help run test lint bench peers go-peers bench-peers bench-cluster bench-store format-and-clippy components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -55,7 +55,7 @@ lint: format-and-clippy cargo-deny
 
 bench:
 	cargo build --release --locked -p fanfare
-	cargo run --release --locked -p fanfare-benches --bin bench -- run
+	cargo run --release --locked -p fanfare-benches --bin bench -- run $(OPTIONS)
 
 # The database has half of the cores, so that it has as much beside a node as beside the driver alone.
 bench-store: OPTIONS := --apart
@@ -77,7 +77,9 @@ bench-peers: bench-peers-needs peers
 	cargo build --release --locked -p fanfare
 	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers "$(TARGET)/tools/peers" --plots docs/benchmarks --out "$(TARGET)/tools/bench-peers.json"
 
-peers: peers-needs $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS) $(PEERS)/sockudo-$(SOCKUDO)
+peers: peers-needs go-peers $(PEERS)/sockudo-$(SOCKUDO)
+
+go-peers: $(PEERS)/centrifuge $(PEERS)/nats-server-$(NATS)
 
 $(PEERS)/centrifuge: benches/peers/centrifuge/main.go benches/peers/centrifuge/go.mod benches/peers/centrifuge/go.sum | go
 	cd $(<D) && go build -mod=readonly -trimpath -o "$@" .

@@ -45,9 +45,21 @@ fn history_has_once_what_either_side_acknowledged() {
         }
         let first = publish_with_id(&nodes[0]).await;
         assert_eq!(publish_with_id(&nodes[1]).await, first, "the database knows that it was published");
+        let away = Subscriber::on_each(nodes, "away while it is healed").await;
         sleep(A_WHILE).await;
+        let mut heard = Vec::new();
+        for subscriber in away {
+            heard.push(subscriber.leave().await);
+        }
         drop(cuts);
+        // While the links come back, and after.
+        let back = Subscriber::after(&nodes[1], "back at once", heard[0].clone()).await;
+        subscribers.push(back);
         cluster.until_linked().await;
+        let nodes = cluster.nodes();
+        for (at, heard) in heard.into_iter().enumerate() {
+            subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "back when it is healed", heard).await);
+        }
         sleep(A_WHILE).await;
         let acknowledged = end_well(&mut cluster, publishers, subscribers).await;
         for node in &*cluster.nodes() {

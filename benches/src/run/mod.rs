@@ -16,11 +16,12 @@ pub mod store;
 mod table;
 
 use std::env;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
+use serde::Serialize;
 
 use crate::Result;
 use machine::Machine;
@@ -46,6 +47,7 @@ pub struct Options {
 /// Measures everything and prints the table. A missed bar is told; a measurement that failed, or lost or doubled
 /// anything, is an error.
 pub fn run(options: &Options) -> Result<()> {
+    check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
     let node = match &options.node {
         Some(node) => node.clone(),
@@ -59,10 +61,28 @@ pub fn run(options: &Options) -> Result<()> {
     let (measured, failures) = bench.measure();
     let report = Report::new(machine, measured, failures);
     print!("\n{}", table::of(&report));
-    if let Some(out) = &options.out {
-        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
+    end(&report, options.out.as_deref(), report.failures.len())
+}
+
+/// What would else be found when all is measured: an error names the option.
+fn check(node: Option<&Path>, out: Option<&Path>) -> Result<()> {
+    if let Some(node) = node.filter(|node| !node.is_file()) {
+        return Err(format!("--node {}: there is no such file", node.display()).into());
     }
-    match report.failures.len() {
+    if let Some(out) = out {
+        let opened = OpenOptions::new().append(true).create(true).open(out);
+        opened.map_err(|error| format!("--out {}: {error}", out.display()))?;
+    }
+    Ok(())
+}
+
+/// Writes what was measured as JSON. That something failed is an error.
+fn end(report: &impl Serialize, out: Option<&Path>, failures: usize) -> Result<()> {
+    if let Some(out) = out {
+        fs::write(out, serde_json::to_string_pretty(report)? + "\n")
+            .map_err(|error| format!("--out {}: {error}", out.display()))?;
+    }
+    match failures {
         0 => Ok(()),
         count => Err(format!("{count} measurements failed").into()),
     }

@@ -9,7 +9,6 @@ mod nodes;
 mod through;
 
 use std::env;
-use std::fs;
 use std::path::PathBuf;
 use std::thread;
 
@@ -19,7 +18,7 @@ use serde::Serialize;
 use super::bars::Bar;
 use super::machine::Machine;
 use super::markdown::{bar_table, failed};
-use super::{build, build_node, target_folder};
+use super::{build, build_node, check, end, target_folder};
 use crate::Result;
 use attach::Attach;
 use false_death::FalseDeath;
@@ -97,6 +96,7 @@ struct Report {
 /// Measures and prints the tables. A missed bar is told; an error is a measurement that failed, or a message that was lost,
 /// doubled or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
+    check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
     let node = options.node.clone().map_or_else(|| build_node(&this), Ok)?;
     let bare = options.bare.clone().map_or_else(|| build(&this, "fanfare-benches", "bench-bare"), Ok)?;
@@ -108,13 +108,7 @@ pub fn run(options: &Options) -> Result<()> {
     let bars = measured.bars();
     print!("\n{}{}{}", measured.tables(), bar_table(&bars), failed(&failures));
     let report = Report { machine, measured, bars, failures };
-    if let Some(out) = &options.out {
-        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
-    }
-    match report.failures.len() {
-        0 => Ok(()),
-        count => Err(format!("{count} measurements failed").into()),
-    }
+    end(&report, options.out.as_deref(), report.failures.len())
 }
 
 struct Bench<'a> {

@@ -42,6 +42,17 @@ pub(super) struct Measured {
     pub(super) slow: Option<SlowOnes>,
 }
 
+impl Measured {
+    /// Also where all that was asked for is not measured of those who were.
+    pub(super) fn is_empty(&self) -> bool {
+        self.fixed.iter().all(|fixed| fixed.rows.is_empty())
+            && self.most.iter().all(|most| most.rows.is_empty())
+            && (self.idle.is_empty() && self.herds.is_empty() && self.crowds.is_empty())
+            && self.durable.is_none()
+            && self.slow.as_ref().is_none_or(|slow| slow.rows.is_empty())
+    }
+}
+
 /// A workload at a given rate.
 #[derive(Serialize)]
 pub(super) struct Fixed {

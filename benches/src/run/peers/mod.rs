@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::bars::Bar;
 use super::machine::Machine;
-use super::{build_node, target_folder};
+use super::{build_node, check, end, target_folder};
 use crate::{Result, os};
 use contender::{Contender, Places};
 use measure::{Comparison, Measured};
@@ -36,7 +36,7 @@ pub struct Options {
     /// Also writes everything that was measured to this file, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Also draws fan-out into this folder, as SVG, and writes what is printed to `peers.md` there.
+    /// Also draws fan-out into this folder, as SVG, and writes what is printed to `peers.md` there, unless a measurement failed.
     #[arg(long)]
     pub plots: Option<PathBuf>,
     /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
@@ -78,6 +78,10 @@ struct Report {
 /// measurement that failed, and what Fanfare did not carry, or lost, doubled or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
     os::need_open_files(OPEN_FILES)?;
+    check(options.node.as_deref(), options.out.as_deref())?;
+    if let Some(folder) = &options.plots {
+        fs::create_dir_all(folder).map_err(|error| format!("--plots {}: {error}", folder.display()))?;
+    }
     let this = env::current_exe()?;
     let target = target_folder(&this)?;
     let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
@@ -97,21 +101,19 @@ pub fn run(options: &Options) -> Result<()> {
     let described: Vec<_> = contenders.iter().map(|contender| contender.describe(&places)).collect();
     described.iter().for_each(|contender| println!("{contender}"));
     let (measured, failures) = Comparison { places, contenders, options }.measure();
+    if measured.is_empty() && failures.is_empty() {
+        return Err("nothing was measured: what --only names is not measured of whom --servers names".into());
+    }
     let bars = bars::bars(&measured);
     let tables = table::of(&measured, &bars, &failures);
     print!("\n{tables}");
-    if let Some(folder) = &options.plots {
+    // A page of before stays where there is none to put in its place.
+    if let Some(folder) = options.plots.as_ref().filter(|_| failures.is_empty()) {
         plot::write(&measured.fixed, folder, &machine.in_short())?;
         page::write(folder, &machine, &described, &tables)?;
     }
     let report = Report { machine, contenders: described, measured, bars, failures };
-    if let Some(out) = &options.out {
-        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
-    }
-    match report.failures.len() {
-        0 => Ok(()),
-        count => Err(format!("{count} measurements failed").into()),
-    }
+    end(&report, options.out.as_deref(), report.failures.len())
 }
 
 /// An error names all that are missing.

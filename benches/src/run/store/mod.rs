@@ -6,7 +6,6 @@ mod writing;
 
 use std::cell::Cell;
 use std::env;
-use std::fs;
 use std::path::PathBuf;
 use std::process::{self, Command};
 use std::thread;
@@ -18,7 +17,7 @@ use super::bars::Bar;
 use super::machine::Machine;
 use super::markdown::{bar_table, failed};
 use super::server::Server;
-use super::{build, build_node, target_folder};
+use super::{build, build_node, check, end, target_folder};
 use crate::{Result, os};
 use cassandra::{Cassandra, Kind};
 use reading::Reading;
@@ -79,6 +78,7 @@ struct Report {
 
 /// Measures and prints the tables. A missed bar is told; a measurement that failed is an error.
 pub fn run(options: &Options) -> Result<()> {
+    check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
     let node = options.node.clone().map_or_else(|| build_node(&this), Ok)?;
     let bare = options.bare.clone().map_or_else(|| build(&this, "fanfare-benches", "bench-bare"), Ok)?;
@@ -97,13 +97,7 @@ pub fn run(options: &Options) -> Result<()> {
     let tables: String = measured.iter().map(Measured::tables).collect();
     print!("\n{tables}{}{}", bar_table(&bars), failed(&failures));
     let report = Report { machine, measured, bars, failures };
-    if let Some(out) = &options.out {
-        fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
-    }
-    match report.failures.len() {
-        0 => Ok(()),
-        count => Err(format!("{count} measurements failed").into()),
-    }
+    end(&report, options.out.as_deref(), report.failures.len())
 }
 
 struct Bench<'a> {
