@@ -64,7 +64,7 @@ impl Former {
         self.0.as_ref().is_some_and(|gone| gone.runs.sequence_of(run).is_some())
     }
 
-    fn covers(&self, stamp: Stamp) -> bool {
+    pub(super) fn covers(&self, stamp: Stamp) -> bool {
         self.0.as_ref().is_some_and(|gone| gone.runs.covers_one(stamp.incarnation, stamp.sequence))
     }
 }

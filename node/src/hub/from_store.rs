@@ -53,7 +53,9 @@ impl Hub {
             return;
         }
         for one in stored {
-            if !state.mark.covers(one.last()) {
+            let last = one.last();
+            // What came before the run was forgotten stands in no position any more.
+            if !state.mark.covers(last) && !state.former.covers(last) {
                 self.take(channel, &mut state, one);
             }
         }
@@ -108,6 +110,13 @@ impl Channel {
     pub fn reached(&self, incarnation: u64) -> u64 {
         let state = self.state.lock();
         state.mark.others.as_ref().and_then(|others| others.sequence_of(incarnation)).unwrap_or(0)
+    }
+
+    /// The last sequence of the run that was handed on here, also where the run is forgotten since; 0 for none.
+    pub fn handed(&self, incarnation: u64) -> u64 {
+        let state = self.state.lock();
+        let everything = state.former.and(&state.mark.serial());
+        everything.sequence_of(incarnation).unwrap_or(0)
     }
 
     /// So far these runs have come, of which nothing is owed here: it stands in the positions of those who are attached, or given the

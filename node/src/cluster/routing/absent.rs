@@ -40,19 +40,24 @@ impl Routing {
         }
         absent.retain(|run| !self.peers.read().contains_key(run) && !self.deaths.lock().has_lanes(*run));
         let gone = self.absent.lock().look(&absent, keeps_for, now);
-        if !gone.is_empty() {
-            self.hub.forget_runs(&gone);
-            for own in self.own.lock().values_mut() {
-                own.gone.retain(|run| !gone.contains(&run));
-            }
+        if gone.is_empty() {
+            return;
         }
+        // Of these nothing is owed any more. One that may be taking publishes owes what it takes.
+        let over: Vec<u64> = gone.iter().copied().filter(|run| !self.may_come(*run)).collect();
+        for own in self.own.lock().values_mut() {
+            own.gone.retain(|run| !gone.contains(&run));
+            own.confirmed.retain(|run| !over.contains(run));
+        }
+        self.hub.forget_runs(&gone);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::super::inbound::Inbound as _;
-    use super::super::fixture::Node;
+    use super::super::Standing;
+    use super::super::fixture::{Node, PEER};
     use super::*;
     use crate::model::Stamp;
 
@@ -86,13 +91,41 @@ mod tests {
         let now = Instant::now();
         let look = |seconds| {
             node.routing.forget_absent(Duration::from_secs(9), now + Duration::from_secs(seconds));
-            node.routing.hub.runs().len()
+            let owed = node.routing.own.lock()[&node.number()].confirmed.len();
+            assert_eq!(owed, node.routing.hub.runs().len());
+            owed
         };
         assert_eq!((look(0), look(10)), (1, 1));
         node.loses_the_peer();
         assert_eq!((look(11), look(21)), (1, 1), "something of it may come");
         node.routing.lane_ended(&node.peer, 0, true);
         assert_eq!((look(22), look(32)), (1, 0));
+    }
+
+    /// A machine that lost its power, or that is behind a cut.
+    #[tokio::test]
+    async fn what_a_run_that_may_take_publishes_has_taken_is_owed_when_it_is_forgotten() {
+        let standing =
+            |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
+        for (is_whole, owed) in [(true, vec![]), (false, vec![PEER])] {
+            let node = Node::new();
+            node.finds_the_peer();
+            node.has_a_link();
+            node.routing.lane_opened(&node.peer, 0);
+            node.routing.look_for_deaths(&[standing(false)]);
+            node.is_attached_to();
+            node.says_joined(0, 0, Vec::new());
+            node.loses_the_peer();
+            node.routing.lane_ended(&node.peer, 0, is_whole);
+            node.routing.look_for_deaths(&[standing(true)]);
+            let now = Instant::now();
+            for seconds in [0, 10] {
+                node.routing.forget_absent(Duration::from_secs(9), now + Duration::from_secs(seconds));
+            }
+            assert!(node.routing.hub.runs().is_empty());
+            let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+            assert_eq!(node.routing.owed(&channel), owed);
+        }
     }
 
     #[test]

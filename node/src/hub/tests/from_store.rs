@@ -36,6 +36,20 @@ fn it_is_handed_on_behind_what_was_heard_and_nobody_is_told_of_a_loss() {
 }
 
 #[test]
+fn what_was_handed_on_before_the_run_was_forgotten_is_not_handed_on_again() {
+    let (hub, targets, channel) = joined();
+    hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
+    hub.forwarded(from(THERE, 5, 2));
+    hub.forget_runs(&[THERE]);
+    assert_eq!([THERE, FURTHER].map(|run| channel.handed(run)), [6, 0]);
+    hub.refilled(&channel, THERE, vec![from(THERE, 5, 1), from(THERE, 6, 1), from(THERE, 7, 1)], true);
+    let deliveries = targets[0].deliveries.lock();
+    let last: Vec<Stamp> = deliveries.iter().map(|one| one.last()).collect();
+    assert_eq!(last, [6, 7].map(|sequence| stamp(THERE, sequence)));
+    assert_eq!(channel.handed(THERE), 7);
+}
+
+#[test]
 fn of_a_publish_of_which_a_part_was_stored_the_rest_is_handed_on() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), stamp(THERE, 0));

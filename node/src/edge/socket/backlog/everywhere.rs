@@ -201,8 +201,10 @@ impl Rows<'_> {
         for run in &runs {
             living.advance(*run, stands.sequence_of(*run).unwrap_or(0));
         }
-        let gone = owed.iter().copied().filter(|run| !runs.contains(run));
-        let handed = handed(gone, &here, may_come);
+        let mut handed = Serial::default();
+        for run in owed.iter().filter(|run| !runs.contains(run)) {
+            handed.advance(*run, self.channel.handed(*run));
+        }
         Some(Reading { has, stands, living, owed, handed, cursor: behind(0), end_ms: 0, sure_ms: 0 })
     }
 
@@ -351,18 +353,6 @@ impl Rows<'_> {
     }
 }
 
-/// How far runs that are gone have been handed on. One that does not stand where the channel stands is forgotten there, and is done, unless
-/// it may come.
-fn handed(gone: impl Iterator<Item = u64>, here: &Serial, may_come: impl Fn(u64) -> bool) -> Serial {
-    let mut handed = Serial::default();
-    for run in gone {
-        if let Some(sequence) = here.sequence_of(run).or_else(|| may_come(run).then_some(0)) {
-            handed.advance(run, sequence);
-        }
-    }
-    handed
-}
-
 /// A row that the position does not cover was surely missed. One of a run that is gone, and that it does not name, may be from before.
 fn tells(reading: &Reading, row: Position) -> bool {
     let is_named = |serial: &Serial| serial.sequence_of(row.incarnation).is_some();
@@ -388,17 +378,4 @@ fn before(stands: &Serial, rows: &[Position]) -> Serial {
     let others: Vec<(u64, u64)> = others.copied().collect();
     others.into_iter().for_each(|(run, sequence)| first.advance(run, sequence));
     first
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_that_is_forgotten_where_the_channel_stands_bounds_nothing_unless_it_may_come() {
-        let here = Serial::single(21, 7);
-        let handed = |may_come| handed([21, 22].into_iter(), &here, move |run| may_come && run == 22);
-        assert_eq!(handed(false), here);
-        assert_eq!(handed(true).entries(), [(21, 7), (22, 0)]);
-    }
 }
