@@ -7,6 +7,10 @@ use tokio::time::Instant;
 
 use super::Routing;
 
+/// A run is forgotten within twice of that, which is before the store forgets what it kept (`scylla::policies`): from then on nobody could be
+/// resumed where something is owed of it.
+const LOOK_MAX: Duration = Duration::from_secs(15);
+
 /// Runs that stand in positions, or of which others have told, and are no members, as many as there are, and since when.
 #[derive(Debug, Default)]
 pub(super) struct Absent(HashMap<u64, Instant>);
@@ -28,7 +32,7 @@ impl Routing {
     pub(super) async fn forget_the_absent(&self) {
         let keeps_for = self.hub.keeps_for();
         loop {
-            tokio::time::sleep((keeps_for / 8).max(Duration::from_millis(100))).await;
+            tokio::time::sleep((keeps_for / 8).clamp(Duration::from_millis(100), LOOK_MAX)).await;
             self.forget_absent(keeps_for, Instant::now());
         }
     }
