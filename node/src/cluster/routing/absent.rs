@@ -60,7 +60,6 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::super::super::inbound::Inbound as _;
-    use super::super::Standing;
     use super::super::fixture::{Node, PEER};
     use super::*;
     use crate::model::Stamp;
@@ -109,19 +108,9 @@ mod tests {
     /// A machine that lost its power, or that is behind a cut.
     #[tokio::test]
     async fn what_a_run_that_may_take_publishes_has_taken_is_owed_when_it_is_forgotten() {
-        let standing =
-            |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
         for (is_whole, owed) in [(true, vec![]), (false, vec![PEER])] {
             let node = Node::new();
-            node.finds_the_peer();
-            node.has_a_link();
-            node.routing.lane_opened(&node.peer, 0);
-            node.routing.look_for_deaths(&[standing(false)]);
-            node.is_attached_to();
-            node.says_joined(0, 0, Vec::new());
-            node.loses_the_peer();
-            node.routing.lane_ended(&node.peer, 0, is_whole);
-            node.routing.look_for_deaths(&[standing(true)]);
+            node.sees_the_peer_die(is_whole);
             let now = Instant::now();
             for seconds in [0, 10] {
                 node.routing.forget_absent(Duration::from_secs(9), now + Duration::from_secs(seconds));

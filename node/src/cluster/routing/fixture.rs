@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::super::inbound::{Inbound as _, Interest, Peer};
 use super::super::link::{Item, PeerAddr, PeerLinks, Queue, QueueBounds, Receipt};
-use super::{KeptNodes, Routing};
+use super::{KeptNodes, Routing, Standing};
 use crate::hub::Hub;
 use crate::model::{AccountId, ChannelKey, ChannelName, Clock, Limits, Stamp};
 use crate::tasks::Tasks;
@@ -98,6 +98,22 @@ impl Node {
     pub(super) fn loses_the_peer(&self) {
         self.loses_its_links();
         self.routing.set_peers(Vec::new(), Vec::new());
+    }
+
+    /// It forwards a channel that somebody here is attached to until it is held for dead. Its lane ends whole as that of a process does that
+    /// is killed; else it may be taking publishes behind a cut.
+    pub(super) fn sees_the_peer_die(&self, is_whole: bool) {
+        let standing =
+            |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
+        self.finds_the_peer();
+        self.has_a_link();
+        self.routing.lane_opened(&self.peer, 0);
+        self.routing.look_for_deaths(&[standing(false)]);
+        self.is_attached_to();
+        self.says_joined(0, 0, Vec::new());
+        self.loses_the_peer();
+        self.routing.lane_ended(&self.peer, 0, is_whole);
+        self.routing.look_for_deaths(&[standing(true)]);
     }
 
     /// Somebody is, and the others are told.

@@ -391,20 +391,10 @@ mod tests {
     /// It may take publishes behind a cut, so what is read once is not all.
     #[tokio::test]
     async fn of_a_run_that_may_go_on_it_is_read_each_time() {
-        let standing =
-            |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
         for (is_whole, read_again) in [(true, Vec::new()), (false, vec![PEER])] {
             let node = Node::new();
             node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
-            node.finds_the_peer();
-            node.has_a_link();
-            node.routing.lane_opened(&node.peer, 0);
-            node.routing.look_for_deaths(&[standing(false)]);
-            node.is_attached_to();
-            node.says_joined(0, 0, Vec::new());
-            node.loses_the_peer();
-            node.routing.lane_ended(&node.peer, 0, is_whole);
-            node.routing.look_for_deaths(&[standing(true)]);
+            node.sees_the_peer_die(is_whole);
             let channel = node.routing.hub.live(&node.key).expect("it is attached to");
             let nothing = Serial::default();
             let complete = || node.routing.complete(&node.key, &nothing);
