@@ -1,14 +1,14 @@
-//! The binary under test, built once by each test executable.
+//! The binary under test: the one that `FANFARE_TEST_BINARY` names, else built once by each test executable.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The `fanfare` beside this test executable, built in the same profile.
+/// The `fanfare` that is named, else that beside this test executable, built in the same profile.
 pub(crate) fn path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(build)
+    PATH.get_or_init(|| env::var_os("FANFARE_TEST_BINARY").map_or_else(build, PathBuf::from))
 }
 
 fn build() -> PathBuf {

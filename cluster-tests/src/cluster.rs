@@ -11,6 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::directory::ALL;
+use crate::network::Cut;
 use crate::{Directory, Network, Node, NodeOptions, SOON, wait_until};
 
 /// What [`Cluster::node`] gives clients.
@@ -157,4 +158,18 @@ pub fn told(node: &Node) -> Vec<(String, String)> {
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
     lines.map(|line| (text(&line, "node"), text(&line, "message"))).collect()
+}
+
+/// Cuts the first node off from the others, which are apart from each other.
+pub fn cut_off(network: &Network, nodes: &[Node]) -> Vec<Cut> {
+    let others: Vec<_> = nodes[1..].iter().map(Node::host).collect();
+    network.split(&[nodes[0].host()], &others)
+}
+
+/// Waits until the first node holds all others for dead, and each of them the first one.
+pub async fn until_dead(nodes: &[Node]) {
+    let deaths = |node: &Node| told(node).iter().filter(|(_, said)| said == "a node is dead").count();
+    let is_dead =
+        async || deaths(&nodes[0]) >= nodes.len() - 1 && nodes[1..].iter().all(|node| deaths(node) >= 1);
+    wait_until(SOON, "the other side to be dead", is_dead).await;
 }

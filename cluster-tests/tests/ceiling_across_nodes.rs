@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, told, until_dead};
 use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::socket::Ended;
-use fanfare_cluster_tests::{Directory, Node, Raw, SOON, Socket, http, wait_until};
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
 /// Of the two accounts of a tenant with a ceiling, and of a tenant without one.
@@ -21,15 +22,19 @@ const TRIES: usize = 5;
 /// By then it was looked whether who came back has a seat.
 const SEATS_SETTLED: Duration = Duration::from_secs(1);
 
-async fn cluster(ceiling: u64) -> Cluster {
-    let directory = Directory::default()
+fn directory(ceiling: u64) -> Directory {
+    Directory::default()
         .tenant("acme", Some(ceiling))
         .account_of_tenant("acme-one")
         .key("k1", "secret-one", ALL)
         .account_of_tenant("acme-two")
         .key("k2", "secret-two", ALL)
         .account("other")
-        .key("k3", "secret-other", ALL);
+        .key("k3", "secret-other", ALL)
+}
+
+async fn cluster(ceiling: u64) -> Cluster {
+    let directory = directory(ceiling);
     Cluster::linked_with(3, |options| options.directory(directory.clone(), KEY)).await
 }
 
@@ -392,4 +397,47 @@ async fn going_on_to_a_third_node_at_once_does_not_help() {
     assert_eq!(said["reason"], "connection_limit");
     until_counted(nodes, 1).await;
     assert_eq!(taken.ask(json!({"op": 0})).await["op"], 0);
+}
+
+#[test]
+fn each_side_of_a_cut_admits_up_to_the_ceiling_and_nobody_once_it_is_healed() {
+    const CEILING: usize = 4;
+    isolated(async |network| {
+        let directory = directory(CEILING as u64);
+        let with_ceiling = |options: NodeOptions| options.directory(directory.clone(), KEY);
+        let mut cluster = Cluster::apart_with(&network, 3, with_ceiling).await;
+        let nodes = cluster.nodes();
+        let mut open = Vec::new();
+        for node in &*nodes {
+            open.push(Socket::open(node, "").await);
+        }
+        until_counted(nodes, 3).await;
+        let cuts = cut_off(&network, nodes);
+        until_dead(nodes).await;
+        until_counted(&nodes[..1], 1).await;
+        until_counted(&nodes[1..], 2).await;
+        for (node, free) in [(0, 3), (1, 1), (2, 1)] {
+            for _ in 0..free {
+                open.push(try_open(&nodes[node], "", KEY).await.expect("below the ceiling on this side"));
+            }
+            // The other one of this side has heard of them.
+            let side = if node == 0 { 0..1 } else { 1..3 };
+            until_counted(&nodes[side], if node == 1 { 3 } else { CEILING as u64 }).await;
+        }
+        for node in &*nodes {
+            assert!(try_open(node, "", SECOND).await.is_none(), "at the ceiling of this side");
+        }
+        drop(cuts);
+        until_counted(nodes, 2 * CEILING as u64).await;
+        for node in &*nodes {
+            assert!(try_open(node, "", KEY).await.is_none(), "over the ceiling");
+        }
+        // Nobody who is there is sent away.
+        for socket in &mut open {
+            assert_eq!(socket.ask(json!({"op": 0})).await["op"], 0);
+        }
+        open.truncate(CEILING - 1);
+        until_counted(nodes, CEILING as u64 - 1).await;
+        let _last = try_open(&nodes[0], "", KEY).await.expect("below the ceiling again");
+    });
 }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
 use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Directory, Node, Response, SOON, Socket, http, wait_for};
 use serde_json::{Value, json};
@@ -100,4 +101,28 @@ async fn a_node_that_does_not_answer_is_told_and_the_others_have_closed() {
     });
     let said = said.await;
     assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40160)));
+}
+
+#[test]
+fn what_is_behind_a_cut_is_told_of_until_it_is_dead_and_closed_when_it_is_healed() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let nodes = cluster.nodes();
+        let mut unreached = Socket::open(&nodes[0], "?clientId=ann").await;
+        let mut reached = Socket::open(&nodes[2], "?clientId=ann").await;
+        let cuts = cut_off(&network, nodes);
+        assert_eq!(close(&nodes[1], "ann").await.status, 503);
+        assert_closed(&mut reached).await;
+        until_dead(nodes).await;
+        assert_eq!(close(&nodes[1], "ann").await.json(), json!({"closed": 0}));
+        assert_eq!(unreached.ask(json!({"op": 0})).await["op"], 0, "it is reached by its own side alone");
+        drop(cuts);
+        cluster.until_linked().await;
+        // What was asked first may have waited for the link, and have closed it by now.
+        let answer = close(&cluster.nodes()[1], "ann").await;
+        assert_eq!(answer.status, 200);
+        let closed = answer.json()["closed"].as_u64().expect("a count");
+        assert!(closed <= 1, "{closed}");
+        assert_closed(&mut unreached).await;
+    });
 }

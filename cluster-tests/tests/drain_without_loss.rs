@@ -6,6 +6,7 @@ use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::roaming::{Door, Load, Publisher, Subscriber};
 use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Node, SOON, Socket};
+use serde_json::json;
 use tokio::time::Instant;
 
 /// Far above what it takes on a busy machine, and below the time for a drain.
@@ -100,4 +101,33 @@ async fn who_stays_is_closed_a_second_after_a_delay_of_its_own() {
     let (first, last) = (delays_ms.iter().min(), delays_ms.iter().max());
     assert!(last >= first.map(|first_ms| first_ms + 50).as_ref(), "{delays_ms:?}");
     assert_eq!(nodes[0].ended().await.code(), Some(0));
+}
+
+/// A node that can be told nothing is held for dead after three seconds only.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_stands_still_keeps_no_node_from_leaving_in_time() {
+    const DRAIN: Duration = Duration::from_secs(2);
+    let mut cluster =
+        Cluster::linked_with(3, |options| options.environment("FANFARE_DRAIN_TIMEOUT", "2s")).await;
+    let nodes = cluster.nodes();
+    let leaving = door(&nodes[..1]);
+    let mut publishers = [Publisher::new(&leaving, 0).await];
+    let mut subscribers = [Subscriber::new(&leaving).await, Subscriber::new(&door(&nodes[1..2])).await];
+    let mut stays = Socket::open(&nodes[0], "").await;
+    publish(&mut publishers, 20).await;
+    nodes[2].pause();
+    publish(&mut publishers, 20).await;
+    leaving.turn_to(&[nodes[1].addr()]);
+    let begun = Instant::now();
+    nodes[0].terminate();
+    let (said, ended) = stays.to_end(SOON).await;
+    assert_eq!((&said[0]["op"], ended), (&json!(4), Ended::Closed(1012)), "{said:?}");
+    assert_eq!(nodes[0].ended().await.code(), Some(0));
+    assert!(begun.elapsed() < DRAIN + STOP_MAX / 5, "{:?}", begun.elapsed());
+    let published = publish(&mut publishers, 20).await;
+    for subscriber in &mut subscribers {
+        subscriber.read_to(&published).await;
+        assert_eq!(*subscriber.node(), "n1");
+    }
+    nodes[2].resume();
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -136,6 +137,19 @@ async fn gossip_that_was_recorded_is_taken_once() {
     subscriber.attach("room").await;
     Socket::open(n0, "").await.publish("room", json!({"data": 1})).await;
     assert_eq!(subscriber.message("room").await["messages"][0]["data"], 1);
+}
+
+/// What was sealed for a run that has ended is nothing to the next one, which is where it was.
+#[test]
+fn gossip_for_a_former_run_is_dropped_by_the_next_one() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 2).await;
+        let n1 = &mut cluster.nodes()[1];
+        n1.kill();
+        n1.restart().await;
+        at_least(n1, "fanfare_gossip_dropped_total{reason=\"misaddressed\"}", 1.0).await;
+        cluster.until_linked().await;
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
@@ -210,6 +211,46 @@ async fn a_node_that_stands_still_holds_up_nobody_for_long() {
     let mut back = Socket::open(&nodes[2], "").await;
     let first = publish(&mut publishers[0], &[message("back")]).await;
     assert_eq!(publish(&mut back, &[message("back")]).await, first);
+}
+
+#[test]
+fn publishing_goes_on_on_both_sides_of_a_cut_and_an_id_is_published_once_on_each() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let nodes = &*cluster.nodes();
+        let mut publishers = on_each(nodes).await;
+        let before = publish(&mut publishers[0], &[message("before")]).await;
+        let cuts = cut_off(&network, nodes);
+        until_dead(nodes).await;
+        let mut subscribers = subscribers(nodes).await;
+        let alone = publish(&mut publishers[0], &[message("m")]).await;
+        let together = publish(&mut publishers[1], &[message("m")]).await;
+        assert_ne!(alone, together);
+        for (publisher, published) in publishers.iter_mut().zip([&alone, &together, &together]) {
+            assert_eq!(publish(publisher, &[message("before")]).await, before);
+            assert_eq!(publish(publisher, &[message("m")]).await, *published);
+        }
+        for (at, last) in [(0, "alone"), (1, "together")] {
+            publish(&mut publishers[at], &[message(last)]).await;
+        }
+        for (subscriber, last) in subscribers.iter_mut().zip(["alone", "together", "together"]) {
+            assert_eq!(heard(subscriber, last).await, ["m"]);
+        }
+        drop(cuts);
+        cluster.until_linked().await;
+        let mut fresh = on_each(cluster.nodes()).await;
+        for subscriber in &mut fresh {
+            subscriber.attach("room").await;
+        }
+        for publisher in &mut publishers {
+            let again = publish(publisher, &[message("m")]).await;
+            assert!(again == alone || again == together, "{again:?}");
+        }
+        publish(&mut publishers[0], &[message("healed")]).await;
+        for subscriber in &mut fresh {
+            assert_eq!(heard(subscriber, "healed").await, [""; 0]);
+        }
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 
-use fanfare_cluster_tests::Node;
 use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::presence::{present, until_everywhere};
 use fanfare_cluster_tests::roaming::{Door, Publisher, Subscriber};
+use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::json;
 
 /// Every second node speaks the minor that comes after this one.
@@ -71,5 +72,42 @@ async fn they_route_resume_and_leave_among_each_other() {
     for node in &nodes[2..] {
         node.assert_well().await;
         assert_eq!(node.metric("fanfare_peer_continuity_lost_total").await, 0.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn they_ask_and_tell_each_other_who_is_there_and_what_is_known() {
+    let mut cluster = mixed(3).await;
+    let nodes = &*cluster.nodes();
+    let mut sockets = Vec::new();
+    for (at, node) in nodes.iter().enumerate() {
+        let mut socket = Socket::open(node, &format!("?clientId=c{at}")).await;
+        present(&mut socket, "enter", "room", json!({})).await;
+        sockets.push(socket);
+    }
+    until_everywhere(nodes, "room", &["c0", "c1", "c2"]).await;
+    let ask = async |at: usize, method: &str, path: &str| {
+        let authorization = http::basic(&nodes[at].key());
+        http::request(nodes[at].addr(), method, path, &[("authorization", &authorization)], "").await.json()
+    };
+    for at in 0..nodes.len() {
+        let is_counted = async || ask(at, "GET", "/api/connections/count").await["connections"] == 3;
+        wait_until(SOON, "the connections of all", is_counted).await;
+    }
+    let mut serials = Vec::new();
+    for node in nodes {
+        let mut socket = Socket::open(node, "").await;
+        let publish = json!({"op": 13, "channel": "room", "messages": [{"id": "once", "data": 1}]});
+        serials.push(socket.ask(publish).await["serials"].clone());
+    }
+    assert!(serials[0].is_array() && serials.iter().all(|serial| *serial == serials[0]), "{serials:?}");
+    // Asked in the next minor and in this one.
+    for (asked, closed) in [(1, 0), (0, 1)] {
+        let path = format!("/api/clients/c{closed}/connections/close");
+        assert_eq!(ask(asked, "POST", &path).await, json!({"closed": 1}));
+    }
+    until_everywhere(nodes, "room", &["c2"]).await;
+    for node in nodes {
+        node.assert_well().await;
     }
 }

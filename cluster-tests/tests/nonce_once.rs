@@ -3,7 +3,8 @@
 
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::clock::{self, Shifted};
-use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::{Node, Response, SOON, http, wait_for, wait_until};
 
 const KEY: &str = "secret.k1";
@@ -229,4 +230,36 @@ async fn a_node_whose_clock_is_wrong_issues_nothing() {
     for node in [n0, n2] {
         assert_granted(node, "the others'").await;
     }
+}
+
+#[test]
+fn of_the_sides_of_a_cut_the_majority_alone_issues_tokens() {
+    isolated(async |network| {
+        let mut cluster = Cluster::apart(&network, 3).await;
+        let nodes = cluster.nodes();
+        let mut used = vec![assert_granted(&nodes[0], "three nodes").await];
+        let cuts = cut_off(&network, nodes);
+        // Nobody is held for dead yet.
+        let both = request();
+        let (alone, together) = tokio::join!(exchange(&nodes[0], &both), exchange(&nodes[1], &both));
+        assert_eq!((alone.status, alone.error().as_str()), (503, UNAVAILABLE));
+        assert!([200, 503].contains(&together.status), "{together:?}");
+        until_dead(nodes).await;
+        for node in &nodes[1..] {
+            used.push(assert_granted(node, "two of three").await);
+        }
+        assert_refused(&nodes[0], &request(), 503, UNAVAILABLE, "one of three").await;
+        assert_refused(&nodes[0], &used[0], 401, USED, "what it knows it says").await;
+        for request in &used[1..] {
+            assert_refused(&nodes[0], request, 503, UNAVAILABLE, "used on the other side").await;
+        }
+        drop(cuts);
+        cluster.until_linked().await;
+        for node in cluster.nodes() {
+            assert_granted(node, "three nodes again").await;
+            for request in &used {
+                assert_refused(node, request, 401, USED, "it is healed").await;
+            }
+        }
+    });
 }

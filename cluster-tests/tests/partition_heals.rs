@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
-use fanfare_cluster_tests::network::{Cut, Network, isolated};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::presence::{Watcher, members, names, present, until_everywhere};
 use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
@@ -19,18 +19,6 @@ const CONVERGED_WITHIN: Duration = Duration::from_secs(5);
 /// So long nothing more happens then.
 const QUIET: Duration = Duration::from_secs(3);
 const ROOM: &str = "room";
-
-fn cut_off(network: &Network, nodes: &[Node]) -> Vec<Cut> {
-    let others: Vec<_> = nodes[1..].iter().map(Node::host).collect();
-    network.split(&[nodes[0].host()], &others)
-}
-
-/// Until each side holds the other for dead.
-async fn until_dead(nodes: &[Node]) {
-    let deaths = |node: &Node| told(node).iter().filter(|(_, said)| said == "a node is dead").count();
-    let is_dead = async || deaths(&nodes[0]) >= 2 && nodes[1..].iter().all(|node| deaths(node) >= 1);
-    wait_until(SOON, "the other side to be dead", is_dead).await;
-}
 
 #[test]
 fn both_sides_serve_and_nothing_is_missed_silently() {

@@ -4,10 +4,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber, channels, end_well};
-use fanfare_cluster_tests::{Cassandra, Node, SOON, Socket, history, wait_until};
+use fanfare_cluster_tests::{Cassandra, Node, Socket, history};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -34,11 +34,8 @@ fn history_has_once_what_either_side_acknowledged() {
         let moving = Subscriber::on_each(nodes, "moves").await;
         let publishers = Publishers::on(nodes).await;
         sleep(A_WHILE).await;
-        let others: Vec<_> = nodes[1..].iter().map(Node::host).collect();
-        let cuts = network.split(&[nodes[0].host()], &others);
-        let deaths = |node: &Node| told(node).iter().filter(|(_, said)| said == "a node is dead").count();
-        let is_dead = async || deaths(&nodes[0]) == 2 && nodes[1..].iter().all(|node| deaths(node) == 1);
-        wait_until(SOON, "the other side to be dead", is_dead).await;
+        let cuts = cut_off(&network, nodes);
+        until_dead(nodes).await;
         for (at, subscriber) in moving.into_iter().enumerate() {
             let heard = subscriber.leave().await;
             subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "moved", heard).await);

@@ -21,6 +21,8 @@ pub const LANES_MAX: usize = 8;
 
 /// The field `items` of `Items`.
 const ITEM_TAG: u32 = 1;
+/// The field `request` of `Item`.
+const REQUEST_TAG: u32 = 6;
 
 /// One item as it stands in a batch, field key and length included, so that a batch is made by joining such.
 pub fn encode_item(item: &v1::Item) -> Bytes {
@@ -32,7 +34,7 @@ pub fn encode_item(item: &v1::Item) -> Bytes {
     out.into()
 }
 
-/// The same as a node of the next minor may send it: with a field that is not known yet, and behind an item of an unknown kind.
+/// The same as a node of the next minor may send it: with a field that is not known yet, and behind an item and a request of unknown kinds.
 pub fn encode_item_of_next_minor(item: &v1::Item) -> Bytes {
     const UNKNOWN_TAG: u32 = 1_000;
     let mut body = item.encode_to_vec();
@@ -42,8 +44,17 @@ pub fn encode_item_of_next_minor(item: &v1::Item) -> Bytes {
     encode_key(UNKNOWN_TAG + 1, WireType::LengthDelimited, &mut unknown);
     encode_varint(3, &mut unknown);
     unknown.extend(b"new");
-    let mut out = Vec::with_capacity(body.len() + unknown.len() + 12);
-    for item in [unknown, body] {
+    let mut asking = Vec::new();
+    // An answer that asked would never come to an end between two such nodes.
+    if !matches!(item.kind, Some(v1::item::Kind::Answer(_))) {
+        let request = v1::Request { number: u64::MAX, kind: None };
+        encode_key(REQUEST_TAG, WireType::LengthDelimited, &mut asking);
+        encode_varint((request.encoded_len() + unknown.len()) as u64, &mut asking);
+        request.encode_raw(&mut asking);
+        asking.extend(&unknown);
+    }
+    let mut out = Vec::with_capacity(body.len() + asking.len() + unknown.len() + 18);
+    for item in [unknown, asking, body] {
         encode_key(ITEM_TAG, WireType::LengthDelimited, &mut out);
         encode_varint(item.len() as u64, &mut out);
         out.extend(item);

@@ -23,10 +23,13 @@ use std::process::Command;
 use clap::Args;
 use serde::Serialize;
 
-use crate::Result;
+use crate::{Result, os};
 use machine::Machine;
 use measure::Bench;
 use report::Report;
+
+/// Of a process: 10 000 connections, and what it has beside them.
+const OPEN_FILES: u64 = 10_500;
 
 #[derive(Args)]
 pub struct Options {
@@ -47,6 +50,7 @@ pub struct Options {
 /// Measures everything and prints the table. A missed bar is told; a measurement that failed, or lost or doubled
 /// anything, is an error.
 pub fn run(options: &Options) -> Result<()> {
+    os::need_open_files(OPEN_FILES)?;
     check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
     let node = match &options.node {

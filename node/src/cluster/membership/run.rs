@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use chitchat::{
     ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig, Heartbeat, NodeState, spawn_chitchat,
 };
+use fanfare_proto::peer::MINOR;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -72,8 +73,13 @@ impl Run {
     /// Returns no more than an error.
     async fn gossip(&mut self) -> anyhow::Result<()> {
         let chitchat_id = ChitchatId::new(&*self.node_id, self.generation, self.advertise);
-        let entries = self.facts.borrow_and_update().entries(self.incarnation);
-        let entries = entries.into_iter().map(|(key, text)| (key.to_owned(), text)).collect();
+        let facts = self.facts.borrow_and_update().clone();
+        let entries = facts.entries(self.incarnation).into_iter();
+        let mut entries: Vec<_> = entries.map(|(key, text)| (key.to_owned(), text)).collect();
+        if facts.protocol_minor > MINOR {
+            // As a node may that comes after this one, which a build for tests can be told to be.
+            entries.push(("next".to_owned(), "what is not known yet".to_owned()));
+        }
         let handle = spawn_chitchat(self.config(chitchat_id), entries, &self.wire).await?;
         let begun = Instant::now();
         // Where gossip begins anew it knows nobody.
