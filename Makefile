@@ -21,7 +21,7 @@ run:
 
 # The tests of the cluster run the real binary, which is built with them: alone it would have its dependencies with other features, so most of
 # them once more.
-test: export FANFARE_TEST_BINARY := $(abspath $(TARGET))/debug/fanfare
+test: export NODE_IS_BUILT := true
 test: format-and-clippy asyncapi
 	cluster-tests/needs.sh chromium chromium chromium-browser google-chrome
 	cluster-tests/needs.sh valgrind valgrind
@@ -106,9 +106,11 @@ bench-peers-needs:
 go:
 	@command -v go >/dev/null || { echo "go is missing: install it from https://go.dev/dl"; exit 1; }
 
+# The node also as it is shipped, since with the whole workspace it has the features of others' dependencies.
 format-and-clippy: components
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo check --locked -p fanfare
 
 # The page of the socket for tools, against the schema of AsyncAPI. Only this needs Node.js.
 CHECK := $(TOOLS)/docs-check

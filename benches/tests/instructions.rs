@@ -101,7 +101,7 @@ fn check() -> Result<ExitCode, Box<dyn Error>> {
     println!("\n{}\n", findings.join("\n"));
     println!(
         "A step that has to cost more, or costs less, gets a new bound, from the output of\n  \
-         cargo test -p fanfare-benches --test instructions -- {MEASURE} > benches/tests/instructions.json\n\
+         cargo test --workspace --test instructions -- {MEASURE} > benches/tests/instructions.json\n\
          with the reason in the commit."
     );
     Ok(ExitCode::FAILURE)

@@ -1,20 +1,25 @@
-//! The binary under test: the one that `FANFARE_TEST_BINARY` names, else built once by each test executable.
+//! The binary under test, built once by each test executable, unless `NODE_IS_BUILT` says that it is there.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The `fanfare` that is named, else that beside this test executable, built in the same profile.
+/// The `fanfare` beside this test executable, of the same profile.
 pub(crate) fn path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| env::var_os("FANFARE_TEST_BINARY").map_or_else(build, PathBuf::from))
+    PATH.get_or_init(find)
 }
 
-fn build() -> PathBuf {
+fn find() -> PathBuf {
     let executable = env::current_exe().expect("the test executable has a path");
     let profile_folder =
         executable.parent().and_then(Path::parent).expect("<target>/<profile>/deps/<test>").to_path_buf();
+    let binary = profile_folder.join("fanfare");
+    if env::var("NODE_IS_BUILT").as_deref() == Ok("true") {
+        assert!(binary.is_file(), "NODE_IS_BUILT is true, and there is no {}", binary.display());
+        return binary;
+    }
     let target_folder = profile_folder.parent().expect("the target folder");
     let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
@@ -29,5 +34,5 @@ fn build() -> PathBuf {
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "the node does not build:\n{}", String::from_utf8_lossy(&output.stderr));
-    profile_folder.join("fanfare")
+    binary
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::directory::ALL;
-use crate::network::Cut;
+use crate::network::{Cut, Lost};
 use crate::{Directory, Network, Node, NodeOptions, SOON, wait_until};
 
 /// What [`Cluster::node`] gives clients.
@@ -164,6 +164,14 @@ pub fn told(node: &Node) -> Vec<(String, String)> {
 pub fn cut_off(network: &Network, nodes: &[Node]) -> Vec<Cut> {
     let others: Vec<_> = nodes[1..].iter().map(Node::host).collect();
     network.split(&[nodes[0].host()], &others)
+}
+
+/// No lane of `from` to `to` carries anything, on nodes that are apart; those of `to` do, and so does gossip.
+pub fn cut_lanes(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
+    let port = to.peer().expect("a node of a cluster").port();
+    let there = network.cut(from.host(), to.host(), Lost::To(port));
+    let back = network.cut(to.host(), from.host(), Lost::From(port));
+    vec![there, back]
 }
 
 /// Waits until the first node holds all others for dead, and each of them the first one.

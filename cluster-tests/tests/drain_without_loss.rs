@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::cluster::{Cluster, cut_lanes};
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::roaming::{Door, Load, Publisher, Subscriber};
 use fanfare_cluster_tests::socket::Ended;
-use fanfare_cluster_tests::{Node, SOON, Socket};
+use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -103,31 +104,31 @@ async fn who_stays_is_closed_a_second_after_a_delay_of_its_own() {
     assert_eq!(nodes[0].ended().await.code(), Some(0));
 }
 
-/// A node that can be told nothing is held for dead after three seconds only.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_stands_still_keeps_no_node_from_leaving_in_time() {
-    const DRAIN: Duration = Duration::from_secs(2);
-    let mut cluster =
-        Cluster::linked_with(3, |options| options.environment("FANFARE_DRAIN_TIMEOUT", "2s")).await;
-    let nodes = cluster.nodes();
-    let leaving = door(&nodes[..1]);
-    let mut publishers = [Publisher::new(&leaving, 0).await];
-    let mut subscribers = [Subscriber::new(&leaving).await, Subscriber::new(&door(&nodes[1..2])).await];
-    let mut stays = Socket::open(&nodes[0], "").await;
-    publish(&mut publishers, 20).await;
-    nodes[2].pause();
-    publish(&mut publishers, 20).await;
-    leaving.turn_to(&[nodes[1].addr()]);
-    let begun = Instant::now();
-    nodes[0].terminate();
-    let (said, ended) = stays.to_end(SOON).await;
-    assert_eq!((&said[0]["op"], ended), (&json!(4), Ended::Closed(1012)), "{said:?}");
-    assert_eq!(nodes[0].ended().await.code(), Some(0));
-    assert!(begun.elapsed() < DRAIN + STOP_MAX / 5, "{:?}", begun.elapsed());
-    let published = publish(&mut publishers, 20).await;
-    for subscriber in &mut subscribers {
-        subscriber.read_to(&published).await;
-        assert_eq!(*subscriber.node(), "n1");
-    }
-    nodes[2].resume();
+/// It lives, so it would be waited for without end.
+#[test]
+fn a_peer_that_takes_nothing_keeps_no_node_from_leaving_in_time() {
+    const DRAIN: Duration = Duration::from_secs(6);
+    isolated(async |network| {
+        let with_drain = |options: NodeOptions| options.environment("FANFARE_DRAIN_TIMEOUT", "6s");
+        let mut cluster = Cluster::apart_with(&network, 3, with_drain).await;
+        let nodes = cluster.nodes();
+        let leaving = door(&nodes[..1]);
+        let mut publishers = [Publisher::new(&leaving, 0).await];
+        let mut subscribers = [Subscriber::new(&leaving).await, Subscriber::new(&door(&nodes[1..2])).await];
+        let mut stays = Socket::open(&nodes[0], "").await;
+        let _cuts = [cut_lanes(&network, &nodes[0], &nodes[2]), cut_lanes(&network, &nodes[2], &nodes[0])];
+        publish(&mut publishers, 20).await;
+        leaving.turn_to(&[nodes[1].addr()]);
+        let begun = Instant::now();
+        nodes[0].terminate();
+        let (said, ended) = stays.to_end(SOON).await;
+        assert_eq!((&said[0]["op"], ended), (&json!(4), Ended::Closed(1012)), "{said:?}");
+        assert_eq!(nodes[0].ended().await.code(), Some(0));
+        assert!(begun.elapsed() < DRAIN + STOP_MAX / 5, "{:?}", begun.elapsed());
+        let published = publish(&mut publishers, 20).await;
+        for subscriber in &mut subscribers {
+            subscriber.read_to(&published).await;
+            assert_eq!(*subscriber.node(), "n1");
+        }
+    });
 }

@@ -9,7 +9,7 @@ use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// So long nothing comes, where nothing should.
 const QUIET: Duration = Duration::from_millis(300);
@@ -73,7 +73,7 @@ async fn a_forged_datagram_is_dropped_and_gets_no_reply() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, _] = cluster.nodes() else { panic!("two nodes were started") };
     let gossip = n0.gossip().expect("a node of a cluster");
-    let socket = UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+    let socket = bind().await;
     let before = dropped(n0).await;
     // A challenge to anybody, but for the seal.
     let mut challenge = vec![0; 50];
@@ -110,16 +110,25 @@ async fn record(sockets: [&UdpSocket; 2], node: SocketAddr) -> Vec<u8> {
     }
 }
 
+async fn bind() -> UdpSocket {
+    UdpSocket::bind("127.0.0.1:0").await.expect("a port")
+}
+
+/// A node that has come to the one of the cluster, and gossip of it that this one has taken.
+async fn recorded(cluster: &mut Cluster, [seed, way]: [&UdpSocket; 2]) -> (Node, Vec<u8>) {
+    let gossip = cluster.nodes()[0].gossip().expect("a node of a cluster");
+    let address = seed.local_addr().expect("it is bound").to_string();
+    let options = cluster.one_more("n1").environment("FANFARE_SEED", &address);
+    tokio::join!(Node::start(options), record([seed, way], gossip))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn gossip_that_was_recorded_is_taken_once() {
     let mut cluster = Cluster::linked(1).await;
-    let gossip = cluster.nodes()[0].gossip().expect("a node of a cluster");
-    let bind = async || UdpSocket::bind("127.0.0.1:0").await.expect("a port");
     let (seed, way, stranger) = (bind().await, bind().await, bind().await);
-    let address = seed.local_addr().expect("it is bound").to_string();
-    let options = cluster.one_more("n1").environment("FANFARE_SEED", &address);
-    let (n1, recorded) = tokio::join!(Node::start(options), record([&seed, &way], gossip));
+    let (n1, recorded) = recorded(&mut cluster, [&seed, &way]).await;
     let n0 = &cluster.nodes()[0];
+    let gossip = n0.gossip().expect("a node of a cluster");
     let view = async || n0.operate("GET", "/debug/members").await.json();
     wait_until(SOON, "the other one to be ready", async || {
         let of = &view().await["members"][0];
@@ -139,16 +148,35 @@ async fn gossip_that_was_recorded_is_taken_once() {
     assert_eq!(subscriber.message("room").await["messages"][0]["data"], 1);
 }
 
-/// What was sealed for a run that has ended is nothing to the next one, which is where it was.
+/// It was sealed for a run that has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn gossip_that_was_recorded_is_not_taken_by_the_next_run() {
+    let mut cluster = Cluster::linked(1).await;
+    let (stranger, seed, way) = (bind().await, bind().await, bind().await);
+    let (n1, recorded) = recorded(&mut cluster, [&seed, &way]).await;
+    drop(n1);
+    let n0 = &mut cluster.nodes()[0];
+    n0.kill();
+    n0.restart().await;
+    let before = dropped(n0).await;
+    stranger.send_to(&recorded, n0.gossip().expect("a node of a cluster")).await.expect("it is sent");
+    until_dropped(n0, &before, &[("misaddressed", 1.0)]).await;
+    assert_no_reply(&stranger).await;
+}
+
+/// It learns of its former run from the others.
 #[test]
-fn gossip_for_a_former_run_is_dropped_by_the_next_one() {
+fn a_node_that_is_started_again_where_it_was_sends_nothing_to_itself() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let n1 = &mut cluster.nodes()[1];
         n1.kill();
         n1.restart().await;
-        at_least(n1, "fanfare_gossip_dropped_total{reason=\"misaddressed\"}", 1.0).await;
         cluster.until_linked().await;
+        let n1 = &cluster.nodes()[1];
+        let before = dropped(n1).await;
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(dropped(n1).await, before);
     });
 }
 

@@ -2,25 +2,14 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
-use fanfare_cluster_tests::network::{Cut, Lost, Network, isolated};
+use fanfare_cluster_tests::cluster::{Cluster, cut_lanes, told};
+use fanfare_cluster_tests::network::{Cut, Network, isolated};
 use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 const CUT_FOR: Duration = Duration::from_secs(4);
-
-fn port(node: &Node) -> u16 {
-    node.peer().expect("a node of a cluster").port()
-}
-
-/// No lane of `from` to `to` carries anything; those of `to` do.
-fn cut_lanes(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
-    let there = network.cut(from.host(), to.host(), Lost::To(port(to)));
-    let back = network.cut(to.host(), from.host(), Lost::From(port(to)));
-    vec![there, back]
-}
 
 async fn until_known(node: &Node, count: f64) {
     let known = async || node.metric("fanfare_peers_known").await == count;

@@ -17,6 +17,7 @@ impl Table {
 
     /// What has not a single run has no figures.
     pub(super) fn row(&mut self, name: &str, runs: usize, cells: Vec<String>) {
+        debug_assert_eq!(cells.len(), self.columns, "a cell for each column");
         let cells = if runs == 0 { vec!["–".to_owned(); self.columns] } else { cells };
         let _ = writeln!(self.text, "| {name} | {} |", cells.join(" | "));
     }

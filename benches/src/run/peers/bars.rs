@@ -87,7 +87,8 @@ fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
     );
     let wall = figures.fanfare(Herds::wall_of_cpu);
     let wall = wall.map(|ratio| {
-        figures.limit("a herd's time, of its CPU over the cores", ratio, 1.2, |ratio| format!("{ratio:.2}"))
+        figures
+            .limit("a herd's time, of the time that its CPU takes", ratio, 1.2, |ratio| format!("{ratio:.2}"))
     });
     let refused =
         |runs: &[Herds]| runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum::<usize>();

@@ -100,6 +100,7 @@ pub(super) fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             "Fanfare's ÷ this",
             "frames each: heard / said",
             "seconds held",
+            "generator: cores",
         ],
     );
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, holding_us));
@@ -112,6 +113,7 @@ pub(super) fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             multiple(fanfare, us),
             pair(median(runs, |run| run.heard), median(runs, |run| run.said)),
             format!("{:.0}", median(runs, |run| run.holding.wall_s)),
+            format!("{:.2}", median(runs, |run| run.holding.generator_cpu_s / run.holding.wall_s)),
         ];
         add(&mut table, row, cells);
     }
@@ -220,6 +222,8 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
         "% of the time: attached / blocked",
         "given up",
         "RSS MB: without / with",
+        "generator: cores, without / with",
+        "lag p99 ms: without / with",
         "lost, of the others",
     ];
     let mut table = table_of(&title, &columns);
@@ -233,6 +237,11 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
             pair(100.0 * shares(|slow| slow.attached), 100.0 * shares(|slow| slow.blocked)),
             format!("{:.0}", shares(|slow| slow.given_up as f64)),
             pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
+            pair(
+                median(runs, |run| generator_cores(&run.without)),
+                median(runs, |run| generator_cores(&run.with)),
+            ),
+            pair(median(runs, |run| run.without.lag_p99_ms), median(runs, |run| run.with.lag_p99_ms)),
             lost.to_string(),
         ];
         add(&mut table, row, cells);
