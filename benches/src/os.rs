@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::ops::Range;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::time::Duration;
 
 /// Lifts the soft limit on open files to the hard one, for this process and what it starts.
@@ -51,6 +53,17 @@ pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     match unsafe { libc::clock_getcpuclockid(pid_t(pid)?, &raw mut id) } {
         0 => clock(id),
         code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// What is started ends when the thread that starts it does, whatever ends that.
+pub fn end_with_this(command: &mut Command) {
+    // SAFETY: prctl takes plain values here, and may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 
 use super::server::Server;
-use crate::{NotCarried, Result};
+use crate::{NotCarried, Result, os};
 
 /// Longer than any measurement takes, so that one that hangs does not hold up all others.
 const END_WITHIN: Duration = Duration::from_secs(240);
@@ -32,6 +32,7 @@ pub(super) fn result_of<Outcome: DeserializeOwned>(command: Command) -> Result<O
 
 /// What it writes must fit into a pipe: it is read when the process has ended.
 fn output_within(mut command: Command, time: Duration) -> Result<Vec<u8>> {
+    os::end_with_this(&mut command);
     let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?;
     let deadline = Instant::now() + time;
     while process.try_wait()?.is_none() {

@@ -172,6 +172,7 @@ fn node_file(folder: &Path) -> Result<Option<NodeFile>> {
 }
 
 fn spawn(command: &mut Command) -> Result<Child> {
+    os::end_with_this(command);
     let spawned = command.spawn();
     Ok(spawned.map_err(|error| format!("{}: {error}", command.get_program().display()))?)
 }
