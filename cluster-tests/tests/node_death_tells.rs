@@ -234,6 +234,45 @@ async fn is_given_nothing_twice_further_on() -> bool {
     true
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_what_died_with_its_node_is_given_nothing_twice_further_on() {
+    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice_after_a_loss).await;
+}
+
+/// False as above.
+async fn is_given_nothing_twice_after_a_loss() -> bool {
+    let mut cluster = Cluster::linked(3).await;
+    let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
+    let mut there = Socket::open(n2, "").await;
+    let mut away = Socket::open(n0, "").await;
+    let mut publisher = Socket::open(n0, "").await;
+    for socket in [&mut there, &mut away] {
+        socket.attach("room").await;
+    }
+    let mut serial = String::new();
+    for data in 0..2 {
+        publisher.publish("room", json!({"data": data})).await;
+        serial = away.message("room").await["serial"].as_str().expect("a serial").to_owned();
+        there.message("room").await;
+    }
+    n0.kill();
+    // As if it had been given one more, of which nobody else has heard.
+    let run = serial.strip_suffix(".2").expect("the second message of one run");
+    let (mut back, attached) = attach_after(n1, &json!(format!("{run}.3"))).await;
+    assert_eq!(attached["resumed"], false, "{attached}");
+    for node in [&*n1, &*n2] {
+        until_dead(node, "n0").await;
+    }
+    let mut publisher = Socket::open(n2, "").await;
+    publisher.publish("room", json!({"data": 2})).await;
+    let serial = back.message("room").await["serial"].clone();
+    let (mut back, attached) = attach_after(n2, &serial).await;
+    publisher.publish("room", json!({"data": 3})).await;
+    let frame = back.message("room").await;
+    assert_eq!(frame["messages"][0]["data"], 3, "{frame} after {attached}");
+    attached["resumed"] == true
+}
+
 /// The serial of a client that was attached to one node, and has something of the other one, and not what came when it was away.
 async fn missed_on(node: &Node, other: &Node) -> Value {
     let mut away = Socket::open(node, "").await;

@@ -133,6 +133,11 @@ impl Channel {
         }
     }
 
+    /// Something of the run, or that it forwards the channel, was heard here.
+    pub fn names(&self, run: u64) -> bool {
+        self.state.lock().is_named(run)
+    }
+
     /// Something of another run than these may be missing here.
     pub fn is_unsure_but_for(&self, runs: &[u64]) -> bool {
         self.state.lock().unsure.iter().any(|run| !runs.contains(run))

@@ -63,6 +63,25 @@ impl Routing {
         channel.know(&Stamp::all_of(&has).collect::<Vec<_>>());
     }
 
+    /// Nobody could bring on who has this. What others have of runs that have ended, and that stand in it, stands in the positions
+    /// that follow: it begins here behind that, and is not to be given it where it goes next.
+    pub async fn know_gone_of_others(&self, key: &ChannelKey, after: &Serial) {
+        let Some(channel) = self.hub.live(key) else { return };
+        let have_ended = self.have_ended();
+        let is_unknown = |stamp: Stamp| !channel.names(stamp.incarnation) && have_ended(stamp.incarnation);
+        if !Stamp::all_of(after).any(is_unknown) {
+            return;
+        }
+        // Those who can be reached tell it; whoever was asked to bring it on knows of the same deaths by then.
+        self.settled(key).await;
+        let mut gone = match self.own.lock().get(&channel.number()) {
+            Some(own) => own.gone.clone(),
+            None => return,
+        };
+        gone.retain(have_ended);
+        channel.know(&Stamp::all_of(&gone).collect::<Vec<_>>());
+    }
+
     /// Whether nothing of that comes here any more. A peer that is out of reach, or held for dead, may still have for this node
     /// what others have had of it.
     fn has_heard(&self, key: &ChannelKey, after: &Serial, missed: &[Forwarded]) -> bool {
@@ -141,5 +160,58 @@ impl Routing {
             tokio::time::timeout(REFILL_WAIT, refill).await.ok();
             drop(permit);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::inbound::{EndedRun, Inbound as _};
+    use super::super::fixture::Node;
+    use super::*;
+
+    /// A run that was never heard here.
+    const ENDED: u64 = 99;
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    /// Where the channel stands after somebody with this position could not be brought on, and the peer has told what it has.
+    async fn stands(node: &Node, after: Serial) -> Option<u64> {
+        let knowing = node.routing.know_gone_of_others(&node.key, &after);
+        let telling = async {
+            loop {
+                let round = node.routing.own.lock()[&node.number()].rounds.first().map(|round| round.number);
+                if let Some(round) = round {
+                    node.says_joined(0, round, vec![Stamp { incarnation: ENDED, sequence: 7 }]);
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let known = async {
+            tokio::select! {
+                () = knowing => {}
+                () = telling => {}
+            }
+        };
+        tokio::time::timeout(DEADLINE, known).await.expect("the peer answers");
+        node.routing.hub.live(&node.key).expect("it is attached to").mark().serial().sequence_of(ENDED)
+    }
+
+    #[tokio::test]
+    async fn of_a_run_that_has_ended_what_others_have_stands_in_positions_once_who_names_it_is_not_brought_on()
+     {
+        let node = Node::new();
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_attached_to();
+        node.says_joined(0, 0, Vec::new());
+        let names = |run| Serial::single(run, 5);
+        assert_eq!(stands(&node, names(ENDED)).await, None, "it may be one that this node has not met yet");
+        let ended = EndedRun { incarnation: ENDED, ago_ms: 0, has_left: false };
+        node.routing.interest(&node.peer, Interest::Ended { runs: vec![ended] });
+        assert_eq!(stands(&node, names(98)).await, None, "nobody is asked for what nobody named");
+        assert_eq!(
+            stands(&node, names(ENDED)).await,
+            Some(7),
+            "as far as others have it, whatever was named"
+        );
     }
 }

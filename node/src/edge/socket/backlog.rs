@@ -22,7 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
-use crate::hub::{Channel, Hub, Recent, RecentAfter, Spot};
+use crate::hub::{Channel, Hub, Recent, Spot};
 use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, Stamp};
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
@@ -307,24 +307,7 @@ impl Shared {
                 Question::Back { rewind, mark } => rows.find_back(rewind, mark).await,
                 Question::Page { place, format, without } => rows.page(place, format, without).await,
                 Question::Elsewhere { position, stands, back_ms } => {
-                    let routing = self.publisher.routing()?;
-                    let recent_ms = back_ms.unwrap_or(u64::MAX);
-                    routing.take_back(channel.key(), &position).await;
-                    if let Some(recent) = self.hub.recent_after(channel.key(), &position) {
-                        let RecentAfter { after, is_exact, missed_ms } = recent;
-                        return (missed_ms <= recent_ms).then_some(Found::Recent { after, is_exact });
-                    }
-                    let mut missed = routing.missed(channel.key(), &position, recent_ms).await;
-                    // The others have what it acknowledged.
-                    if missed.is_none() && routing.is_torn_lately() {
-                        routing.until_known().await;
-                        missed = routing.missed(channel.key(), &position, recent_ms).await;
-                    }
-                    match missed {
-                        Some(missed) => Some(Found::Elsewhere(missed)),
-                        None if !policy.history => None,
-                        None => rows.after_everywhere(position, stands, back_ms).await,
-                    }
+                    rows.find_elsewhere(position, stands, back_ms, policy.history).await
                 }
                 Question::BackElsewhere { rewind, stands } => {
                     Some(rows.back_of_all(rewind, stands, policy).await)

@@ -11,6 +11,7 @@ use fanfare_proto::serial::Serial;
 use super::page::{PAGE_BYTES, PAGE_ROWS};
 use super::{Found, Rows};
 use crate::accounts::ChannelPolicy;
+use crate::hub::RecentAfter;
 use crate::model::{Amount, ConnectionId, Stamp};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row};
 use crate::session::Rewind;
@@ -70,8 +71,41 @@ enum Given {
 }
 
 impl Rows<'_> {
+    /// What follows the position, in the memory of the nodes, or else, where the channel keeps history, in the store.
+    pub(super) async fn find_elsewhere(
+        &self,
+        position: Serial,
+        stands: Serial,
+        back_ms: Option<u64>,
+        history: bool,
+    ) -> Option<Found> {
+        let (hub, key) = (&self.shared.hub, self.channel.key());
+        let routing = self.shared.publisher.routing()?;
+        let recent_ms = back_ms.unwrap_or(u64::MAX);
+        routing.take_back(key, &position).await;
+        if let Some(recent) = hub.recent_after(key, &position) {
+            let RecentAfter { after, is_exact, missed_ms } = recent;
+            return (missed_ms <= recent_ms).then_some(Found::Recent { after, is_exact });
+        }
+        let mut missed = routing.missed(key, &position, recent_ms).await;
+        // The others have what it acknowledged.
+        if missed.is_none() && routing.is_torn_lately() {
+            routing.until_known().await;
+            missed = routing.missed(key, &position, recent_ms).await;
+        }
+        let found = match missed {
+            Some(missed) => Some(Found::Elsewhere(missed)),
+            None if !history => None,
+            None => self.after_everywhere(position.clone(), stands, back_ms).await,
+        };
+        if found.is_none() {
+            routing.know_gone_of_others(key, &position).await;
+        }
+        found
+    }
+
     /// What follows a position. None where that cannot be told.
-    pub(super) async fn after_everywhere(
+    async fn after_everywhere(
         &self,
         position: Serial,
         stands: Serial,
