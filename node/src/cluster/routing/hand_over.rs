@@ -37,7 +37,7 @@ const TAKEN_BACK_OF: usize = 3;
 /// Who is asked waits no longer for a death to be known than leaves room to answer.
 const KNOWN_WAIT: Duration = Duration::from_secs(2);
 /// A channel that was given and could not be taken is not asked for again within this.
-const NOT_AGAIN: Duration = Duration::from_secs(1);
+pub(super) const NOT_AGAIN: Duration = Duration::from_secs(1);
 
 /// For each channel that may be taken back at a time, which one could not be, and when.
 pub(super) struct TakingBack([tokio::sync::Mutex<Option<(u64, Instant)>>; TAKING_BACK]);
@@ -49,7 +49,7 @@ impl Default for TakingBack {
 }
 
 impl TakingBack {
-    async fn turn(&self, key: &ChannelKey) -> tokio::sync::MutexGuard<'_, Option<(u64, Instant)>> {
+    pub(super) async fn turn(&self, key: &ChannelKey) -> tokio::sync::MutexGuard<'_, Option<(u64, Instant)>> {
         self.0[hash_of(key) as usize % TAKING_BACK].lock().await
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct Leaving {
     pub(super) taking_back: TakingBack,
     /// The same for rewinds.
     pub(super) rewinding: TakingBack,
+    /// The same of those in which others are asked for what they have of runs that have ended.
+    pub(super) learning: TakingBack,
     /// Held while members change, so that what comes of two changes does not mix.
     pub(super) changing: Mutex<()>,
     peers: Mutex<Peers>,
@@ -59,6 +61,7 @@ impl Default for Leaving {
             taking,
             taking_back: TakingBack::default(),
             rewinding: TakingBack::default(),
+            learning: TakingBack::default(),
             changing: Mutex::default(),
             peers: Mutex::default(),
         }

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use fanfare_proto::serial::Serial;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::Item;
+use super::hand_over::NOT_AGAIN;
 use super::{JOIN_WAIT, Routing, hash_of};
 use crate::hub::Delivery;
 use crate::model::{ChannelKey, Forwarded, Stamp};
@@ -63,22 +65,31 @@ impl Routing {
         channel.know(&Stamp::all_of(&has).collect::<Vec<_>>());
     }
 
-    /// Nobody could bring on who has this. What others have of runs that have ended, and that stand in it, stands in the positions
-    /// that follow: it begins here behind that, and is not to be given it where it goes next.
+    /// Nobody could bring on who has this. What others have of runs that have ended, and of which nothing was heard here, stands in the
+    /// positions that follow, if one of them stands in this one: it begins here behind that, and is not to be given it where it goes
+    /// next. Of a run that was heard here something may come yet, from where it is kept.
     pub async fn know_gone_of_others(&self, key: &ChannelKey, after: &Serial) {
         let Some(channel) = self.hub.live(key) else { return };
-        let have_ended = self.have_ended();
-        let is_unknown = |stamp: Stamp| !channel.names(stamp.incarnation) && have_ended(stamp.incarnation);
-        if !Stamp::all_of(after).any(is_unknown) {
+        let unheard = || {
+            let (channel, have_ended) = (&channel, self.have_ended());
+            move |run| !channel.names(run) && have_ended(run)
+        };
+        let is_lacking = || Stamp::all_of(after).map(|stamp| stamp.incarnation).any(unheard());
+        if !is_lacking() {
             return;
         }
-        // Those who can be reached tell it; whoever was asked to bring it on knows of the same deaths by then.
-        self.settled(key).await;
-        let mut gone = match self.own.lock().get(&channel.number()) {
-            Some(own) => own.gone.clone(),
-            None => return,
+        let mut turn = self.leaving.learning.turn(key).await;
+        let was_asked = turn.is_some_and(|(of, at)| of == channel.number() && at.elapsed() < NOT_AGAIN);
+        if !was_asked && is_lacking() {
+            // Those who can be reached tell it, if they know of the death by then.
+            self.settled(key).await;
+            *turn = Some((channel.number(), Instant::now()));
+        }
+        drop(turn);
+        let Some(mut gone) = self.own.lock().get(&channel.number()).map(|own| own.gone.clone()) else {
+            return;
         };
-        gone.retain(have_ended);
+        gone.retain(unheard());
         channel.know(&Stamp::all_of(&gone).collect::<Vec<_>>());
     }
 
@@ -169,18 +180,24 @@ mod tests {
     use super::super::fixture::Node;
     use super::*;
 
-    /// A run that was never heard here.
+    /// A run that was never heard here, and one that was.
     const ENDED: u64 = 99;
+    const HEARD: u64 = 98;
     const DEADLINE: Duration = Duration::from_secs(10);
 
-    /// Where the channel stands after somebody with this position could not be brought on, and the peer has told what it has.
-    async fn stands(node: &Node, after: Serial) -> Option<u64> {
+    fn stamp(incarnation: u64, sequence: u64) -> Stamp {
+        Stamp { incarnation, sequence }
+    }
+
+    /// Where the channel stands after somebody with this position could not be brought on, and the peer was asked, if it was, and has
+    /// told what it has; by the two runs.
+    async fn stands(node: &Node, after: Serial) -> [Option<u64>; 2] {
         let knowing = node.routing.know_gone_of_others(&node.key, &after);
         let telling = async {
             loop {
                 let round = node.routing.own.lock()[&node.number()].rounds.first().map(|round| round.number);
                 if let Some(round) = round {
-                    node.says_joined(0, round, vec![Stamp { incarnation: ENDED, sequence: 7 }]);
+                    node.says_joined(0, round, vec![stamp(ENDED, 7), stamp(HEARD, 9)]);
                 }
                 tokio::task::yield_now().await;
             }
@@ -192,26 +209,30 @@ mod tests {
             }
         };
         tokio::time::timeout(DEADLINE, known).await.expect("the peer answers");
-        node.routing.hub.live(&node.key).expect("it is attached to").mark().serial().sequence_of(ENDED)
+        let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+        let serial = channel.mark().serial();
+        [ENDED, HEARD].map(|run| serial.sequence_of(run))
     }
 
     #[tokio::test]
-    async fn of_a_run_that_has_ended_what_others_have_stands_in_positions_once_who_names_it_is_not_brought_on()
+    async fn what_others_have_of_a_run_that_was_not_heard_stands_in_positions_once_who_names_it_is_not_brought_on()
      {
         let node = Node::new();
         node.finds_the_peer();
         node.has_a_link();
         node.is_attached_to();
-        node.says_joined(0, 0, Vec::new());
+        node.says_joined(0, 0, vec![stamp(HEARD, 3)]);
+        node.says();
         let names = |run| Serial::single(run, 5);
-        assert_eq!(stands(&node, names(ENDED)).await, None, "it may be one that this node has not met yet");
-        let ended = EndedRun { incarnation: ENDED, ago_ms: 0, has_left: false };
-        node.routing.interest(&node.peer, Interest::Ended { runs: vec![ended] });
-        assert_eq!(stands(&node, names(98)).await, None, "nobody is asked for what nobody named");
-        assert_eq!(
-            stands(&node, names(ENDED)).await,
-            Some(7),
-            "as far as others have it, whatever was named"
-        );
+        assert_eq!(stands(&node, names(ENDED)).await, [None, Some(3)], "this node may not have met it yet");
+        let runs = [ENDED, HEARD].map(|incarnation| EndedRun { incarnation, ago_ms: 0, has_left: false });
+        node.routing.interest(&node.peer, Interest::Ended { runs: runs.to_vec() });
+        assert_eq!(stands(&node, names(HEARD)).await, [None, Some(3)], "what is heard is known");
+        assert!(node.says().is_empty(), "nobody was asked");
+        let known = [Some(7), Some(3)];
+        assert_eq!(stands(&node, names(ENDED)).await, known, "as far as others have it, whatever was named");
+        assert_eq!(node.says().len(), 1);
+        assert_eq!(stands(&node, names(ENDED)).await, known);
+        assert!(node.says().is_empty(), "it is known");
     }
 }
