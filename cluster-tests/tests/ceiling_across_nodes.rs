@@ -416,13 +416,12 @@ fn each_side_of_a_cut_admits_up_to_the_ceiling_and_nobody_once_it_is_healed() {
         until_dead(nodes).await;
         until_counted(&nodes[..1], 1).await;
         until_counted(&nodes[1..], 2).await;
-        for (node, free) in [(0, 3), (1, 1), (2, 1)] {
+        for (node, free, side, counted) in [(0, 3, 0..1, 4), (1, 1, 1..3, 3), (2, 1, 1..3, 4)] {
             for _ in 0..free {
                 open.push(try_open(&nodes[node], "", KEY).await.expect("below the ceiling on this side"));
             }
             // The other one of this side has heard of them.
-            let side = if node == 0 { 0..1 } else { 1..3 };
-            until_counted(&nodes[side], if node == 1 { 3 } else { CEILING as u64 }).await;
+            until_counted(&nodes[side], counted).await;
         }
         for node in &*nodes {
             assert!(try_open(node, "", SECOND).await.is_none(), "at the ceiling of this side");

@@ -109,7 +109,8 @@ async fn who_stays_is_closed_a_second_after_a_delay_of_its_own() {
 fn a_peer_that_takes_nothing_keeps_no_node_from_leaving_in_time() {
     const DRAIN: Duration = Duration::from_secs(6);
     isolated(async |network| {
-        let with_drain = |options: NodeOptions| options.environment("FANFARE_DRAIN_TIMEOUT", "6s");
+        let timeout = format!("{}s", DRAIN.as_secs());
+        let with_drain = |options: NodeOptions| options.environment("FANFARE_DRAIN_TIMEOUT", &timeout);
         let mut cluster = Cluster::apart_with(&network, 3, with_drain).await;
         let nodes = cluster.nodes();
         let leaving = door(&nodes[..1]);

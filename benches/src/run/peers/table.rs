@@ -10,7 +10,7 @@ use super::herds::Herds;
 use super::holding::{Crowd, holding_us};
 use super::measure::{Fixed, Measured, Most, P99_MS_MAX, Row, SlowOnes};
 use super::slow::SlowReader;
-use crate::load::{FanoutOutcome, IdleOutcome, Slow};
+use crate::load::{Cost, FanoutOutcome, IdleOutcome, Slow};
 
 pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> String {
     let mut text = String::new();
@@ -52,7 +52,7 @@ pub(super) fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         cells.push(format!("{:.2}", median(runs, |run| run.deliveries as f64 / run.segments as f64)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.resident_bytes as f64 / 1e6)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.socket_bytes as f64 / 1e6)));
-        cells.push(format!("{:.2}", median(runs, generator_cores)));
+        cells.push(format!("{:.2}", median(runs, |run| generator_cores(&run.cost))));
         cells.push(pair(median(runs, |run| run.lag_p99_ms), median(runs, |run| run.lag_max_ms)));
         cells.push(faults(runs));
         add(&mut table, row, cells);
@@ -79,7 +79,7 @@ pub(super) fn most_table(Most { message_bytes, rows }: &Most) -> String {
             multiple(fanfare, per_s),
             format!("{:.2}", median(runs, |run| 1e6 / deliveries_per_core_second(&run.outcome))),
             pair(median(runs, |run| run.outcome.p50_ms), median(runs, |run| run.outcome.p99_ms)),
-            format!("{:.2}", median(runs, |run| generator_cores(&run.outcome))),
+            format!("{:.2}", median(runs, |run| generator_cores(&run.outcome.cost))),
             pair(median(runs, |run| run.outcome.lag_p99_ms), median(runs, |run| run.outcome.lag_max_ms)),
         ];
         add(&mut table, row, cells);
@@ -113,7 +113,7 @@ pub(super) fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             multiple(fanfare, us),
             pair(median(runs, |run| run.heard), median(runs, |run| run.said)),
             format!("{:.0}", median(runs, |run| run.holding.wall_s)),
-            format!("{:.2}", median(runs, |run| run.holding.generator_cpu_s / run.holding.wall_s)),
+            format!("{:.2}", median(runs, |run| generator_cores(&run.holding))),
         ];
         add(&mut table, row, cells);
     }
@@ -197,7 +197,7 @@ pub(super) fn durable_table(publish: &Publish) -> String {
         spread(node, 2, |run| 1e6 * run.cost.server_cpu_s / (run.acked_per_s * run.cost.wall_s)),
         pair(
             median(node, |run| run.cost.server_cpu_s / run.cost.wall_s),
-            median(node, |run| run.cost.generator_cpu_s / run.cost.wall_s),
+            median(node, |run| generator_cores(&run.cost)),
         ),
     ];
     table.row("Fanfare, store embedded", node.len(), cells);
@@ -238,8 +238,8 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
             format!("{:.0}", shares(|slow| slow.given_up as f64)),
             pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
             pair(
-                median(runs, |run| generator_cores(&run.without)),
-                median(runs, |run| generator_cores(&run.with)),
+                median(runs, |run| generator_cores(&run.without.cost)),
+                median(runs, |run| generator_cores(&run.with.cost)),
             ),
             pair(median(runs, |run| run.without.lag_p99_ms), median(runs, |run| run.with.lag_p99_ms)),
             lost.to_string(),
@@ -300,8 +300,8 @@ fn multiple(fanfare: Option<f64>, figure: f64) -> String {
         .map_or_else(|| "–".to_owned(), |fanfare| format!("{:.2} ×", fanfare / figure))
 }
 
-fn generator_cores(run: &FanoutOutcome) -> f64 {
-    run.cost.generator_cpu_s / run.cost.wall_s
+fn generator_cores(cost: &Cost) -> f64 {
+    cost.generator_cpu_s / cost.wall_s
 }
 
 fn faults(runs: &[FanoutOutcome]) -> String {
@@ -315,7 +315,7 @@ fn faults(runs: &[FanoutOutcome]) -> String {
 mod tests {
     use super::super::workload;
     use super::*;
-    use crate::load::{Cost, Faults, Memory};
+    use crate::load::{Faults, Memory};
 
     fn run(server_cpu_s: f64) -> FanoutOutcome {
         FanoutOutcome {
