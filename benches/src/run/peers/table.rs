@@ -157,8 +157,12 @@ pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
 pub(super) fn crowd_table(rows: &[Row<Crowd>]) -> String {
     let Some(crowd) = rows.iter().flat_map(|row| &row.runs).next() else { return String::new() };
     let title = format!("{} connections × {} channels of their own", crowd.with.connections, crowd.attached);
-    let columns =
-        ["bytes of RSS for each channel", "Fanfare's ÷ this", "KB RSS for each connection: without / with"];
+    let columns = [
+        "bytes of RSS for each channel",
+        "Fanfare's ÷ this",
+        "KB RSS for each connection: without / with",
+        "generator: cores",
+    ];
     let mut table = table_of(&title, &columns);
     let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Crowd::channel_bytes));
     for row @ Row { runs, .. } in rows {
@@ -168,6 +172,7 @@ pub(super) fn crowd_table(rows: &[Row<Crowd>]) -> String {
             spread(runs, 0, Crowd::channel_bytes),
             multiple(fanfare, bytes),
             pair(kb(|run| &run.without), kb(|run| &run.with)),
+            format!("{:.2}", median(runs, |run| generator_cores(&run.with.holding))),
         ];
         add(&mut table, row, cells);
     }
