@@ -73,11 +73,14 @@ OPEN_FILES := 20000
 NATS := v2.15.2
 SOCKUDO := 5.2.0
 
-# As long as the published tables were measured, so that all of it is two hours.
+# As long as the published tables were measured, so that all of it is two hours. With other options it may be a part, which is not published.
 bench-peers: OPTIONS := --seconds 3
+bench-peers: RUN := $(TARGET)/tools/bench-peers
+bench-peers: PAGE = $(if $(filter command,$(origin OPTIONS)),$(RUN),docs/benchmarks)
 bench-peers: bench-peers-needs peers
 	cargo build --release --locked -p fanfare
-	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers "$(TARGET)/tools/peers" --plots docs/benchmarks --out "$(TARGET)/tools/bench-peers.json"
+	@mkdir -p "$(RUN)"
+	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers "$(TARGET)/tools/peers" --plots "$(PAGE)" --out "$(RUN)/peers.json"
 
 peers: peers-needs go-peers $(PEERS)/sockudo-$(SOCKUDO)
 

@@ -8,6 +8,9 @@ use serde::Serialize;
 
 use crate::procfs;
 
+/// What a run writes changes nothing of what the next one measures.
+const CHANGES: [&str; 5] = ["status", "--porcelain", "--", ":/", ":(top,exclude)docs/benchmarks"];
+
 /// What a figure is worth nothing without.
 #[derive(Serialize)]
 pub(super) struct Machine {
@@ -29,7 +32,7 @@ pub(super) struct Machine {
 
 impl Machine {
     pub(super) fn look(node: &Path) -> Self {
-        let changed = !first_line("git", &["status", "--porcelain"]).is_empty();
+        let changed = !first_line("git", &CHANGES).is_empty();
         let commit = first_line("git", &["rev-parse", "--short=12", "HEAD"]);
         Self {
             cpu: procfs::cpu_model(),

@@ -24,10 +24,10 @@ pub(super) fn of(report: &Report) -> String {
     for presence in &measured.presences {
         text += &lines(presence_rows(presence));
     }
-    let _ = writeln!(text, "{:<40} {:>12} {:>10} {:>8}", "bar", "measured", "bar", "of it");
+    let _ = writeln!(text, "{:<40} {:>12} {:>10} {:>10}", "bar", "measured", "bar", "÷ the bar");
     for Bar { what, measured, bar, of_bar, met, .. } in &report.bars {
         let verdict = if *met { "met" } else { "missed" };
-        let _ = writeln!(text, "{what:<40} {measured:>12} {bar:>10} {of_bar:>8.2}  {verdict}");
+        let _ = writeln!(text, "{what:<40} {measured:>12} {bar:>10} {of_bar:>10.2}  {verdict}");
     }
     for failure in &report.failures {
         let _ = writeln!(text, "FAILED {failure}");

@@ -205,7 +205,7 @@ impl Contender {
 
     pub(super) fn describe(self, places: &Places) -> Described {
         let ask = |argument: &str| first_line(&self.binary(places).to_string_lossy(), &[argument]);
-        let bench = concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned();
+        let bench = of_this();
         let (version, settings) = match self {
             Self::Floor => (bench, "one thread, each frame written at once"),
             Self::FloorWindow => (bench, "one thread, what is published within 1 ms written together"),
@@ -218,7 +218,8 @@ impl Contender {
             }
             Self::Fanfare => (
                 format!("{}, {}", ask("--version"), io_uring(places)),
-                "default settings with authentication, store none, limits.publishes_per_second 0, limits.connections 18000",
+                "default settings with authentication, store none (of durable publishes embedded), \
+                 limits.publishes_per_second 0, limits.connections 18000",
             ),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => {
                 (ask("-version"), "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024")
@@ -228,7 +229,10 @@ impl Contender {
                 "GOGC=200, UseWriteBufferPool, ReadBufferSize 1024, WriteDelay 5ms, MaxMessagesInFrame -1, \
                  ReplyWithoutQueue",
             ),
-            Self::Nats => (ask("--version"), "WebSocket listener, no TLS, no compression, else defaults"),
+            Self::Nats => (
+                ask("--version").replace(": ", " "),
+                "WebSocket listener, no TLS, no compression, else defaults",
+            ),
             Self::Sockudo => (
                 ask("--version"),
                 "client events on private channels, rate_limiter and metrics off, max_connections 100000, \
@@ -242,6 +246,18 @@ impl Contender {
         };
         Described { name: self.name(), version, settings }
     }
+}
+
+impl Described {
+    /// What is no server, but has rows.
+    pub(super) fn bare_loop() -> Self {
+        let settings = "embedded store without a node, in one thread: tables and sealing as the node has them, a group of rows one batch and one fsync";
+        Self { name: "bare store loop", version: of_this(), settings: settings.to_owned() }
+    }
+}
+
+fn of_this() -> String {
+    concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned()
 }
 
 /// Where the system refuses it the node is measured without, and a delivery costs more.

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::super::generator::{load, result_of};
 use super::contender::Contender;
 use super::measure::{Comparison, Row};
+use super::workload::Part;
 use crate::Result;
 use crate::load::HerdOutcome;
 
@@ -41,7 +42,7 @@ impl Herds {
 impl Comparison<'_> {
     pub(super) fn herds(&self, failures: &mut Vec<String>) -> Vec<Row<Herds>> {
         let title = format!("{} connections, in turn and at once", self.scaled(CONNECTIONS));
-        let rows = self.rows_of_plain(&title, failures, |contender| {
+        let rows = self.rows_of(Part::W4, &title, failures, |contender| {
             let in_turn = self.herd(contender, Some(TOGETHER))?;
             let cores = thread::available_parallelism()?.get();
             Ok(Herds { in_turn, at_once: self.herd(contender, None)?, cores })

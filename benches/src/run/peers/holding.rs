@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::super::generator::{load, result_of};
 use super::contender::Contender;
 use super::measure::{Comparison, Row};
+use super::workload::Part;
 use crate::Result;
 use crate::load::IdleOutcome;
 
@@ -38,14 +39,14 @@ pub(super) fn holding_us(run: &IdleOutcome) -> f64 {
 impl Comparison<'_> {
     pub(super) fn idle(&self, failures: &mut Vec<String>) -> Vec<Row<IdleOutcome>> {
         let title = format!("{} idle connections", self.scaled(IDLE_CONNECTIONS));
-        self.rows_of_plain(&title, failures, |contender| {
+        self.rows_of(Part::W3, &title, failures, |contender| {
             self.hold(contender, IDLE_CONNECTIONS, 1, IDLE_SECONDS)
         })
     }
 
     pub(super) fn crowds(&self, failures: &mut Vec<String>) -> Vec<Row<Crowd>> {
         let title = format!("{} connections of {CROWD_ATTACHED} channels", self.scaled(CROWD_CONNECTIONS));
-        self.rows_of_plain(&title, failures, |contender| {
+        self.rows_of(Part::W6, &title, failures, |contender| {
             let hold = |attached| self.hold(contender, CROWD_CONNECTIONS, attached, CROWD_SECONDS);
             Ok(Crowd { attached: CROWD_ATTACHED, without: hold(0)?, with: hold(CROWD_ATTACHED)? })
         })

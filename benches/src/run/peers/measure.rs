@@ -7,7 +7,7 @@ use super::super::durable::Durable;
 use super::super::generator::{load, result_of};
 use super::super::report::Publish;
 use super::Options;
-use super::contender::{Contender, Places};
+use super::contender::{Contender, Described, Places};
 use super::herds::Herds;
 use super::holding::Crowd;
 use super::slow::SlowReader;
@@ -40,17 +40,6 @@ pub(super) struct Measured {
     pub(super) durable: Option<Publish>,
     pub(super) crowds: Vec<Row<Crowd>>,
     pub(super) slow: Option<SlowOnes>,
-}
-
-impl Measured {
-    /// Also where all that was asked for is not measured of those who were.
-    pub(super) fn is_empty(&self) -> bool {
-        self.fixed.iter().all(|fixed| fixed.rows.is_empty())
-            && self.most.iter().all(|most| most.rows.is_empty())
-            && (self.idle.is_empty() && self.herds.is_empty() && self.crowds.is_empty())
-            && self.durable.is_none()
-            && self.slow.as_ref().is_none_or(|slow| slow.rows.is_empty())
-    }
 }
 
 /// A workload at a given rate.
@@ -111,10 +100,17 @@ pub(super) struct Trial {
 }
 
 impl Comparison<'_> {
+    /// Each server, and the loop that durable publishes are measured beside.
+    pub(super) fn described(&self) -> Vec<Described> {
+        let servers = self.contenders.iter().map(|contender| contender.describe(&self.places));
+        let bare_loop = self.options.is_asked(Part::W5, &self.contenders).then(Described::bare_loop);
+        servers.chain(bare_loop).collect()
+    }
+
     /// Measures all that can be, and tells each table as soon as it is known; what failed is told in words beside it.
     pub(super) fn measure(&self) -> (Measured, Vec<String>) {
         let tell = |table: String| eprint!("\n{table}");
-        let asked = |part| self.options.only.is_empty() || self.options.only.contains(&part);
+        let asked = |part| self.options.is_asked(part, &self.contenders);
         let (mut measured, mut failures) = (Measured::default(), Vec::new());
         for workload in workload::of_parts(asked) {
             let title = workload.title();
@@ -141,7 +137,7 @@ impl Comparison<'_> {
             measured.herds = self.herds(&mut failures);
             tell(table::herd_table(&measured.herds));
         }
-        if asked(Part::W5) && self.contenders.contains(&Contender::Fanfare) {
+        if asked(Part::W5) {
             match self.durable() {
                 Ok(publish) => {
                     tell(table::durable_table(&publish));
@@ -173,16 +169,18 @@ impl Comparison<'_> {
         self.rows_where(|_| true, title, failures, run)
     }
 
-    pub(super) fn rows_of_plain<Run>(
+    /// Of those of whom the part is measured.
+    pub(super) fn rows_of<Run>(
         &self,
+        part: Part,
         title: &str,
         failures: &mut Vec<String>,
         run: impl Fn(Contender) -> Result<Run>,
     ) -> Vec<Row<Run>> {
-        self.rows_where(Contender::is_plain, title, failures, run)
+        self.rows_where(|contender| part.measures(contender), title, failures, run)
     }
 
-    pub(super) fn rows_where<Run>(
+    fn rows_where<Run>(
         &self,
         measured: impl Fn(Contender) -> bool,
         title: &str,

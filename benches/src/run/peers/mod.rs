@@ -17,7 +17,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::bars::Bar;
@@ -86,6 +86,7 @@ pub fn run(options: &Options) -> Result<()> {
     let target = target_folder(&this)?;
     let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
     let contenders = Contender::chosen(&options.servers);
+    options.need_rows(&contenders)?;
     need_peers(&contenders, &peers)?;
     let node = match &options.node {
         Some(node) => node.clone(),
@@ -98,12 +99,10 @@ pub fn run(options: &Options) -> Result<()> {
     let machine = Machine::look(&node);
     print!("{machine}");
     let places = Places { bench: this, node, peers, data: data.path().to_owned() };
-    let described: Vec<_> = contenders.iter().map(|contender| contender.describe(&places)).collect();
+    let comparison = Comparison { places, contenders, options };
+    let described = comparison.described();
     described.iter().for_each(|contender| println!("{contender}"));
-    let (measured, failures) = Comparison { places, contenders, options }.measure();
-    if measured.is_empty() && failures.is_empty() {
-        return Err("nothing was measured: what --only names is not measured of whom --servers names".into());
-    }
+    let (measured, failures) = comparison.measure();
     let bars = bars::bars(&measured);
     let tables = table::of(&measured, &bars, &failures);
     print!("\n{tables}");
@@ -111,9 +110,32 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(folder) = options.plots.as_ref().filter(|_| failures.is_empty()) {
         plot::write(&measured.fixed, folder, &machine.in_short())?;
         page::write(folder, &machine, &described, &tables)?;
+        eprintln!("bench: page and pictures are in {}", folder.display());
     }
     let report = Report { machine, contenders: described, measured, bars, failures };
     end(&report, options.out.as_deref(), report.failures.len())
+}
+
+impl Options {
+    fn is_asked(&self, part: Part, contenders: &[Contender]) -> bool {
+        let asked = self.only.is_empty() || self.only.contains(&part);
+        asked && contenders.iter().any(|contender| part.measures(*contender))
+    }
+
+    /// An error names a part that is measured of nobody who was asked for.
+    fn need_rows(&self, contenders: &[Contender]) -> Result<()> {
+        let Some(part) = self.only.iter().find(|part| !self.is_asked(**part, contenders)) else {
+            return Ok(());
+        };
+        let servers: Vec<String> = self.servers.iter().map(name_of).collect();
+        let (part, servers) = (name_of(part), servers.join(","));
+        Err(format!("--only {part} is measured of none of --servers {servers}").into())
+    }
+}
+
+/// As it is called on the command line.
+fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// An error names all that are missing.
@@ -127,4 +149,39 @@ fn need_peers(contenders: &[Contender], folder: &Path) -> Result<()> {
     let error =
         format!("{missing}: not in {folder}; `make peers` builds them, or measure others with --servers");
     Err(error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn check(arguments: &str) -> Result<()> {
+        let options = Command::try_parse_from(["bench"].into_iter().chain(arguments.split(' ')))?.options;
+        options.need_rows(&Contender::chosen(&options.servers))
+    }
+
+    #[test]
+    fn a_part_without_a_row_is_told_before_anything_is_measured() {
+        for arguments in
+            ["--only w7", "--servers floor", "--only w5,w7 --servers fanfare", "--only w1 --servers nats"]
+        {
+            check(arguments).expect(arguments);
+        }
+        for (arguments, part) in [
+            ("--only w7 --servers floor", "w7"),
+            ("--only w1,w5 --servers floor,nats", "w5"),
+            ("--only w3 --servers fanfare-window-5", "w3"),
+        ] {
+            let error = check(arguments).expect_err(arguments).to_string();
+            assert!(error.contains(&format!("--only {part} ")) && error.contains("--servers "), "{error}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::contender::Contender;
 use super::measure::{Comparison, Row};
-use super::workload::{Reading, Workload};
+use super::workload::{Part, Reading, Workload};
 use crate::load::{FanoutOutcome, Slow};
 use crate::{NotCarried, Result};
 
@@ -33,9 +33,7 @@ impl SlowReader {
 impl Comparison<'_> {
     pub(super) fn slow_reader(&self, workload: Workload, failures: &mut Vec<String>) -> Vec<Row<SlowReader>> {
         let title = format!("{}, one reads nothing", workload.title());
-        // The floor gives up at once whom it cannot write to, so nobody stays slow.
-        let stays = |contender: Contender| contender.is_plain() && contender != Contender::Floor;
-        let rows = self.rows_where(stays, &title, failures, |contender| self.both(contender, workload));
+        let rows = self.rows_of(Part::W7, &title, failures, |contender| self.both(contender, workload));
         for row in rows.iter().filter(|row| row.contender.is_fanfare()) {
             let runs = row.runs.iter().flat_map(|run| [&run.without, &run.with]);
             let faulty = runs.filter(|run| run.faults.any());

@@ -1,6 +1,8 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::contender::Contender;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Part {
     /// One channel with very many subscribers, seldom published to.
@@ -21,6 +23,20 @@ pub(super) enum Part {
     W6,
     /// A hundred subscribers, of which one reads nothing.
     W7,
+}
+
+impl Part {
+    /// Whether there is a row of it.
+    pub(super) fn measures(self, contender: Contender) -> bool {
+        match self {
+            Self::W1 | Self::W2 | Self::W2Groups | Self::Most => true,
+            Self::W3 | Self::W4 | Self::W6 => contender.is_plain(),
+            // Of the others none stores anything.
+            Self::W5 => contender == Contender::Fanfare,
+            // The floor gives up at once whom it cannot write to, so nobody stays slow.
+            Self::W7 => contender.is_plain() && contender != Contender::Floor,
+        }
+    }
 }
 
 /// Who listens to how much, and how fast it comes.
@@ -114,6 +130,12 @@ mod tests {
     fn rates_are_those_of_the_deliveries() {
         assert_eq!(one_channel(5_000).messages_per_s(), 2.0);
         assert_eq!(many_channels(400_000, 128).messages_per_s(), 5_000.0);
+    }
+
+    #[test]
+    fn the_node_has_a_row_in_each_part() {
+        assert!(Part::value_variants().iter().all(|part| part.measures(Contender::Fanfare)));
+        assert!(!Part::W7.measures(Contender::Floor) && !Part::W5.measures(Contender::Nats));
     }
 
     #[test]
