@@ -77,7 +77,9 @@ impl fmt::Display for PublishError {
         match self {
             Self::Draft(error) => error.fmt(f),
             Self::Busy => f.write_str("the store is busy, nothing was published"),
-            Self::Unavailable => f.write_str("the store did not answer, retry with the same id"),
+            Self::Unavailable => {
+                f.write_str("it was not confirmed in time, and may have been done: retry with the same id")
+            }
         }
     }
 }

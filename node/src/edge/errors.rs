@@ -142,14 +142,6 @@ impl Refusal {
         Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, "the store is busy") }
     }
 
-    /// The outcome is unknown.
-    pub fn unknown_outcome() -> Self {
-        Self::new(
-            Kind::Unavailable,
-            "the store did not confirm in time; the outcome is unknown, retry with the same id",
-        )
-    }
-
     /// The JSON text of the body.
     pub fn body(&self) -> Vec<u8> {
         let body = ErrorBody { error: self.error.to_string(), reason: self.reason.map(str::to_owned) };
@@ -230,7 +222,7 @@ impl From<PublishError> for Refusal {
         match error {
             PublishError::Draft(draft) => draft.into(),
             PublishError::Busy => Self::busy(),
-            PublishError::Unavailable => Self::unknown_outcome(),
+            PublishError::Unavailable => Self::new(Kind::Unavailable, error.to_string()),
         }
     }
 }

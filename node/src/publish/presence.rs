@@ -44,7 +44,7 @@ impl fmt::Display for PresenceError {
             }
             Self::Refused(refused) => refused.fmt(f),
             Self::Busy => f.write_str("the store is busy, nothing was changed"),
-            Self::Unavailable => f.write_str("the store did not answer"),
+            Self::Unavailable => f.write_str("it was not confirmed in time, and may have been done"),
         }
     }
 }

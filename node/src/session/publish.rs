@@ -153,8 +153,7 @@ impl Session {
             }
             PublishResult::Refused { code, error, reason } => self.nack(Some(id), code, &error, reason, out),
             PublishResult::Unavailable => {
-                let error = "the store did not answer, retry with the same id";
-                self.nack(Some(id), code::UNAVAILABLE, error, None, out);
+                self.nack(Some(id), code::UNAVAILABLE, &PublishError::Unavailable.to_string(), None, out);
             }
             PublishResult::Said => {}
         }
