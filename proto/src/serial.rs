@@ -8,10 +8,18 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 /// "All up to here" of one channel: for each incarnation of a node the sequence of its last message.
 ///
-/// As text opaque to clients: entries `<11 base64url characters>.<base36>` in rising order of incarnation, joined
-/// by `~`; `0` is the one of no run, which says nothing.
+/// As text opaque to clients: entries `<incarnation>.<base36>` in rising order of incarnation, joined by `~`; `0` is the one of no run,
+/// which says nothing. An incarnation is 8 base64url characters, and 11 where it has more bits than a run gives itself. A position whose
+/// entries need more than [`Self::BYTES_MAX`] is `~` for clients, which cannot be read: who comes back with it is told a loss.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Serial(Vec<(u64, u64)>);
+
+/// Of the incarnation that a run gives itself.
+const SHORT_BYTES: usize = Serial::INCARNATION_BITS as usize / 8;
+/// `~`, 11 characters, `.` and 13 digits.
+const ENTRY_BYTES_MAX: usize = 26;
+/// In place of a position that has no text for clients.
+const TOO_LONG: &str = "~";
 
 /// The text is no serial that a node wrote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +34,12 @@ impl fmt::Display for SerialError {
 impl std::error::Error for SerialError {}
 
 impl Serial {
+    /// What its text for clients has at most.
     pub const BYTES_MAX: usize = 512;
+    /// Of an incarnation, so that positions of thirty nodes fit.
+    pub const INCARNATION_BITS: u32 = 48;
+    /// What a position between nodes names at most.
+    pub const RUNS_MAX: usize = 1_024;
 
     pub fn single(incarnation: u64, sequence: u64) -> Self {
         Self(vec![(incarnation, sequence)])
@@ -86,22 +99,14 @@ impl Serial {
     }
 }
 
+/// As clients have it.
 impl fmt::Display for Serial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("0");
+        if self.0.len() <= Self::BYTES_MAX / ENTRY_BYTES_MAX {
+            return self.write(f);
         }
-        for (index, (incarnation, sequence)) in self.0.iter().enumerate() {
-            // In one piece, so that a string of the only one is allocated once.
-            let mut text = *b"~00000000000.0000000000000";
-            URL_SAFE_NO_PAD
-                .encode_slice(incarnation.to_be_bytes(), &mut text[1..12])
-                .map_err(|_| fmt::Error)?;
-            let end = 13 + write_base36(&mut text[13..], *sequence);
-            let begin = usize::from(index == 0);
-            f.write_str(std::str::from_utf8(&text[begin..end]).map_err(|_| fmt::Error)?)?;
-        }
-        Ok(())
+        let whole = self.to_whole();
+        f.write_str(if whole.len() <= Self::BYTES_MAX { &whole } else { TOO_LONG })
     }
 }
 
@@ -109,9 +114,50 @@ impl FromStr for Serial {
     type Err = SerialError;
 
     fn from_str(text: &str) -> Result<Self, SerialError> {
-        if text.len() > Self::BYTES_MAX {
+        if text.len() > Self::BYTES_MAX { Err(SerialError) } else { Self::read(text) }
+    }
+}
+
+impl Serial {
+    /// As nodes tell it each other, however many runs it names.
+    pub fn to_whole(&self) -> String {
+        let mut text = String::new();
+        // A string takes all that is written to it.
+        self.write(&mut text).ok();
+        text
+    }
+
+    /// What another node has written.
+    ///
+    /// # Errors
+    /// It is no serial, or names more than [`Self::RUNS_MAX`] runs.
+    pub fn of_whole(text: &str) -> Result<Self, SerialError> {
+        if text.len() > Self::RUNS_MAX * ENTRY_BYTES_MAX {
             return Err(SerialError);
         }
+        Self::read(text)
+            .and_then(|serial| if serial.0.len() > Self::RUNS_MAX { Err(SerialError) } else { Ok(serial) })
+    }
+
+    fn write(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        if self.0.is_empty() {
+            return out.write_str("0");
+        }
+        for (index, (incarnation, sequence)) in self.0.iter().enumerate() {
+            // In one piece, so that a string of the only one is allocated once.
+            let mut text = [b'~'; ENTRY_BYTES_MAX];
+            let bytes = incarnation.to_be_bytes();
+            let written = URL_SAFE_NO_PAD.encode_slice(significant(&bytes), &mut text[1..12]);
+            let dot = 1 + written.map_err(|_| fmt::Error)?;
+            text[dot] = b'.';
+            let end = dot + 1 + write_base36(&mut text[dot + 1..], *sequence);
+            let begin = usize::from(index == 0);
+            out.write_str(std::str::from_utf8(&text[begin..end]).map_err(|_| fmt::Error)?)?;
+        }
+        Ok(())
+    }
+
+    fn read(text: &str) -> Result<Self, SerialError> {
         if text == "0" {
             return Ok(Self::default());
         }
@@ -123,11 +169,21 @@ impl FromStr for Serial {
     }
 }
 
+/// Of an incarnation, the bytes that are written.
+fn significant(bytes: &[u8; 8]) -> &[u8] {
+    let (rest, short) = bytes.split_at(8 - SHORT_BYTES);
+    if rest.iter().all(|byte| *byte == 0) { short } else { bytes }
+}
+
 fn read_entry(text: &str) -> Result<(u64, u64), SerialError> {
     let (incarnation, sequence) = text.split_once('.').ok_or(SerialError)?;
-    let incarnation = URL_SAFE_NO_PAD.decode(incarnation).map_err(|_| SerialError)?;
-    let incarnation = <[u8; 8]>::try_from(incarnation).map_err(|_| SerialError)?;
-    Ok((u64::from_be_bytes(incarnation), read_base36(sequence)?))
+    let read = URL_SAFE_NO_PAD.decode(incarnation).map_err(|_| SerialError)?;
+    if ![SHORT_BYTES, 8].contains(&read.len()) {
+        return Err(SerialError);
+    }
+    let mut bytes = [0; 8];
+    bytes[8 - read.len()..].copy_from_slice(&read);
+    Ok((u64::from_be_bytes(bytes), read_base36(sequence)?))
 }
 
 /// At the start of `out`, which has room for 13 digits. Gives how many it took.
@@ -140,7 +196,7 @@ fn write_base36(out: &mut [u8], mut value: u64) -> usize {
     count
 }
 
-/// Only the spelling that is written, so that a position has one text.
+/// Only the spelling that is written.
 fn read_base36(text: &str) -> Result<u64, SerialError> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase())
         && (text == "0" || !text.starts_with('0'));
@@ -157,12 +213,45 @@ mod tests {
     #[test]
     fn a_serial_at_its_limit_and_one_past() {
         let serial = |last: u64| {
-            let entries = (1..36).map(|incarnation| (incarnation, 0)).chain([(u64::MAX, last)]);
+            let entries = (1..46).map(|incarnation| (incarnation, 0)).chain([(u64::MAX, last)]);
             Serial(entries.collect())
         };
-        let (fits, longer) = (serial(36_u64.pow(9)), serial(36_u64.pow(10)));
-        assert_eq!((fits.to_string().len(), longer.to_string().len()), (512, 513));
+        let (fits, longer) = (serial(36_u64.pow(4)), serial(36_u64.pow(5)));
+        assert_eq!((fits.to_whole().len(), longer.to_whole().len()), (512, 513));
         assert_eq!(fits.to_string().parse(), Ok(fits));
+        assert_eq!(longer.to_whole().parse::<Serial>(), Err(SerialError));
+        assert_eq!(longer.to_string(), "~", "clients have no text of it");
         assert_eq!(longer.to_string().parse::<Serial>(), Err(SerialError));
+        assert_eq!(Serial::of_whole(&longer.to_whole()), Ok(longer), "nodes have");
+    }
+
+    #[test]
+    fn the_positions_of_thirty_nodes_that_have_counted_to_a_billion_fit() {
+        let last_of_all = (1 << Serial::INCARNATION_BITS) - 1;
+        let serial = Serial((0..30).map(|run| (last_of_all - 29 + run, 1_000_000_000)).collect());
+        assert_eq!(serial.to_string().parse(), Ok(serial));
+    }
+
+    #[test]
+    fn a_run_is_written_in_eight_characters_and_read_in_eleven_too() {
+        let short = Serial::single(1 << 40, 7);
+        let long = Serial::single(1 << Serial::INCARNATION_BITS, 7);
+        assert_eq!((short.to_string(), long.to_string()), ("AQAAAAAA.7".into(), "AAEAAAAAAAA.7".into()));
+        for serial in [short, long] {
+            assert_eq!(serial.to_string().parse(), Ok(serial));
+        }
+        assert_eq!("AAABAAAAAAA.7".parse(), Ok(Serial::single(1 << 40, 7)));
+        for other in ["AQ.7", ".7", "AAEAAAAAA.7", "AAEAAAAAAAAA.7", "AAEAAAAAAAAAAAAA.7"] {
+            assert_eq!(other.parse::<Serial>(), Err(SerialError), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_node_takes_no_position_of_more_runs_than_there_are() {
+        let serial =
+            |runs: usize| Serial((0..runs as u64).map(|run| (u64::MAX - run, u64::MAX)).rev().collect());
+        let most = serial(Serial::RUNS_MAX);
+        assert_eq!(Serial::of_whole(&most.to_whole()), Ok(most));
+        assert_eq!(Serial::of_whole(&serial(Serial::RUNS_MAX + 1).to_whole()), Err(SerialError));
     }
 }

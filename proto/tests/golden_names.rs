@@ -72,9 +72,9 @@ fn the_encoded_form_names_the_channel() {
 fn serial_texts() {
     for (entries, text) in [
         (&[][..], "0"),
-        (&[(1, 1)], "AAAAAAAAAAE.1"),
-        (&[(0, 0)], "AAAAAAAAAAA.0"),
-        (&[(1, 36), (u64::MAX, u64::MAX)], "AAAAAAAAAAE.10~__________8.3w5e11264sgsf"),
+        (&[(1, 1)], "AAAAAAAB.1"),
+        (&[(0, 0)], "AAAAAAAA.0"),
+        (&[(1, 36), (u64::MAX, u64::MAX)], "AAAAAAAB.10~__________8.3w5e11264sgsf"),
     ] {
         let mut serial = Serial::default();
         entries.iter().rev().for_each(|(incarnation, sequence)| serial.advance(*incarnation, *sequence));
@@ -86,24 +86,26 @@ fn serial_texts() {
 
 #[test]
 fn serials_that_no_node_wrote() {
-    let long = vec!["AAAAAAAAAAE.1"; 40].join("~");
+    let long = vec!["AAAAAAAB.1"; 60].join("~");
     for text in [
         "",
         "1",
         "~",
         ".",
-        "AAAAAAAAAAE",
-        "AAAAAAAAAAE.",
-        "AAAAAAAAAAE.01",
-        "AAAAAAAAAAE.+1",
-        "AAAAAAAAAAE.A",
-        "AAAAAAAAAAE.3w5e11264sgsg",
+        "AAAAAAAB",
+        "AAAAAAAB.",
+        "AAAAAAAB.01",
+        "AAAAAAAB.+1",
+        "AAAAAAAB.A",
+        "AAAAAAAB.3w5e11264sgsg",
         "AAAAAAAAAAF.1",
-        "AAAAAAAAAAE=.1",
+        "AAAAAB.1",
+        "AAAAAAAB=.1",
         "AAAAAAAAAA.1",
-        "AAAAAAAAAAE.1~",
-        "AAAAAAAAAAE.1~AAAAAAAAAAE.2",
-        "AAAAAAAAAAI.1~AAAAAAAAAAE.2",
+        "AAAAAAAB.1~",
+        "AAAAAAAB.1~AAAAAAAB.2",
+        "AAAAAAAC.1~AAAAAAAB.2",
+        "AAAAAAAB.1~AAAAAAAAAAE.1",
         "é",
         long.as_str(),
     ] {

@@ -9,7 +9,9 @@ pub(super) struct Channel {
     sequence: u64,
 }
 
-const INCARNATION: &str = "AAAAAAAAAAA";
+/// As a serial has it, and as an id has it.
+const INCARNATION: &str = "AAAAAAAA";
+const ID_INCARNATION: &str = "AAAAAAAAAAA";
 const CONNECTION_ID: &str = "AAAAAAAAAAAAAAAA";
 
 pub(super) fn connected() -> Vec<u8> {
@@ -35,10 +37,9 @@ impl Channel {
     pub(super) fn message(&mut self, name: &str, publish: &str) -> Option<Vec<u8>> {
         let data = publish.split_once(r#""data":"#)?.1.strip_suffix('}')?;
         self.sequence += 1;
-        let serial = self.serial();
-        let time_ms = time_ms();
+        let (serial, sequence, time_ms) = (self.serial(), self.sequence, time_ms());
         Some(encode(&format!(
-            r#"{{"op":13,"channel":"{name}","serial":"{serial}","messages":[{{"id":"{serial}","data":{data},"connectionId":"{CONNECTION_ID}","timestamp":{time_ms}}}]}}"#
+            r#"{{"op":13,"channel":"{name}","serial":"{serial}","messages":[{{"id":"{ID_INCARNATION}:{sequence}","data":{data},"connectionId":"{CONNECTION_ID}","timestamp":{time_ms}}}]}}"#
         )))
     }
 

@@ -309,7 +309,7 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
     match kind {
         v1::request::Kind::Refill(v1::Refill { channel, after, back_ms }) => {
             let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
-            let after = after.parse().map_err(|_| Malformed("a bad serial"))?;
+            let after = Serial::of_whole(&after).map_err(|_| Malformed("a bad serial"))?;
             Ok(Request::Refill { key, after, back_ms })
         }
         v1::request::Kind::CloseClient(v1::CloseClient { account, client_id }) => {
@@ -322,7 +322,7 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
         v1::request::Kind::Load(_) => Ok(Request::Load),
         v1::request::Kind::HandOver(v1::HandOver { channel, after }) => {
             let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
-            let after = (!after.is_empty()).then(|| after.parse()).transpose();
+            let after = (!after.is_empty()).then(|| Serial::of_whole(&after)).transpose();
             Ok(Request::HandOver { key, after: after.map_err(|_| Malformed("a bad serial"))? })
         }
         v1::request::Kind::Claim(v1::Claim { nonce }) => {

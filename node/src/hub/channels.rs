@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
 
 use super::budget::Budget;
@@ -140,7 +141,8 @@ impl Hub {
     /// At most 64 targets.
     pub fn new(targets: Vec<Arc<dyn DeliveryTarget>>, clock: Clock, limits: &Limits) -> Self {
         assert!(targets.len() <= 64, "a channel keeps its targets in one word");
-        let incarnation = u64::from_be_bytes(crate::model::random_bytes());
+        let incarnation =
+            u64::from_be_bytes(crate::model::random_bytes()) >> (u64::BITS - Serial::INCARNATION_BITS);
         Self {
             channels: DashMap::new(),
             targets,

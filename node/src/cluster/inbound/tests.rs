@@ -1,3 +1,6 @@
+use fanfare_proto::peer::Items;
+
+use super::super::link::Item;
 use super::*;
 
 /// Each fault alone, in what is taken without it.
@@ -53,4 +56,23 @@ fn a_message_does_not_keep_the_batch_that_it_came_in() {
     let forwarded = forwarded(forward).expect("it is as a node sends it");
     assert_eq!(forwarded.messages, [&b"{\"n\":1}"[..], b"{}"]);
     assert!(batch.is_unique());
+}
+
+#[test]
+fn between_nodes_a_position_may_name_more_runs_than_clients_are_given() {
+    let mut position = Serial::default();
+    (1..=100).for_each(|run| position.advance(run << 40, u64::MAX));
+    assert_eq!(position.to_string(), "~", "a client is given no such text");
+    let key = ChannelKey::new(AccountId::new("acme"), ChannelName::stored("room"));
+    for asked in [
+        Request::Refill { key: key.clone(), after: position.clone(), back_ms: 5 },
+        Request::HandOver { key: key.clone(), after: Some(position.clone()) },
+    ] {
+        let item =
+            Items::new(Item::request(1, &asked).encoded()).next().expect("an item").expect("it can be read");
+        let Some(v1::item::Kind::Request(v1::Request { kind: Some(kind), .. })) = item.kind else {
+            panic!("it is no request")
+        };
+        assert_eq!(request(kind), Ok(asked));
+    }
 }

@@ -104,7 +104,7 @@ impl Item {
     pub fn request(number: u64, request: &Request) -> Self {
         let kind = Some(match request {
             Request::Refill { key, after, back_ms } => {
-                let (channel, after, back_ms) = (Some(named(key)), after.to_string(), *back_ms);
+                let (channel, after, back_ms) = (Some(named(key)), after.to_whole(), *back_ms);
                 v1::request::Kind::Refill(v1::Refill { channel, after, back_ms })
             }
             Request::CloseClient { account, client_id } => {
@@ -116,7 +116,7 @@ impl Item {
             }
             Request::Load => v1::request::Kind::Load(v1::Load {}),
             Request::HandOver { key, after } => {
-                let after = after.as_ref().map(Serial::to_string).unwrap_or_default();
+                let after = after.as_ref().map(Serial::to_whole).unwrap_or_default();
                 v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)), after })
             }
             Request::Claim(nonce) => {

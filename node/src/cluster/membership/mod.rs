@@ -35,7 +35,7 @@ const RECEIVE_BYTES: usize = 1 << 20;
 /// What a node brings along to be a member.
 pub struct Options {
     pub node_id: Arc<str>,
-    /// 64 random bits, new in every run.
+    /// 48 random bits, new in every run.
     pub incarnation: u64,
     pub socket: UdpSocket,
     /// Where others reach the socket.

@@ -11,6 +11,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKe
 
 use super::window::Window;
 use crate::cluster::ClusterKey;
+use crate::model::random_bytes;
 
 /// The largest datagram that is sent or taken.
 pub(super) const DATAGRAM_BYTES_MAX: usize = 60_000;
@@ -125,7 +126,8 @@ impl Sealed {
             cluster_key,
             key,
             incarnation,
-            counter: 0,
+            // Of two runs that are the same by chance no nonce is: no run counts so far.
+            counter: u64::from_be_bytes(random_bytes()) >> 1,
             peers: HashMap::new(),
             by_address: HashMap::new(),
             challenges: HashMap::new(),
@@ -322,7 +324,7 @@ impl Sealed {
     }
 }
 
-/// A key for each run of a node, so that its counter alone makes every nonce a new one.
+/// A key for each run of a node, in which its counter makes every nonce a new one.
 fn keys_of(cluster_key: &ClusterKey, incarnation: u64) -> impl Iterator<Item = LessSafeKey> {
     cluster_key.derive::<32>("gossip", &incarnation.to_be_bytes()).map(|secret| {
         let key = UnboundKey::new(&AES_256_GCM, &secret).expect("the secret has the length of the algorithm");

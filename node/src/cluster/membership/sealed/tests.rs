@@ -104,6 +104,7 @@ fn what_a_former_run_sent_makes_nobody_alive() {
     ];
     // The receiver forgot all: it has the incarnation of before, so that only the proof is in the way.
     let mut fresh = node(2, ONE);
+    fresh.counter = b.counter;
     for datagram in &recorded {
         let received = fresh.receive(datagram, at(1), now);
         assert!(received.gossip.is_none());

@@ -81,6 +81,10 @@ impl Rows<'_> {
     ) -> Option<Found> {
         let (hub, key) = (&self.shared.hub, self.channel.key());
         let routing = self.shared.publisher.routing()?;
+        // Nobody takes a question about it.
+        if position.entries().len() > Serial::RUNS_MAX {
+            return None;
+        }
         let recent_ms = back_ms.unwrap_or(u64::MAX);
         routing.take_back(key, &position).await;
         if let Some(recent) = hub.recent_after(key, &position) {
