@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, told};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::socket::Ended;
-use fanfare_cluster_tests::{Directory, Node, Response, SOON, Socket, http, wait_for};
+use fanfare_cluster_tests::{Directory, Node, Response, SOON, Socket, http, wait_for, wait_until};
 use serde_json::{Value, json};
 
 /// Of the account whose client is closed, and of another one.
 const KEY: &str = "secret.k1";
 const OTHER: &str = "secret.k2";
+/// What a node has logged is read by then.
+const LOGGED_WITHIN: Duration = Duration::from_millis(500);
 /// By then it is asked anew.
 const QUIET: Duration = Duration::from_millis(200);
 
@@ -113,12 +115,19 @@ fn what_is_behind_a_cut_is_told_of_until_it_is_dead_and_closed_when_it_is_healed
         let cuts = cut_off(&network, nodes);
         assert_eq!(close(&nodes[1], "ann").await.status, 503);
         assert_closed(&mut reached).await;
-        until_dead(nodes).await;
         let dead = wait_for(SOON, "an answer without the node", async || {
             let answer = close(&nodes[1], "ann").await;
             (answer.status == 200).then_some(answer)
         });
         assert_eq!(dead.await.json(), json!({"closed": 0}));
+        let death = ("n0".to_owned(), "a node is dead".to_owned());
+        let is_dead = async || told(&nodes[1]).contains(&death);
+        wait_until(
+            LOGGED_WITHIN,
+            "what was told before: it is asked for as long as it may be alive",
+            is_dead,
+        )
+        .await;
         assert_eq!(unreached.ask(json!({"op": 0})).await["op"], 0, "it is reached by its own side alone");
         drop(cuts);
         cluster.until_linked().await;

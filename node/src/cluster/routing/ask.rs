@@ -12,7 +12,8 @@ use super::super::inbound::{Answer, Request};
 use super::super::link::Item;
 use super::{Behind, KeptNodes, Routing};
 use crate::model::{
-    AccountId, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp, StampedIds,
+    AccountId, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Run, Stamp,
+    StampedIds,
 };
 use crate::tasks::OnStop;
 
@@ -147,9 +148,9 @@ impl Routing {
         self.ask_everyone(&request).await?.iter().map(closed).sum()
     }
 
-    /// The answers of all members that are alive or can be reached; none when one of them cannot give any.
+    /// The answers of all members that are not held for dead, or can be reached; none when one of them cannot give any.
     async fn ask_everyone(&self, request: &Request) -> Option<Vec<Answer>> {
-        let everyone = self.peers_alive();
+        let everyone = self.everyone();
         let count = everyone.len();
         let mut answers = self.ask(everyone, 0, request);
         let mut all = Vec::with_capacity(count);
@@ -157,6 +158,19 @@ impl Routing {
             all.push(answer);
         }
         (all.len() == count).then_some(all)
+    }
+
+    /// One that is silent for a moment still serves its clients.
+    fn everyone(&self) -> Vec<u64> {
+        let members: Vec<u64> = self.peers.read().keys().copied().collect();
+        let mut everyone = self.peers_alive();
+        {
+            let deaths = self.deaths.lock();
+            everyone.extend(members.into_iter().filter(|member| deaths.run(*member) != Some(Run::Ended)));
+        }
+        everyone.sort_unstable();
+        everyone.dedup();
+        everyone
     }
 
     /// Asks nodes over the lane that `hash` chooses.
@@ -305,7 +319,7 @@ mod tests {
     use super::super::super::inbound::{Inbound as _, Interest, NoncesKnown, Taken};
     use super::super::fixture::{Node, PEER};
     use super::*;
-    use crate::model::GivenIds;
+    use crate::model::{GivenIds, Limits};
     use crate::testing::SharedLocal;
 
     #[tokio::test]
@@ -336,6 +350,18 @@ mod tests {
         node.loses_its_links();
         node.routing.answer(PEER, 3, &Answer::Done);
         assert!(node.routing.early_answers.lock().0.is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_is_silent_is_asked_until_it_is_held_for_dead() {
+        let node = Node::new();
+        let (account, client) =
+            (AccountId::new("a"), ClientId::new("ann", &Limits::default()).expect("a name"));
+        let closed = async || node.routing.close_client(&account, &client).await;
+        node.does_not_hear_the_peer(false);
+        assert_eq!(closed().await, None);
+        node.does_not_hear_the_peer(true);
+        assert_eq!(closed().await, Some(0));
     }
 
     #[tokio::test]

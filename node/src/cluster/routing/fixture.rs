@@ -100,6 +100,13 @@ impl Node {
         self.routing.set_peers(Vec::new(), Vec::new());
     }
 
+    /// It is a member that is not heard.
+    pub(super) fn does_not_hear_the_peer(&self, is_dead: bool) {
+        let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+        self.routing.set_peers(vec![PeerAddr { peer: self.peer.clone(), addr }], Vec::new());
+        self.routing.look_for_deaths(&[Standing { incarnation: PEER, is_dead, ..Standing::default() }]);
+    }
+
     /// It forwards a channel that somebody here is attached to until it is held for dead. Its lane ends whole as that of a process does that
     /// is killed; else it may be taking publishes behind a cut.
     pub(super) fn sees_the_peer_die(&self, is_whole: bool) {
