@@ -13,6 +13,8 @@ const QUIET: Duration = Duration::from_millis(300);
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 /// What a busy machine adds to it.
 const A_WHILE: Duration = Duration::from_secs(5);
+/// As many as take longer than anything else does, if each waits for a peer.
+const PUBLISHES: u32 = 20;
 
 async fn next_message(socket: &mut Socket) -> Value {
     let mut frame = socket.find("a message", |frame| frame["op"] == 13).await;
@@ -162,6 +164,16 @@ async fn a_node_that_was_killed_is_not_waited_for() {
     assert_eq!(next_message(&mut subscriber).await["data"], 1);
     let known = async |count: f64| n0.metric("fanfare_peers_known").await == count;
     wait_until(SOON, "the link to be down", async || known(1.0).await).await;
+    let begun = Instant::now();
+    for data in 0..PUBLISHES {
+        publisher.publish("room", json!({"data": data})).await;
+        assert_eq!(next_message(&mut subscriber).await["data"], data);
+    }
+    let took = begun.elapsed();
+    assert!(
+        took < CONFIRM_WAIT * PUBLISHES,
+        "each would take so long if it waited for the dead node: {took:?}"
+    );
     subscriber.attach("another").await;
     n2.restart().await;
     wait_until(SOON, "the link to be up again", async || known(2.0).await).await;
