@@ -24,6 +24,8 @@ pub use presence::PresenceSaid;
 
 /// Far above what any node may allow its clients.
 const NAME_BYTES_MAX: usize = 64 * 1024;
+/// Far above what any node can have, and far below where a sum of all nodes ends.
+const CONNECTIONS_MAX: u64 = u32::MAX as u64;
 
 /// A run of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -248,7 +250,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         }
         Some(v1::item::Kind::PresenceDelta(delta)) => {
             let change = presence::changed(delta, from)?;
-            if !presence::is_to_be_lost(&change) {
+            if let Some(change) = change.filter(|change| !presence::is_to_be_lost(change)) {
                 inbound.presence_changed(from, change);
             }
             return Ok(());
@@ -350,10 +352,11 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
             let forwarded = forwards.into_iter().map(forwarded).collect::<Result<Vec<_>, _>>()?;
             Ok(Answer::Refilled(complete.then_some(forwarded)))
         }
-        v1::answer::Kind::Closed(v1::Closed { connections }) => Ok(Answer::Closed(connections)),
-        // Far above what any node can have, and far below where a sum of all nodes ends.
+        v1::answer::Kind::Closed(v1::Closed { connections }) => {
+            Ok(Answer::Closed(connections.min(CONNECTIONS_MAX)))
+        }
         v1::answer::Kind::Loaded(v1::Loaded { connections }) => {
-            Ok(Answer::Loaded(connections.min(u64::from(u32::MAX))))
+            Ok(Answer::Loaded(connections.min(CONNECTIONS_MAX)))
         }
         v1::answer::Kind::TakenOver(v1::TakenOver { done }) => Ok(Answer::TakenOver(done)),
         v1::answer::Kind::HandedOver(handed) => handed_over(handed).map(Answer::HandedOver),

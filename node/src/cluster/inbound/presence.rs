@@ -32,20 +32,22 @@ pub(super) fn is_to_be_lost(change: &ForwardedPresence) -> bool {
     cfg!(debug_assertions) && LOST.get_or_init(told).as_deref() == Some(change.key.channel())
 }
 
-pub(super) fn changed(delta: v1::PresenceDelta, from: &Peer) -> Result<ForwardedPresence, Malformed> {
+/// None for what a later minor may tell; what it leaves different is found by the digests.
+pub(super) fn changed(delta: v1::PresenceDelta, from: &Peer) -> Result<Option<ForwardedPresence>, Malformed> {
     use v1::presence_delta::Action;
-    let action = match delta.action() {
-        Action::Enter => PresenceAction::Enter,
-        Action::Update => PresenceAction::Update,
-        Action::Leave => PresenceAction::Leave,
-        Action::Unspecified => return Err(Malformed("no action")),
+    let action = match Action::try_from(delta.action) {
+        Ok(Action::Enter) => PresenceAction::Enter,
+        Ok(Action::Update) => PresenceAction::Update,
+        Ok(Action::Leave) => PresenceAction::Leave,
+        Ok(Action::Unspecified) => return Err(Malformed("no action")),
+        Err(_) => return Ok(None),
     };
     let key = channel_key(delta.channel.ok_or(Malformed("no channel"))?)?;
     let told = told(delta.member.ok_or(Malformed("no member"))?)?;
     if action != PresenceAction::Leave && told.owner.incarnation != from.incarnation {
         return Err(Malformed("a member of another node"));
     }
-    Ok(ForwardedPresence::new(key, action, told))
+    Ok(Some(ForwardedPresence::new(key, action, told)))
 }
 
 pub(super) fn members(part: v1::PresenceSnapshot, from: &Peer) -> Result<(u64, ToldMembers), Malformed> {

@@ -172,7 +172,8 @@ impl Queue {
         if taken > state.last {
             // A lane of this run that is not there any more was the one it took that from. What that one still had is lost,
             // which the sequence that is left out tells.
-            state.last = taken + 1;
+            // Of more than any lane comes to, half of what can be counted: there is a next one.
+            state.last = state.last.max(taken.min(u64::MAX / 2) + 1);
         }
         let confirmed = state.confirm(taken);
         state.on_stream = 0;

@@ -94,6 +94,12 @@ async fn a_later_minor_is_spoken_to_and_its_fields_are_passed_over() {
     items.extend(item(1));
     assert_eq!(hand.batch(1, items).await.expect("the lane lives"), Some(1));
     assert_eq!(node.seen.borrow().sequences("room"), [1]);
+    // A kind of change, in an item that is known.
+    let change = v1::PresenceDelta { action: 77, ..Default::default() };
+    let change = v1::Item { kind: Some(v1::item::Kind::PresenceDelta(change)) }.encode_to_vec();
+    let items = [vec![0x0a, change.len() as u8], change].concat();
+    assert_eq!(hand.batch(2, items).await.expect("the lane lives"), Some(2));
+    assert_eq!(node.seen.borrow().lost, [0; 0]);
     hand.say(Kind::Ping(v1::Ping { number: 5, waits_ms: None })).await;
     let pong = hand.answer().await.expect("the lane lives");
     assert_eq!(pong, Some(Kind::Pong(v1::Pong { number: 5 })));
