@@ -87,7 +87,7 @@ impl Routing {
         torn.values().any(|since| since.elapsed() < TORN_LATELY)
     }
 
-    /// Resolves when [`Routing::is_torn_lately`] no more, as it is about three seconds after a death.
+    /// Resolves when [`Routing::is_torn_lately`] no more: who has died is not taken for alive by then, 1.5 s after it was heard last.
     pub async fn until_known(&self) {
         loop {
             let mut changed = std::pin::pin!(self.reach_changed.notified());
