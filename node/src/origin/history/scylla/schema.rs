@@ -64,6 +64,7 @@ const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text 
 /// A table may take seconds where the database is busy.
 const ALTER_WAIT: Duration = Duration::from_secs(20);
 const ATTEMPTS: usize = 3;
+const ATTEMPT_EACH: Duration = Duration::from_secs(1);
 const COPIES_MAX: usize = 3;
 /// A node of the database that has just begun is in the list of the others by then.
 const NODES_WAIT: Duration = Duration::from_secs(10);
@@ -198,13 +199,22 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
         return Ok(None);
     }
     let asked = format!("SELECT version FROM {keyspace}.schema_version WHERE part = 'all'");
-    let found = match session.query_unpaged(asked, ()).await {
-        Ok(found) => found,
-        // The table is in the list a moment before it can be asked.
-        Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Invalid, _))) => {
-            return Ok(None);
+    let mut attempt = 1;
+    let found = loop {
+        match session.query_unpaged(&*asked, ()).await {
+            Ok(found) => break found,
+            // The table is in the list a moment before it can be asked, and then Cassandra may know it before it has a place for its rows.
+            Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Invalid, _))) => {
+                return Ok(None);
+            }
+            Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::ServerError, _)))
+                if attempt < ATTEMPTS =>
+            {
+                attempt += 1;
+                tokio::time::sleep(ATTEMPT_EACH).await;
+            }
+            Err(error) => return Err(refused(error)),
         }
-        Err(error) => return Err(refused(error)),
     };
     let rows = found.into_rows_result().ok();
     let version = rows.and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
@@ -300,7 +310,7 @@ async fn alter(session: &Session, connection: &Connection, text: &str) -> Result
             Err(error) => {
                 tracing::warn!(%error, "the database did not alter its schema, once more");
                 attempt += 1;
-                tokio::time::sleep(Duration::from_secs(1)).await;
+                tokio::time::sleep(ATTEMPT_EACH).await;
             }
         }
     }
