@@ -7,9 +7,12 @@ use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 /// What a publish with an id may take where a node does not answer.
 const GOES_ON: Duration = Duration::from_secs(2);
+/// There are heartbeats between messages.
+const HEARD_WITHIN: Duration = Duration::from_secs(60);
 
 async fn on_each(nodes: &[Node]) -> Vec<Socket> {
     let mut sockets = Vec::new();
@@ -46,8 +49,8 @@ async fn publish(socket: &mut Socket, messages: &[Value]) -> Vec<String> {
 async fn heard(socket: &mut Socket, last: &str) -> Vec<String> {
     let mut ids = Vec::new();
     loop {
-        let frame = socket.message("room").await;
-        for message in frame["messages"].as_array().expect("messages") {
+        let frame = socket.next_within(HEARD_WITHIN).await.expect("a message, or a sign of life");
+        for message in frame["messages"].as_array().into_iter().flatten() {
             let id = message["id"].as_str().expect("an id").to_owned();
             if id == last {
                 return ids;
@@ -55,6 +58,12 @@ async fn heard(socket: &mut Socket, last: &str) -> Vec<String> {
             ids.push(id);
         }
     }
+}
+
+/// The same of each, from now on: who does not answer for long is given up, and a busy machine may take long.
+fn hearing(subscribers: Vec<Socket>) -> JoinSet<Vec<String>> {
+    let hear = |mut socket| async move { heard(&mut socket, "end").await };
+    subscribers.into_iter().map(hear).collect()
 }
 
 /// How often a node was not waited for any more; a machine that is too busy may bring that about.
@@ -70,7 +79,7 @@ async fn left_out(nodes: &[Node]) -> f64 {
 async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
-    let mut subscribers = subscribers(nodes).await;
+    let subscribers = hearing(subscribers(nodes).await);
     let mut publishers = on_each(nodes).await;
     let mut expected = Vec::new();
     for number in 0..30 {
@@ -97,8 +106,8 @@ async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
         assert!(!String::from_utf8_lossy(&answer.body).contains("error"), "{:?}", answer.body);
     }
     publish(&mut publishers[0], &[message("end")]).await;
-    for subscriber in &mut subscribers {
-        assert_eq!(heard(subscriber, "end").await, expected);
+    for heard in subscribers.join_all().await {
+        assert_eq!(heard, expected);
     }
 }
 
@@ -106,7 +115,7 @@ async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
 async fn one_of_three_at_once_is_published() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
-    let mut subscribers = subscribers(nodes).await;
+    let subscribers = hearing(subscribers(nodes).await);
     let mut publishers = on_each(nodes).await;
     const ROUNDS: usize = 100;
     for number in 0..ROUNDS {
@@ -119,8 +128,7 @@ async fn one_of_three_at_once_is_published() {
     publish(&mut publishers[0], &[message("end")]).await;
     let expected = (0..ROUNDS).flat_map(|number| [format!("m{number}"), format!("n{number}")]);
     let expected: Vec<String> = expected.collect();
-    for subscriber in &mut subscribers {
-        let heard = heard(subscriber, "end").await;
+    for heard in subscribers.join_all().await {
         assert!(heard == expected || left_out(nodes).await > 0.0, "{heard:?}");
     }
 }
@@ -129,7 +137,7 @@ async fn one_of_three_at_once_is_published() {
 async fn what_was_acknowledged_is_known_when_its_node_is_killed() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
-    let mut subscribers = subscribers(&nodes[1..]).await;
+    let subscribers = hearing(subscribers(&nodes[1..]).await);
     let mut publishers = on_each(nodes).await;
     // Many at a time, so that some have just been acknowledged when the node ends.
     const MESSAGES: usize = 200;
@@ -144,16 +152,16 @@ async fn what_was_acknowledged_is_known_when_its_node_is_killed() {
         first.push(ack["serials"][0].as_str().expect("a serial").to_owned());
     }
     nodes[0].kill();
-    for publisher in &mut publishers[1..] {
-        for (number, first) in first.iter().enumerate() {
+    for (number, first) in first.iter().enumerate() {
+        for publisher in &mut publishers[1..] {
             let again = publish(publisher, &[message(&format!("m{number}"))]).await;
             assert_eq!(again, std::slice::from_ref(first), "m{number}");
         }
     }
     publish(&mut publishers[1], &[message("end")]).await;
     let expected: Vec<String> = (0..MESSAGES).map(|number| format!("m{number}")).collect();
-    for subscriber in &mut subscribers {
-        assert_eq!(heard(subscriber, "end").await, expected);
+    for heard in subscribers.join_all().await {
+        assert_eq!(heard, expected);
     }
 }
 
@@ -178,7 +186,7 @@ async fn a_restart_of_all_makes_nothing_forgotten() {
 async fn a_node_that_stands_still_holds_up_nobody_for_long() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
-    let mut subscribers = subscribers(&nodes[..2]).await;
+    let subscribers = hearing(subscribers(&nodes[..2]).await);
     let mut publishers = on_each(&nodes[..2]).await;
     nodes[2].pause();
     let paused = Instant::now();
@@ -200,8 +208,8 @@ async fn a_node_that_stands_still_holds_up_nobody_for_long() {
         number += 1;
     }
     publish(&mut publishers[0], &[message("end")]).await;
-    for subscriber in &mut subscribers {
-        assert_eq!(heard(subscriber, "end").await, expected);
+    for heard in subscribers.join_all().await {
+        assert_eq!(heard, expected);
     }
     nodes[2].resume();
     wait_until(SOON, "the node to be back", async || {
