@@ -73,7 +73,7 @@ fn encode_a_delivery() -> impl FnMut() {
     move || {
         let message = MessageOut { id: "AAAAAAAAAAA.1", name: None, data: Some(&data), extras: None };
         let encoded = wire::encoded(Format::Json, 512, |mut out| {
-            let (serial, connection) = (black_box("AAAAAAAA.1"), "AAAAAAAAAAAAAAAA");
+            let (serial, connection) = (black_box("AAAAAAAA.1"), "c_AAAAAAAAAAAAAAAAAAAAAA");
             let messages = [message].into_iter();
             let (channel, time_ms) = ("bench:fanout:000001", NOW_S * 1000);
             frame::encode_messages(channel, serial, time_ms, connection, None, messages, &mut out);

@@ -12,7 +12,7 @@ pub(super) struct Channel {
 /// As a serial has it, and as an id has it.
 const INCARNATION: &str = "AAAAAAAA";
 const ID_INCARNATION: &str = "AAAAAAAAAAA";
-const CONNECTION_ID: &str = "AAAAAAAAAAAAAAAA";
+const CONNECTION_ID: &str = "c_AAAAAAAAAAAAAAAAAAAAAA";
 
 pub(super) fn connected() -> Vec<u8> {
     encode(&format!(
@@ -62,4 +62,29 @@ fn encode(text: &str) -> Vec<u8> {
 /// Thirteen digits, like an epoch time of today.
 fn time_ms() -> u64 {
     1_700_000_000_000 + os::monotonic_ns() / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use fanfare::model::ConnectionId;
+    use fanfare_proto::frame::{MessageOut, encode_messages};
+    use fanfare_proto::serial::Serial;
+    use serde_json::value::RawValue;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_as_long_as_the_nodes() {
+        let data = r#"{"a":1}"#;
+        let ours = Channel::default().message("room", &format!(r#"{{"op":5,"data":{data}}}"#));
+        let connection = ConnectionId::random().to_string();
+        let serial = Serial::single((1 << Serial::INCARNATION_BITS) - 1, 1).to_string();
+        let data = RawValue::from_string(data.to_owned()).expect("JSON");
+        let id = format!("{ID_INCARNATION}:1");
+        let message = MessageOut { id: &id, name: None, data: Some(&data), extras: None };
+        let mut text = Vec::new();
+        encode_messages("room", &serial, time_ms(), &connection, None, [message].into_iter(), &mut text);
+        let theirs = encode(str::from_utf8(&text).expect("text"));
+        assert_eq!(ours.expect("data is the last field").len(), theirs.len());
+    }
 }
