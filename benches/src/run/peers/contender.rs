@@ -251,7 +251,7 @@ impl Contender {
 impl Described {
     /// What is no server, but has rows.
     pub(super) fn bare_loop() -> Self {
-        let settings = "embedded store without a node, in one thread: tables and sealing as the node has them, a group of rows one batch and one fsync";
+        let settings = "embedded store without a node, rows made in one thread and committed in another, tables and sealing as the node has them, a batch and an fsync for each group";
         Self { name: "bare store loop", version: of_this(), settings: settings.to_owned() }
     }
 }
