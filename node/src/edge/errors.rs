@@ -119,6 +119,12 @@ impl Refusal {
         Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, "the node is busy, try again") }
     }
 
+    /// Another node could not be asked, or this one is too busy.
+    pub fn unreached() -> Self {
+        let text = "not every node has answered in time, try again";
+        Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, text) }
+    }
+
     pub fn internal() -> Self {
         Self::new(Kind::Internal, "internal error")
     }

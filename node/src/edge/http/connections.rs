@@ -76,7 +76,7 @@ pub(super) async fn close(api: &Api, principal: &Principal, client_id: &str) -> 
         let (here, elsewhere) = tokio::join!(here, elsewhere);
         Some(here? + elsewhere?)
     };
-    let closed = listing::walk(api, close).await?;
+    let closed = listing::walk(api, close).await.map_err(|_| Refusal::unreached())?;
     Ok(body::json(&Closed { closed }))
 }
 
