@@ -14,6 +14,8 @@ use tokio::time::{sleep, timeout};
 /// So long nothing comes, where nothing should.
 const QUIET: Duration = Duration::from_millis(300);
 const REFUSED: &str = "fanfare_peer_handshakes_refused_total";
+/// How gossip of the first version begins.
+const GOSSIP: [u8; 2] = [1, 3];
 
 async fn at_least(node: &Node, metric: &str, count: f64) {
     wait_until(SOON, metric, async || node.metric(metric).await >= count).await;
@@ -86,23 +88,24 @@ async fn a_forged_datagram_is_dropped_and_gets_no_reply() {
     assert_eq!(n0.metric("fanfare_peers_known").await, 1.0);
 }
 
-/// Relays between a node, whoever comes to the first socket, and `node`, until it has passed on gossip to that, which it gives.
+/// Relays between a node, whoever comes to the first socket, and `node`, until it has passed on gossip to that, which it gives: of one
+/// that has sent gossip to the other, so that it believes that one.
 async fn record(sockets: [&UdpSocket; 2], node: SocketAddr) -> Vec<u8> {
     let (mut to_node, mut back) = ([0; 65_536], [0; 65_536]);
-    let mut other = None;
+    let (mut other, mut is_believed) = (None, false);
     loop {
         tokio::select! {
             came = sockets[0].recv_from(&mut to_node) => {
                 let (length, from) = came.expect("a datagram");
                 other = Some(from);
                 sockets[1].send_to(&to_node[..length], node).await.expect("it is sent");
-                // Of the first version.
-                if to_node[..2] == [1, 3] {
+                if is_believed && to_node[..2] == GOSSIP {
                     return to_node[..length].to_vec();
                 }
             }
             came = sockets[1].recv_from(&mut back) => {
                 let (length, _) = came.expect("a datagram");
+                is_believed |= back[..2] == GOSSIP;
                 let other = other.expect("it is answered");
                 sockets[0].send_to(&back[..length], other).await.expect("it is sent");
             }
