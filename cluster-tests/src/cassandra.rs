@@ -139,7 +139,7 @@ impl Cassandra {
     pub async fn session_by(&self, node: usize) -> Session {
         let node = &self.points[node - 1];
         let only = Arc::new(AllowListHostFilter::new([node]).expect("an address"));
-        wait_for(3 * SOON, "a session with one node", async || {
+        wait_for(6 * SOON, "a session with one node", async || {
             SessionBuilder::new().known_node(node).host_filter(only.clone()).build().await.ok()
         })
         .await

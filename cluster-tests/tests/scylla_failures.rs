@@ -54,7 +54,7 @@ async fn status(node: &Node, path: &str) -> u16 {
 }
 
 /// By then the database has taken a node of its own for dead, also on a busy machine.
-const MARKED_DOWN: Duration = Duration::from_secs(60);
+const MARKED_DOWN: Duration = Duration::from_secs(120);
 
 /// Waits until a publish is acknowledged; how long that took.
 async fn until_well(node: &Node) -> Duration {
