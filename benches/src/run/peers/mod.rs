@@ -85,8 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
     let this = env::current_exe()?;
     let target = target_folder(&this)?;
     let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
-    let contenders = Contender::chosen(&options.servers);
-    options.need_rows(&contenders)?;
+    let contenders = options.contenders()?;
     need_peers(&contenders, &peers)?;
     let node = match &options.node {
         Some(node) => node.clone(),
@@ -122,10 +121,12 @@ impl Options {
         asked && contenders.iter().any(|contender| part.measures(*contender))
     }
 
-    /// An error names a part that is measured of nobody who was asked for.
-    fn need_rows(&self, contenders: &[Contender]) -> Result<()> {
-        let Some(part) = self.only.iter().find(|part| !self.is_asked(**part, contenders)) else {
-            return Ok(());
+    /// Those of whom there is a row. An error names a part that is measured of nobody who was asked for.
+    fn contenders(&self) -> Result<Vec<Contender>> {
+        let mut contenders = Contender::chosen(&self.servers);
+        let Some(part) = self.only.iter().find(|part| !self.is_asked(**part, &contenders)) else {
+            contenders.retain(|one| Part::value_variants().iter().any(|part| self.is_asked(*part, &[*one])));
+            return Ok(contenders);
         };
         let servers: Vec<String> = self.servers.iter().map(name_of).collect();
         let (part, servers) = (name_of(part), servers.join(","));
@@ -163,9 +164,14 @@ mod tests {
         options: Options,
     }
 
-    fn check(arguments: &str) -> Result<()> {
-        let options = Command::try_parse_from(["bench"].into_iter().chain(arguments.split(' ')))?.options;
-        options.need_rows(&Contender::chosen(&options.servers))
+    fn check(arguments: &str) -> Result<Vec<Contender>> {
+        Command::try_parse_from(["bench"].into_iter().chain(arguments.split(' ')))?.options.contenders()
+    }
+
+    #[test]
+    fn only_who_is_measured_has_to_be_there() {
+        assert_eq!(check("--only w5").expect("it has a row"), [Contender::Fanfare]);
+        assert!(check("--only w1,w5").expect("they have rows").contains(&Contender::Nats));
     }
 
     #[test]
