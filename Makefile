@@ -63,7 +63,7 @@ bench:
 bench-store: OPTIONS := --apart
 bench-cluster bench-store:
 	cargo build --release --locked -p fanfare -p fanfare-benches
-	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) $(OPTIONS) --out "$(TARGET)/$@.json"
+	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) --out "$(TARGET)/$@.json" $(OPTIONS)
 
 # The peers are built once for each version. Go keeps its modules in its own cache, and checks them against go.sum.
 PEERS := $(TOOLS)/peers
@@ -80,7 +80,7 @@ bench-peers: PAGE = $(if $(filter command,$(origin OPTIONS)),$(RUN),docs/benchma
 bench-peers: bench-peers-needs peers
 	cargo build --release --locked -p fanfare
 	@mkdir -p "$(RUN)"
-	cargo run --release --locked -p fanfare-benches --bin bench -- peers $(OPTIONS) --peers "$(TARGET)/tools/peers" --plots "$(PAGE)" --out "$(RUN)/peers.json"
+	cargo run --release --locked -p fanfare-benches --bin bench -- peers --peers "$(TARGET)/tools/peers" --plots "$(PAGE)" --out "$(RUN)/peers.json" $(OPTIONS)
 
 peers: peers-needs go-peers $(PEERS)/sockudo-$(SOCKUDO)
 

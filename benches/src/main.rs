@@ -5,7 +5,7 @@ use fanfare_benches::{NotCarried, Result, burn, floor, load, os, run, store_loop
 
 /// Measures Fanfare beside the transport floor and the bare store loop.
 #[derive(Parser)]
-#[command(name = "bench")]
+#[command(name = "bench", args_override_self = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -24,7 +24,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::{Result, os};
-use machine::Machine;
+use machine::{Machine, first_line};
 use measure::Bench;
 use report::Report;
 
@@ -70,8 +70,15 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// What would else be found when all is measured: an error names the option.
 fn check(node: Option<&Path>, out: Option<&Path>) -> Result<()> {
-    if let Some(node) = node.filter(|node| !node.is_file()) {
-        return Err(format!("--node {}: there is no such file", node.display()).into());
+    if let Some(node) = node {
+        if !node.is_file() {
+            return Err(format!("--node {}: there is no such file", node.display()).into());
+        }
+        if !first_line(&node.to_string_lossy(), &["--version"]).starts_with("fanfare ") {
+            return Err(
+                format!("--node {}: it is no node, by what its --version says", node.display()).into()
+            );
+        }
     }
     if let Some(out) = out {
         let opened = OpenOptions::new().append(true).create(true).open(out);
@@ -109,4 +116,18 @@ fn build(this: &Path, package: &str, binary: &str) -> Result<PathBuf> {
 /// The build's `target` folder, two above the binary.
 fn target_folder(this: &Path) -> Result<&Path> {
     Ok(this.parent().and_then(Path::parent).ok_or("the binary is in no folder")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_node_is_told_before_anything_is_measured() {
+        let another = env::current_exe().expect("the test's binary");
+        for (node, reason) in [(another.as_path(), "it is no node"), (Path::new("no-node"), "no such file")] {
+            let error = check(Some(node), None).expect_err("nothing to measure").to_string();
+            assert!(error.starts_with("--node ") && error.contains(reason), "{error}");
+        }
+    }
 }

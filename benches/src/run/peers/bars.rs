@@ -3,8 +3,8 @@
 use super::super::bars::Bar;
 use super::super::report::{Publish, deliveries_per_core_second, median};
 use super::contender::Contender;
-use super::herds::Herds;
-use super::holding::{Crowd, holding_us};
+use super::herds::{HERD_CONNECTIONS, Herds};
+use super::holding::{CROWD_CONNECTIONS, Crowd, IDLE_CONNECTIONS, holding_us};
 use super::measure::{Fixed, Measured, Most, Row};
 use super::slow::SlowReader;
 use super::workload::{W1_SUBSCRIBERS, W2_DELIVERIES_PER_S};
@@ -16,17 +16,26 @@ const RUNS_MIN: usize = 3;
 const ACKED_PER_S: f64 = 100_000.0;
 
 /// All that can be told of what was measured: without the node, or the one it is compared with, there is no bar.
-pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
+/// `connections` is what bounds how many were opened: fewer than a part has say nothing of its bars.
+pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
     let fan_outs = measured.fixed.iter().flat_map(of_fan_out);
     let mosts = measured.most.iter().flat_map(of_most);
     let durable = measured.durable.iter().flat_map(of_durable);
     let slow = measured.slow.iter().flat_map(|slow| of_slow(&slow.rows));
+    let of_all = |bars: Vec<Bar>, all| {
+        let too_few =
+            connections.filter(|most| *most < all).map(|most| format!("{most} connections of {all}"));
+        bars.into_iter().map(move |bar| match &too_few {
+            Some(reason) => bar.judged_unless(Some(reason.clone())),
+            None => bar,
+        })
+    };
     fan_outs
         .chain(mosts)
-        .chain(of_idle(&measured.idle))
-        .chain(of_herds(&measured.herds))
+        .chain(of_all(of_idle(&measured.idle), IDLE_CONNECTIONS))
+        .chain(of_all(of_herds(&measured.herds), HERD_CONNECTIONS))
         .chain(durable)
-        .chain(of_crowds(&measured.crowds))
+        .chain(of_all(of_crowds(&measured.crowds).into_iter().collect(), CROWD_CONNECTIONS))
         .chain(slow)
         .collect()
 }
@@ -48,8 +57,7 @@ fn of_fan_out(Fixed { workload, rows }: &Fixed) -> Vec<Bar> {
         }
     } else if workload.deliveries_per_s == W2_DELIVERIES_PER_S[0] {
         bars.extend(figures.at_least(cost, 2.5, "of the best plain peer", Contender::is_plain_peer));
-        let p99_ms = figures.fanfare(|run| run.p99_ms);
-        bars.extend(p99_ms.map(|ms| figures.limit("p99 ms", ms, 5.0, |ms| format!("{ms:.2}"))));
+        bars.extend(figures.own_at_most(|run| run.p99_ms, 5.0, "p99 ms", |ms| format!("{ms:.2}")));
     } else {
         bars.extend(figures.at_least(cost, 4.0, "of the best plain peer", Contender::is_plain_peer));
         bars.extend(figures.at_least(
@@ -70,8 +78,7 @@ fn of_most(Most { message_bytes, rows }: &Most) -> Option<Bar> {
 
 fn of_idle(rows: &[Row<IdleOutcome>]) -> Vec<Bar> {
     let figures = Figures { rows, title: "idle connections".to_owned(), measured: Contender::is_plain };
-    let kb = figures.fanfare(|run| run.resident_bytes / 1024.0);
-    let kb = kb.map(|kb| figures.limit("KB each", kb, 3.0, |kb| format!("{kb:.2}")));
+    let kb = figures.own_at_most(|run| run.resident_bytes / 1024.0, 3.0, "KB each", |kb| format!("{kb:.2}"));
     let floor = |contender| contender == Contender::Floor;
     let us = figures.at_most(holding_us, 1.3, "CPU with heartbeats, of the floor's", floor);
     kb.into_iter().chain(us).collect()
@@ -85,15 +92,12 @@ fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
         "per core-second, of the best peer",
         Contender::is_peer,
     );
-    let wall = figures.fanfare(Herds::wall_of_cpu);
-    let wall = wall.map(|ratio| {
-        figures
-            .limit("a herd's time, of the time that its CPU takes", ratio, 1.2, |ratio| format!("{ratio:.2}"))
-    });
+    let wall = "a herd's time, of the time that its CPU takes";
+    let wall = figures.own_at_most(Herds::wall_of_cpu, 1.2, wall, |ratio| format!("{ratio:.2}"));
     let refused =
         |runs: &[Herds]| runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum::<usize>();
     let refused = figures.runs(Contender::Fanfare).map(|runs| refused(runs) as f64);
-    let refused = refused.map(|count| figures.limit("refused", count, 0.0, |count| format!("{count:.0}")));
+    let refused = figures.own(refused, 0.0, "refused", |count| format!("{count:.0}"));
     cost.into_iter().chain(wall).chain(refused).collect()
 }
 
@@ -125,15 +129,15 @@ fn of_durable(publish: &Publish) -> Vec<Bar> {
 fn of_crowds(rows: &[Row<Crowd>]) -> Option<Bar> {
     let figures =
         Figures { rows, title: "channels of one subscriber".to_owned(), measured: Contender::is_plain };
-    let bytes = figures.fanfare(Crowd::channel_bytes)?;
-    Some(figures.limit("bytes each, beyond the connection", bytes, 600.0, |bytes| format!("{bytes:.0}")))
+    let what = "bytes each, beyond the connection";
+    figures.own_at_most(Crowd::channel_bytes, 600.0, what, |bytes| format!("{bytes:.0}"))
 }
 
 fn of_slow(rows: &[Row<SlowReader>]) -> Option<Bar> {
     let figures =
         Figures { rows, title: "one of 100 reads nothing".to_owned(), measured: Contender::is_plain };
-    let ratio = figures.fanfare(SlowReader::p99_ratio)?;
-    Some(figures.limit("p99 of the others, of without it", ratio, 1.2, |ratio| format!("{ratio:.2}")))
+    let what = "p99 of the others, of without it";
+    figures.own_at_most(SlowReader::p99_ratio, 1.2, what, |ratio| format!("{ratio:.2}"))
 }
 
 /// One table's rows.
@@ -147,11 +151,10 @@ struct Figures<'a, Run> {
 impl<Run> Figures<'_, Run> {
     fn at_least_of_floor(&self, figure: impl Fn(&Run) -> f64, at_least: f64) -> Option<Bar> {
         let what = format!("{}: of the floor", self.title);
-        let ours = self.fanfare(&figure)?;
         let not_judged = self.not_judged(|contender| contender == Contender::Floor);
-        Some(match self.of(Contender::Floor, &figure) {
-            Some(floor) => Bar::share(what, ours / floor, at_least).judged_unless(not_judged),
-            None => self.without_figure(what, not_judged),
+        self.is_asked().then(|| match (self.fanfare(&figure), self.of(Contender::Floor, &figure)) {
+            (Some(ours), Some(floor)) => Bar::share(what, ours / floor, at_least).judged_unless(not_judged),
+            _ => self.without_figure(what, not_judged),
         })
     }
 
@@ -163,10 +166,11 @@ impl<Run> Figures<'_, Run> {
         what: &str,
         among: impl Fn(Contender) -> bool,
     ) -> Option<Bar> {
-        let (ours, not_judged) = (self.fanfare(&figure)?, self.not_judged(&among));
+        let not_judged = self.not_judged(&among);
         let all = self.others(&figure, among).into_iter();
-        Some(match all.max_by(|one, other| one.1.total_cmp(&other.1)) {
-            Some((best, other)) => {
+        let best = all.max_by(|one, other| one.1.total_cmp(&other.1));
+        self.is_asked().then(|| match self.fanfare(&figure).zip(best) {
+            Some((ours, (best, other))) => {
                 let what = format!("{}: {what} ({})", self.title, best.name());
                 Bar::multiple(what, ours / other, at_least).judged_unless(not_judged)
             }
@@ -182,22 +186,48 @@ impl<Run> Figures<'_, Run> {
         what: &str,
         among: impl Fn(Contender) -> bool,
     ) -> Option<Bar> {
-        let (ours, not_judged) = (self.fanfare(&figure)?, self.not_judged(&among));
+        let not_judged = self.not_judged(&among);
         let all = self.others(&figure, among).into_iter();
-        Some(match all.min_by(|one, other| one.1.total_cmp(&other.1)) {
-            Some((best, other)) => {
-                let what = format!("{what} ({})", best.name());
-                let bar = self.limit(&what, ours / other, at_most, |ratio| format!("{ratio:.2}"));
-                bar.judged_unless(not_judged)
+        let best = all.min_by(|one, other| one.1.total_cmp(&other.1));
+        self.is_asked().then(|| match self.fanfare(&figure).zip(best) {
+            Some((ours, (best, other))) => {
+                let what = format!("{}: {what} ({})", self.title, best.name());
+                let show = |ratio| format!("{ratio:.2}");
+                Bar::at_most(what, ours / other, at_most, show).judged_unless(not_judged)
             }
             None => self.without_figure(format!("{}: {what}", self.title), not_judged),
         })
     }
 
     /// A figure of Fanfare's alone.
-    fn limit(&self, what: &str, figure: f64, at_most: f64, show: impl Fn(f64) -> String) -> Bar {
-        let bar = Bar::at_most(format!("{}: {what}", self.title), figure, at_most, show);
-        bar.judged_unless(self.not_judged(|_| false))
+    fn own_at_most(
+        &self,
+        figure: impl Fn(&Run) -> f64,
+        at_most: f64,
+        what: &str,
+        show: impl Fn(f64) -> String,
+    ) -> Option<Bar> {
+        self.own(self.fanfare(figure), at_most, what, show)
+    }
+
+    /// None: every run failed.
+    fn own(
+        &self,
+        figure: Option<f64>,
+        at_most: f64,
+        what: &str,
+        show: impl Fn(f64) -> String,
+    ) -> Option<Bar> {
+        let (what, not_judged) = (format!("{}: {what}", self.title), self.not_judged(|_| false));
+        self.is_asked().then(|| match figure {
+            Some(figure) => Bar::at_most(what, figure, at_most, show).judged_unless(not_judged),
+            None => self.without_figure(what, not_judged),
+        })
+    }
+
+    /// Without a row of Fanfare there is nothing to hold it to.
+    fn is_asked(&self) -> bool {
+        self.rows.iter().any(|row| row.contender == Contender::Fanfare)
     }
 
     fn without_figure(&self, what: String, not_judged: Option<String>) -> Bar {
@@ -322,5 +352,31 @@ pub(super) mod tests {
         let rows = [late, often(Contender::Floor, 0.8)].into_iter().chain(others).collect();
         assert_eq!(open(rows)[0], "runs are fewer than 3: 1 of Fanfare");
         assert!(judge(Vec::new()).is_empty(), "without Fanfare there is nothing to hold it to");
+        let bars = judge(vec![Row::new(Contender::Fanfare)]);
+        assert_eq!(bars.len(), 2, "what failed is told: {bars:?}");
+        assert!(bars.iter().all(|(measured, open)| measured == "–" && open.is_some()), "{bars:?}");
+        let slow = of_slow(&[Row::new(Contender::Fanfare)]).expect("it was asked for");
+        assert_eq!(slow.not_judged.as_deref(), Some("runs are fewer than 3: 0 of Fanfare"));
+    }
+
+    #[test]
+    fn fewer_connections_than_a_part_has_leave_its_bars_open() {
+        let cost = || Cost { wall_s: 30.0, server_cpu_s: 0.3, generator_cpu_s: 0.1 };
+        let held = || IdleOutcome {
+            connections: 300,
+            resident_bytes: 2_000.0,
+            socket_bytes: 0.0,
+            opening: cost(),
+            holding: cost(),
+            heard: 2.0,
+            said: 2.0,
+        };
+        let held = |contender| Row { runs: vec![held(), held(), held()], ..Row::new(contender) };
+        let idle = vec![held(Contender::Fanfare), held(Contender::Floor)];
+        let measured = Measured { idle, ..Measured::default() };
+        let open = |connections| bars(&measured, connections).into_iter().map(|bar| bar.not_judged);
+        assert!(open(None).chain(open(Some(IDLE_CONNECTIONS))).all(|open| open.is_none()));
+        let reason = format!("300 connections of {IDLE_CONNECTIONS}");
+        assert_eq!(open(Some(300)).collect::<Vec<_>>(), [Some(reason.clone()), Some(reason)]);
     }
 }

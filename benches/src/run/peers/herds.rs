@@ -11,7 +11,7 @@ use super::workload::Part;
 use crate::Result;
 use crate::load::HerdOutcome;
 
-const CONNECTIONS: u32 = 10_000;
+pub(super) const HERD_CONNECTIONS: u32 = 10_000;
 /// How many are on their way at a time when they come at a pace that the server sets.
 const TOGETHER: u32 = 100;
 
@@ -41,7 +41,7 @@ impl Herds {
 
 impl Comparison<'_> {
     pub(super) fn herds(&self, failures: &mut Vec<String>) -> Vec<Row<Herds>> {
-        let title = format!("{} connections, in turn and at once", self.scaled(CONNECTIONS));
+        let title = format!("{} connections, in turn and at once", self.scaled(HERD_CONNECTIONS));
         let rows = self.rows_of(Part::W4, &title, failures, |contender| {
             let in_turn = self.herd(contender, Some(TOGETHER))?;
             let cores = thread::available_parallelism()?.get();
@@ -63,7 +63,7 @@ impl Comparison<'_> {
         let server = contender.start(&self.places)?;
         let mut command = load(&self.places.bench, "herd", &server);
         command.args(["--dialect", contender.dialect().name()]);
-        command.args(["--connections", &self.scaled(CONNECTIONS).to_string()]);
+        command.args(["--connections", &self.scaled(HERD_CONNECTIONS).to_string()]);
         if let Some(together) = together {
             command.args(["--together", &together.to_string()]);
         }

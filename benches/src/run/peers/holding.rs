@@ -9,10 +9,10 @@ use super::workload::Part;
 use crate::Result;
 use crate::load::IdleOutcome;
 
-const IDLE_CONNECTIONS: u32 = 15_000;
-/// Two heartbeats of Fanfare and of the floor.
-const IDLE_SECONDS: u32 = 30;
-const CROWD_CONNECTIONS: u32 = 10_000;
+pub(super) const IDLE_CONNECTIONS: u32 = 15_000;
+/// Two heartbeats of Fanfare and of the floor, which have 15 s between them, and as much time before as after.
+const IDLE_SECONDS: u32 = 37;
+pub(super) const CROWD_CONNECTIONS: u32 = 10_000;
 const CROWD_ATTACHED: u32 = 10;
 const CROWD_SECONDS: u32 = 5;
 

@@ -102,11 +102,14 @@ pub fn run(options: &Options) -> Result<()> {
     let described = comparison.described();
     described.iter().for_each(|contender| println!("{contender}"));
     let (measured, failures) = comparison.measure();
-    let bars = bars::bars(&measured);
+    let bars = bars::bars(&measured, options.connections);
     let tables = table::of(&measured, &bars, &failures);
     print!("\n{tables}");
-    // A page of before stays where there is none to put in its place.
-    if let Some(folder) = options.plots.as_ref().filter(|_| failures.is_empty()) {
+    if let Some(folder) = &options.plots
+        && !failures.is_empty()
+    {
+        eprintln!("bench: what failed is no page, so what {} has of before stays", folder.display());
+    } else if let Some(folder) = &options.plots {
         plot::write(&measured.fixed, folder, &machine.in_short())?;
         page::write(folder, &machine, &described, &tables)?;
         eprintln!("bench: page and pictures are in {}", folder.display());

@@ -22,7 +22,7 @@ fn page(machine: &Machine, contenders: &[Described], tables: &str) -> String {
     let contenders: String = contenders.iter().map(|contender| format!("{contender}\n")).collect();
     format!(
         "# Beside the peers\n\nWritten by the command below, which makes it anew each time; what is measured, and how, is told in \
-         [Benchmarks](../benchmarks.md#the-peers).\n\n```\n{machine}{contenders}```\n\n{}\n",
+         `docs/benchmarks.md`.\n\n```\n{machine}{contenders}```\n\n{}\n",
         tables.trim_end()
     )
 }

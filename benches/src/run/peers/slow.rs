@@ -17,6 +17,8 @@ pub(super) struct SlowReader {
 
 /// The share of the measured part in which a slow reader has to have been there.
 const ATTACHED_MIN: f64 = 0.9;
+/// Of a measured part: the 99th percentiles of shorter ones are too far apart to be compared.
+const SECONDS_MIN: u32 = 10;
 
 impl SlowReader {
     /// Of the run with a slow one.
@@ -45,7 +47,8 @@ impl Comparison<'_> {
 
     /// An error where nobody was slow for much of the time.
     fn both(&self, contender: Contender, workload: Workload) -> Result<SlowReader> {
-        let fan_out = |reading| self.fan_out(contender, workload, reading, self.options.seconds);
+        let fan_out =
+            |reading| self.fan_out(contender, workload, reading, self.options.seconds.max(SECONDS_MIN));
         let both = SlowReader { without: fan_out(Reading::All)?, with: fan_out(Reading::AllButOne)? };
         match both.slow(|slow| slow.attached) {
             share if share < ATTACHED_MIN => {

@@ -309,7 +309,8 @@ fn generator_cores(cost: &Cost) -> f64 {
     cost.generator_cpu_s / cost.wall_s
 }
 
-fn faults(runs: &[FanoutOutcome]) -> String {
+/// Lost, doubled, reordered and astray, of all runs.
+pub(super) fn faults(runs: &[FanoutOutcome]) -> String {
     let sum = |count: fn(&FanoutOutcome) -> u64| runs.iter().map(count).sum::<u64>();
     let (lost, duplicated) = (sum(|run| run.faults.lost), sum(|run| run.faults.duplicated));
     let (reordered, astray) = (sum(|run| run.faults.reordered), sum(|run| run.faults.astray));
