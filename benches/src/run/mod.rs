@@ -17,7 +17,7 @@ mod table;
 
 use std::env;
 use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::process::Command;
 
 use clap::Args;
@@ -53,10 +53,7 @@ pub fn run(options: &Options) -> Result<()> {
     os::need_open_files(OPEN_FILES)?;
     check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
-    let node = match &options.node {
-        Some(node) => node.clone(),
-        None => build_node(&this)?,
-    };
+    let node = node_of(&this, options.node.as_deref())?;
     let machine = Machine::look(&node);
     print!("{machine}");
     // Beside the binaries, because the folder for temporary files is memory on some machines.
@@ -74,7 +71,8 @@ fn check(node: Option<&Path>, out: Option<&Path>) -> Result<()> {
         if !node.is_file() {
             return Err(format!("--node {}: there is no such file", node.display()).into());
         }
-        if !first_line(&node.to_string_lossy(), &["--version"]).starts_with("fanfare ") {
+        let version = first_line(&absolute(node)?.to_string_lossy(), &["--version"]);
+        if !version.starts_with("fanfare ") {
             return Err(
                 format!("--node {}: it is no node, by what its --version says", node.display()).into()
             );
@@ -97,6 +95,11 @@ fn end(report: &impl Serialize, out: Option<&Path>, failures: usize) -> Result<(
         0 => Ok(()),
         count => Err(format!("{count} measurements failed").into()),
     }
+}
+
+/// A name alone would be looked for elsewhere.
+fn node_of(this: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    given.map_or_else(|| build_node(this), |node| Ok(absolute(node)?))
 }
 
 fn build_node(this: &Path) -> Result<PathBuf> {

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::bars::Bar;
 use super::machine::Machine;
 use super::markdown::{bar_table, failed};
-use super::{build, build_node, check, end, target_folder};
+use super::{build, check, end, node_of, target_folder};
 use crate::Result;
 use attach::Attach;
 use false_death::FalseDeath;
@@ -98,7 +98,7 @@ struct Report {
 pub fn run(options: &Options) -> Result<()> {
     check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
-    let node = options.node.clone().map_or_else(|| build_node(&this), Ok)?;
+    let node = node_of(&this, options.node.as_deref())?;
     let bare = options.bare.clone().map_or_else(|| build(&this, "fanfare-benches", "bench-bare"), Ok)?;
     let machine = Machine::look(&node);
     print!("{machine}");

@@ -15,8 +15,8 @@ const RUNS_MIN: usize = 3;
 /// On a disk that allows it.
 const ACKED_PER_S: f64 = 100_000.0;
 
-/// All that can be told of what was measured: without the node, or the one it is compared with, there is no bar.
-/// `connections` is what bounds how many were opened: fewer than a part has say nothing of its bars.
+/// All that can be told of what was asked for: without a row of Fanfare there is no bar, without a figure one without a verdict.
+/// Durable publishes that failed have none. `connections` bounds how many were opened: fewer than a part has say nothing of its bars.
 pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
     let fan_outs = measured.fixed.iter().flat_map(of_fan_out);
     let mosts = measured.most.iter().flat_map(of_most);

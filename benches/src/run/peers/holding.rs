@@ -10,7 +10,7 @@ use crate::Result;
 use crate::load::IdleOutcome;
 
 pub(super) const IDLE_CONNECTIONS: u32 = 15_000;
-/// Two heartbeats of Fanfare and of the floor, which have 15 s between them, and as much time before as after.
+/// Half-way between the second heartbeat of Fanfare and of the floor and the third, which come every 15 s.
 const IDLE_SECONDS: u32 = 37;
 pub(super) const CROWD_CONNECTIONS: u32 = 10_000;
 const CROWD_ATTACHED: u32 = 10;

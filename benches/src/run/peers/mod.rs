@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use super::bars::Bar;
 use super::machine::Machine;
-use super::{build_node, check, end, target_folder};
+use super::{check, end, node_of, target_folder};
 use crate::{Result, os};
 use contender::{Contender, Places};
 use measure::{Comparison, Measured};
@@ -48,7 +48,8 @@ pub struct Options {
     /// How often everything is measured; the tables have the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
-    /// Length of each measured part; a trial of how much can be carried has half of it.
+    /// Length of each measured part; a trial of how much can be carried has half of it, durable publishes and a slow reader have
+    /// ten at least.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
     /// Subscribers rest for so long whenever they have read, so that they do not use the other cores at the same time.
@@ -87,14 +88,10 @@ pub fn run(options: &Options) -> Result<()> {
     let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
     let contenders = options.contenders()?;
     need_peers(&contenders, &peers)?;
-    let node = match &options.node {
-        Some(node) => node.clone(),
-        None => build_node(&this)?,
-    };
+    let node = node_of(&this, options.node.as_deref())?;
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target)?;
     // Some are started in folders of their own.
-    let [node, peers] = [node, peers].map(std::path::absolute);
-    let (node, peers) = (node?, peers?);
+    let peers = std::path::absolute(peers)?;
     let machine = Machine::look(&node);
     print!("{machine}");
     let places = Places { bench: this, node, peers, data: data.path().to_owned() };
