@@ -1,4 +1,5 @@
-//! The parts of a node and of its database alone, each a process that `bench` starts. The allocator is that of the node, in huge pages where the system has them.
+//! The parts of a node and of its database alone, each a process that `bench` starts. The allocator is that of the node, but
+//! in huge pages where the system has them.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,7 @@
 //! The figures that Fanfare holds itself to beside the others, each with the best of them by name.
 
+use std::cmp::Ordering;
+
 use super::super::bars::Bar;
 use super::super::report::{Publish, deliveries_per_core_second, median};
 use super::contender::Contender;
@@ -166,16 +168,8 @@ impl<Run> Figures<'_, Run> {
         what: &str,
         among: impl Fn(Contender) -> bool,
     ) -> Option<Bar> {
-        let not_judged = self.not_judged(&among);
-        let all = self.others(&figure, among).into_iter();
-        let best = all.max_by(|one, other| one.1.total_cmp(&other.1));
-        self.is_asked().then(|| match self.fanfare(&figure).zip(best) {
-            Some((ours, (best, other))) => {
-                let what = format!("{}: {what} ({})", self.title, best.name());
-                Bar::multiple(what, ours / other, at_least).judged_unless(not_judged)
-            }
-            None => self.without_figure(format!("{}: {what}", self.title), not_judged),
-        })
+        let bar = |what, ratio| Bar::multiple(what, ratio, at_least);
+        self.beside_the_best(figure, what, among, f64::total_cmp, bar)
     }
 
     /// A figure of which less is better.
@@ -186,14 +180,25 @@ impl<Run> Figures<'_, Run> {
         what: &str,
         among: impl Fn(Contender) -> bool,
     ) -> Option<Bar> {
+        let bar = |what, ratio| Bar::at_most(what, ratio, at_most, |ratio| format!("{ratio:.2}"));
+        self.beside_the_best(figure, what, among, |one, other| other.total_cmp(one), bar)
+    }
+
+    /// `goodness` orders what is worse before what is better.
+    fn beside_the_best(
+        &self,
+        figure: impl Fn(&Run) -> f64,
+        what: &str,
+        among: impl Fn(Contender) -> bool,
+        goodness: impl Fn(&f64, &f64) -> Ordering,
+        bar: impl Fn(String, f64) -> Bar,
+    ) -> Option<Bar> {
         let not_judged = self.not_judged(&among);
-        let all = self.others(&figure, among).into_iter();
-        let best = all.min_by(|one, other| one.1.total_cmp(&other.1));
+        let best = self.others(&figure, among).into_iter().max_by(|one, other| goodness(&one.1, &other.1));
         self.is_asked().then(|| match self.fanfare(&figure).zip(best) {
             Some((ours, (best, other))) => {
                 let what = format!("{}: {what} ({})", self.title, best.name());
-                let show = |ratio| format!("{ratio:.2}");
-                Bar::at_most(what, ours / other, at_most, show).judged_unless(not_judged)
+                bar(what, ours / other).judged_unless(not_judged)
             }
             None => self.without_figure(format!("{}: {what}", self.title), not_judged),
         })
