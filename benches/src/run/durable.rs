@@ -23,15 +23,20 @@ pub(super) struct Durable<'a> {
 }
 
 impl Durable<'_> {
-    /// So many times the loop and the node in turn.
-    pub(super) fn measure(&self, repetitions: u32, say: impl Fn(u32)) -> Result<Publish> {
+    /// So many times the loop and the node in turn, until one of them fails.
+    pub(super) fn measure(&self, repetitions: u32, say: impl Fn(u32)) -> (Publish, Result<()>) {
         let mut publish = Publish::new(CONNECTIONS, WINDOW, MESSAGE_BYTES);
+        let measured = self.in_turn(repetitions, say, &mut publish);
+        (publish, measured)
+    }
+
+    fn in_turn(&self, repetitions: u32, say: impl Fn(u32), publish: &mut Publish) -> Result<()> {
         for repetition in 1..=repetitions {
             say(repetition);
             publish.bare_loop.push(self.bare_loop()?);
             publish.node.push(self.node()?);
         }
-        Ok(publish)
+        Ok(())
     }
 
     fn node(&self) -> Result<PublishOutcome> {

@@ -6,10 +6,12 @@ use std::thread;
 
 use serde::Serialize;
 
+use super::CHECKOUT;
 use crate::procfs;
 
 /// What a run writes changes nothing of what the next one measures.
-const CHANGES: [&str; 5] = ["status", "--porcelain", "--", ":/", ":(top,exclude)docs/benchmarks"];
+const CHANGES: [&str; 7] =
+    ["-C", CHECKOUT, "status", "--porcelain", "--", ":/", ":(top,exclude)docs/benchmarks"];
 
 /// What a figure is worth nothing without.
 #[derive(Serialize)]
@@ -33,7 +35,7 @@ pub(super) struct Machine {
 impl Machine {
     pub(super) fn look(node: &Path) -> Self {
         let changed = !first_line("git", &CHANGES).is_empty();
-        let commit = first_line("git", &["rev-parse", "--short=12", "HEAD"]);
+        let commit = first_line("git", &["-C", CHECKOUT, "rev-parse", "--short=12", "HEAD"]);
         Self {
             cpu: procfs::cpu_model(),
             cores: thread::available_parallelism().map_or(0, usize::from),

@@ -89,7 +89,9 @@ impl Bench<'_> {
     fn publish(&self) -> Result<Publish> {
         let Self { this, node, data, options } = self;
         let durable = Durable { bench: this, node, data, seconds: options.seconds };
-        durable.measure(options.repetitions, |repetition| self.say("durable publishes", repetition))
+        let say = |repetition| self.say("durable publishes", repetition);
+        let (publish, measured) = durable.measure(options.repetitions, say);
+        measured.map(|()| publish)
     }
 
     fn presence(&self, subscribers: usize) -> Result<Presence> {

@@ -28,6 +28,8 @@ use machine::{Machine, first_line};
 use measure::Bench;
 use report::Report;
 
+/// That this binary was built from.
+const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// Of a process: 10 000 connections, and what it has beside them.
 const OPEN_FILES: u64 = 10_500;
 
@@ -51,9 +53,9 @@ pub struct Options {
 /// anything, is an error.
 pub fn run(options: &Options) -> Result<()> {
     os::need_open_files(OPEN_FILES)?;
-    check(options.node.as_deref(), options.out.as_deref())?;
+    let given = check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
-    let node = node_of(&this, options.node.as_deref())?;
+    let node = given.map_or_else(|| build_node(&this), Ok)?;
     let machine = Machine::look(&node);
     print!("{machine}");
     // Beside the binaries, because the folder for temporary files is memory on some machines.
@@ -65,24 +67,25 @@ pub fn run(options: &Options) -> Result<()> {
     end(&report, options.out.as_deref(), report.failures.len())
 }
 
-/// What would else be found when all is measured: an error names the option.
-fn check(node: Option<&Path>, out: Option<&Path>) -> Result<()> {
-    if let Some(node) = node {
+/// What would else be found when all is measured: an error names the option. Gives the node's whole path, since a name alone would
+/// be looked for elsewhere.
+fn check(node: Option<&Path>, out: Option<&Path>) -> Result<Option<PathBuf>> {
+    let node = node.map(|node| {
         if !node.is_file() {
             return Err(format!("--node {}: there is no such file", node.display()).into());
         }
-        let version = first_line(&absolute(node)?.to_string_lossy(), &["--version"]);
-        if !version.starts_with("fanfare ") {
-            return Err(
-                format!("--node {}: it is no node, by what its --version says", node.display()).into()
-            );
+        let whole = absolute(node)?;
+        if !first_line(&whole.to_string_lossy(), &["--version"]).starts_with("fanfare ") {
+            let error = format!("--node {}: it is no node, by what its --version says", node.display());
+            return Err(error.into());
         }
-    }
+        Result::Ok(whole)
+    });
     if let Some(out) = out {
         let opened = OpenOptions::new().append(true).create(true).open(out);
         opened.map_err(|error| format!("--out {}: {error}", out.display()))?;
     }
-    Ok(())
+    node.transpose()
 }
 
 /// Writes what was measured as JSON. That something failed is an error.
@@ -97,23 +100,35 @@ fn end(report: &impl Serialize, out: Option<&Path>, failures: usize) -> Result<(
     }
 }
 
-/// A name alone would be looked for elsewhere.
-fn node_of(this: &Path, given: Option<&Path>) -> Result<PathBuf> {
-    given.map_or_else(|| build_node(this), |node| Ok(absolute(node)?))
-}
-
 fn build_node(this: &Path) -> Result<PathBuf> {
-    build(this, "fanfare", "fanfare")
+    build(this, "fanfare", "fanfare", "--node")
 }
 
-/// The release build of a binary of this checkout.
-fn build(this: &Path, package: &str, binary: &str) -> Result<PathBuf> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo).args(["build", "--release", "-p", package, "--bin", binary]).status()?;
-    if !built.success() {
-        return Err(format!("{binary} could not be built").into());
+fn build_bare(this: &Path) -> Result<PathBuf> {
+    build(this, "fanfare-benches", "bench-bare", "--bare")
+}
+
+/// The release build of a binary of the checkout that this one was built from, wherever it is started. An error names the option
+/// that names another binary.
+fn build(this: &Path, package: &str, binary: &str, option: &str) -> Result<PathBuf> {
+    let (manifest, target) = (Path::new(CHECKOUT).join("Cargo.toml"), target_folder(this)?);
+    if !manifest.is_file() {
+        return Err(format!(
+            "{CHECKOUT}: there is no checkout to build {binary} from; name one with {option}"
+        )
+        .into());
     }
-    Ok(target_folder(this)?.join("release").join(binary))
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--release", "--locked", "-p", package, "--bin", binary]);
+    command.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(target);
+    match command.status() {
+        Ok(built) if built.success() => Ok(target.join("release").join(binary)),
+        Ok(_) => Err(format!("{binary} could not be built; name a built one with {option}").into()),
+        Err(error) => {
+            Err(format!("cargo, to build {binary}: {error}; name a built one with {option}").into())
+        }
+    }
 }
 
 /// The build's `target` folder, two above the binary.

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::bars::Bar;
 use super::machine::Machine;
 use super::markdown::{bar_table, failed};
-use super::{build, check, end, node_of, target_folder};
+use super::{build_bare, build_node, check, end, target_folder};
 use crate::Result;
 use attach::Attach;
 use false_death::FalseDeath;
@@ -96,10 +96,10 @@ struct Report {
 /// Measures and prints the tables. A missed bar is told; an error is a measurement that failed, or a message that was lost,
 /// doubled or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
-    check(options.node.as_deref(), options.out.as_deref())?;
+    let given = check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
-    let node = node_of(&this, options.node.as_deref())?;
-    let bare = options.bare.clone().map_or_else(|| build(&this, "fanfare-benches", "bench-bare"), Ok)?;
+    let node = given.map_or_else(|| build_node(&this), Ok)?;
+    let bare = options.bare.clone().map_or_else(|| build_bare(&this), Ok)?;
     let machine = Machine::look(&node);
     print!("{machine}");
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;

@@ -18,7 +18,7 @@ const RUNS_MIN: usize = 3;
 const ACKED_PER_S: f64 = 100_000.0;
 
 /// All that can be told of what was asked for: without a row of Fanfare there is no bar, without a figure one without a verdict.
-/// Durable publishes that failed have none. `connections` bounds how many were opened: fewer than a part has say nothing of its bars.
+/// `connections` bounds how many were opened: fewer than a part has say nothing of its bars.
 pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
     let fan_outs = measured.fixed.iter().flat_map(of_fan_out);
     let mosts = measured.most.iter().flat_map(of_most);
@@ -104,27 +104,26 @@ fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
 }
 
 fn of_durable(publish: &Publish) -> Vec<Bar> {
+    let (of_loop, per_s, ack) = (
+        "durable publishes: of the bare loop".to_owned(),
+        "durable publishes: acked per second".to_owned(),
+        "durable publishes: ack p50, of the loop's commit".to_owned(),
+    );
+    if publish.node.is_empty() || publish.bare_loop.is_empty() {
+        let failed = |what| Bar::without_figure(what, "it failed".to_owned());
+        return [of_loop, per_s, ack].map(failed).into();
+    }
     let ack_ms = median(&publish.node, |run| run.ack_p50_ms);
     let commit_ms = median(&publish.bare_loop, |run| run.commit_p50_ms);
     let runs = publish.node.len().min(publish.bare_loop.len());
     let not_judged = || (runs < RUNS_MIN).then(|| format!("runs are fewer than {RUNS_MIN}: {runs}"));
     vec![
-        Bar::share("durable publishes: of the bare loop".to_owned(), publish.ratio(), 0.60)
-            .judged_unless(not_judged()),
-        Bar::at_least(
-            "durable publishes: acked per second".to_owned(),
-            median(&publish.node, |run| run.acked_per_s),
-            ACKED_PER_S,
-            |per_s| format!("{per_s:.0}"),
-        )
+        Bar::share(of_loop, publish.ratio(), 0.60).judged_unless(not_judged()),
+        Bar::at_least(per_s, median(&publish.node, |run| run.acked_per_s), ACKED_PER_S, |per_s| {
+            format!("{per_s:.0}")
+        })
         .judged_unless(not_judged()),
-        Bar::at_most(
-            "durable publishes: ack p50, of the loop's commit".to_owned(),
-            ack_ms / commit_ms,
-            2.0,
-            |ratio| format!("{ratio:.2}"),
-        )
-        .judged_unless(not_judged()),
+        Bar::at_most(ack, ack_ms / commit_ms, 2.0, |ratio| format!("{ratio:.2}")).judged_unless(not_judged()),
     ]
 }
 
@@ -244,16 +243,23 @@ impl<Run> Figures<'_, Run> {
     fn not_judged(&self, among: impl Fn(Contender) -> bool) -> Option<String> {
         let needed = Contender::chosen(&[]).into_iter().filter(|contender| (self.measured)(*contender));
         let needed = needed.filter(|contender| *contender == Contender::Fanfare || among(*contender));
+        let mut left_out = 0;
         let lacking: Vec<String> = needed
             .filter_map(|contender| {
-                let row = self.rows.iter().find(|row| row.contender == contender);
+                let Some(row) = self.rows.iter().find(|row| row.contender == contender) else {
+                    left_out += 1;
+                    return None;
+                };
                 // What a peer did not carry is told, and no figure is missing for it. Of Fanfare it is.
-                let beaten = |row: &Row<Run>| if contender.is_fanfare() { 0 } else { row.not_carried.len() };
-                let runs = row.map_or(0, |row| row.runs.len() + beaten(row));
+                let beaten = if contender.is_fanfare() { 0 } else { row.not_carried.len() };
+                let runs = row.runs.len() + beaten;
                 (runs < RUNS_MIN).then(|| format!("{runs} of {}", contender.name()))
             })
             .collect();
-        (!lacking.is_empty()).then(|| format!("runs are fewer than {RUNS_MIN}: {}", lacking.join("; ")))
+        let few =
+            (!lacking.is_empty()).then(|| format!("runs are fewer than {RUNS_MIN}: {}", lacking.join("; ")));
+        let left_out = (left_out > 0).then(|| format!("servers were left out: {left_out}"));
+        few.into_iter().chain(left_out).reduce(|few, left_out| few + "; " + &left_out)
     }
 
     fn fanfare(&self, figure: impl Fn(&Run) -> f64) -> Option<f64> {
@@ -341,11 +347,12 @@ pub(super) mod tests {
             let bars = of_fan_out(&Fixed { workload: workload::of_parts(|_| true)[0], rows });
             bars.into_iter().map(|bar| (bar.measured, bar.not_judged)).collect()
         };
+        let peers = || Contender::chosen(&[]).into_iter().filter(|contender| contender.is_peer());
         let floor_once = row(Contender::Floor, 0.8, 1.0);
         let bars = judge(vec![ours(), floor_once]);
         assert_eq!(bars[0], ("80 %".to_owned(), Some("runs are fewer than 3: 1 of floor".to_owned())));
-        assert!(bars[1].0 == "–" && bars[1].1.as_ref().is_some_and(|reason| reason.contains("0 of NATS")));
-        let peers = || Contender::chosen(&[]).into_iter().filter(|contender| contender.is_peer());
+        let left_out = peers().count();
+        assert_eq!(bars[1], ("–".to_owned(), Some(format!("servers were left out: {left_out}"))));
         let all = |floor| [ours(), floor].into_iter().chain(peers().map(|peer| often(peer, 3.0))).collect();
         let open = |rows| judge(rows).into_iter().filter_map(|(_, open)| open).collect::<Vec<_>>();
         assert_eq!(open(all(often(Contender::Floor, 0.8))), Vec::<String>::new());

@@ -15,6 +15,7 @@ mod workload;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -22,7 +23,7 @@ use serde::Serialize;
 
 use super::bars::Bar;
 use super::machine::Machine;
-use super::{check, end, node_of, target_folder};
+use super::{build_node, check, end, target_folder};
 use crate::{Result, os};
 use contender::{Contender, Places};
 use measure::{Comparison, Measured};
@@ -36,7 +37,8 @@ pub struct Options {
     /// Also writes everything that was measured to this file, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Also draws fan-out into this folder, as SVG, and writes what is printed to `peers.md` there, unless a measurement failed.
+    /// Also draws fan-out into this folder, as SVG, in place of what is drawn there, and writes what is printed to `peers.md` there,
+    /// unless a measurement failed.
     #[arg(long)]
     pub plots: Option<PathBuf>,
     /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
@@ -55,7 +57,7 @@ pub struct Options {
     /// Subscribers rest for so long whenever they have read, so that they do not use the other cores at the same time.
     #[arg(long, default_value_t = 0)]
     pub rest_us: u32,
-    /// Opens no more connections than this where a part is about connections; for trying it out.
+    /// Opens no more connections than this in W3, W4 and W6, and judges none of their bars then; for trying it out.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: Option<u32>,
     /// Measures only these parts.
@@ -79,16 +81,16 @@ struct Report {
 /// measurement that failed, and what Fanfare did not carry, or lost, doubled or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
     os::need_open_files(OPEN_FILES)?;
-    check(options.node.as_deref(), options.out.as_deref())?;
-    if let Some(folder) = &options.plots {
-        fs::create_dir_all(folder).map_err(|error| format!("--plots {}: {error}", folder.display()))?;
-    }
     let this = env::current_exe()?;
     let target = target_folder(&this)?;
     let peers = options.peers.clone().unwrap_or_else(|| target.join("tools").join("peers"));
     let contenders = options.contenders()?;
     need_peers(&contenders, &peers)?;
-    let node = node_of(&this, options.node.as_deref())?;
+    let given = check(options.node.as_deref(), options.out.as_deref())?;
+    if let Some(folder) = &options.plots {
+        fs::create_dir_all(folder).map_err(|error| of_plots(folder, error))?;
+    }
+    let node = given.map_or_else(|| build_node(&this), Ok)?;
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target)?;
     // Some are started in folders of their own.
     let peers = std::path::absolute(peers)?;
@@ -107,9 +109,11 @@ pub fn run(options: &Options) -> Result<()> {
     {
         eprintln!("bench: what failed is no page, so what {} has of before stays", folder.display());
     } else if let Some(folder) = &options.plots {
-        plot::write(&measured.fixed, folder, &machine.in_short())?;
-        page::write(folder, &machine, &described, &tables)?;
-        eprintln!("bench: page and pictures are in {}", folder.display());
+        let written = plot::write(&measured.fixed, folder, &machine.in_short());
+        let page = page::write(folder, &machine, &described, &tables);
+        let pictures = written.and_then(|pictures| page.map(|()| pictures));
+        let pictures = pictures.map_err(|error| of_plots(folder, error))?;
+        eprintln!("bench: a page and {pictures} pictures are in {}", folder.display());
     }
     let report = Report { machine, contenders: described, measured, bars, failures };
     end(&report, options.out.as_deref(), report.failures.len())
@@ -132,6 +136,10 @@ impl Options {
         let (part, servers) = (name_of(part), servers.join(","));
         Err(format!("--only {part} is measured of none of --servers {servers}").into())
     }
+}
+
+fn of_plots(folder: &Path, error: io::Error) -> String {
+    format!("--plots {}: {error}", folder.display())
 }
 
 /// As it is called on the command line.

@@ -8,6 +8,7 @@ use std::path::Path;
 use super::super::report::{deliveries_per_core_second, median};
 use super::contender::Contender;
 use super::measure::Fixed;
+use super::workload::{self, Workload};
 
 const WIDTH: u32 = 760;
 /// Where the bars begin, so how much the names have.
@@ -17,16 +18,26 @@ const ROW: u32 = 20;
 const TITLE: u32 = 34;
 const FOOTER: u32 = 28;
 
-/// Writes `fan-out-….svg` into the folder, which is made if need be; `footer` says where and when it was measured.
-pub(super) fn write(fan_outs: &[Fixed], folder: &Path, footer: &str) -> io::Result<()> {
+/// Writes `fan-out-….svg` into the folder, which is made if need be; `footer` says where and when it was measured. Gives how many.
+/// Those of another run are removed, since the page that is written beside them does not tell of them.
+pub(super) fn write(fan_outs: &[Fixed], folder: &Path, footer: &str) -> io::Result<usize> {
     fs::create_dir_all(folder)?;
-    fan_outs.iter().try_for_each(|fixed| {
-        let workload = &fixed.workload;
-        let (channels, rate, bytes) = (workload.channels, workload.deliveries_per_s, workload.message_bytes);
-        let groups = if workload.groups { "-in-groups" } else { "" };
-        let name = format!("fan-out-{channels}-channels{groups}-{rate}-per-s-{bytes}-bytes.svg");
-        fs::write(folder.join(name), picture(fixed, footer))
-    })
+    for workload in workload::of_parts(|_| true) {
+        match fs::remove_file(folder.join(file_name(&workload))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    for fixed in fan_outs {
+        fs::write(folder.join(file_name(&fixed.workload)), picture(fixed, footer))?;
+    }
+    Ok(fan_outs.len())
+}
+
+fn file_name(workload: &Workload) -> String {
+    let (channels, rate, bytes) = (workload.channels, workload.deliveries_per_s, workload.message_bytes);
+    let groups = if workload.groups { "-in-groups" } else { "" };
+    format!("fan-out-{channels}-channels{groups}-{rate}-per-s-{bytes}-bytes.svg")
 }
 
 fn picture(Fixed { workload, rows }: &Fixed, footer: &str) -> String {
@@ -100,7 +111,6 @@ fn text(svg: &mut String, x: u32, y: u32, anchor: &str, weight: &str, text: &str
 mod tests {
     use super::super::bars::tests::run;
     use super::super::measure::Row;
-    use super::super::workload;
     use super::*;
     use crate::load::FanoutOutcome;
 
@@ -130,8 +140,11 @@ mod tests {
         let all = workload::of_parts(|_| true).into_iter();
         let fan_outs: Vec<Fixed> =
             all.map(|workload| Fixed { workload, rows: vec![row(Contender::Fanfare, 1.0, 1.0)] }).collect();
-        write(&fan_outs, &folder.path().join("plots"), "").expect("a folder that can be written");
-        let files = fs::read_dir(folder.path().join("plots")).expect("the folder was made").count();
-        assert_eq!(files, fan_outs.len());
+        let plots = folder.path().join("plots");
+        let write = |fan_outs| write(fan_outs, &plots, "").expect("a folder that can be written");
+        let files = || fs::read_dir(&plots).expect("the folder was made").count();
+        assert_eq!((write(&fan_outs), files()), (fan_outs.len(), fan_outs.len()));
+        fs::write(plots.join("another.svg"), "").expect("a file beside them");
+        assert_eq!((write(&fan_outs[..1]), files()), (1, 2), "and what is no picture of a workload stays");
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::contender::Contender;
-use super::measure::{Comparison, Row};
+use super::measure::{Comparison, Row, SECONDS_MIN};
 use super::workload::{Part, Reading, Workload};
 use crate::load::{FanoutOutcome, Slow};
 use crate::{NotCarried, Result};
@@ -17,8 +17,6 @@ pub(super) struct SlowReader {
 
 /// The share of the measured part in which a slow reader has to have been there.
 const ATTACHED_MIN: f64 = 0.9;
-/// Of a measured part: the 99th percentiles of shorter ones are too far apart to be compared.
-const SECONDS_MIN: u32 = 10;
 
 impl SlowReader {
     /// Of the run with a slow one.

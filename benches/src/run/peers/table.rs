@@ -182,7 +182,8 @@ pub(super) fn crowd_table(rows: &[Row<Crowd>]) -> String {
 /// Both in one table, as the peers have nothing of the kind.
 pub(super) fn durable_table(publish: &Publish) -> String {
     let Publish { connections, window, message_bytes, node, bare_loop } = publish;
-    let title = format!("{connections} × {window} durable publishes under way, {message_bytes} B");
+    let length = length(node.first().map(|run| &run.cost));
+    let title = format!("{connections} × {window} durable publishes under way, {message_bytes} B{length}");
     let columns = [
         "runs",
         "rows per second",
@@ -220,7 +221,8 @@ pub(super) fn durable_table(publish: &Publish) -> String {
 }
 
 pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
-    let title = format!("one of {} reads nothing", workload.title());
+    let length = length(rows.iter().flat_map(|row| &row.runs).map(|run| &run.with.cost).next());
+    let title = format!("one of {} reads nothing{length}", workload.title());
     let columns = [
         "p99 ms of the others: without / with",
         "with, of without",
@@ -252,6 +254,11 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
         add(&mut table, row, cells);
     }
     table.text() + &not_carried(rows)
+}
+
+/// Of the measured part, which some parts have longer than was asked for.
+fn length(cost: Option<&Cost>) -> String {
+    cost.map_or_else(String::new, |cost| format!(", {:.0} s", cost.wall_s))
 }
 
 /// Beside the columns how many runs the figures are from.

@@ -17,7 +17,7 @@ use super::bars::Bar;
 use super::machine::Machine;
 use super::markdown::{bar_table, failed};
 use super::server::Server;
-use super::{build, check, end, node_of, target_folder};
+use super::{build_bare, build_node, check, end, target_folder};
 use crate::{Result, os};
 use cassandra::{Cassandra, Kind};
 use reading::Reading;
@@ -78,10 +78,10 @@ struct Report {
 
 /// Measures and prints the tables. A missed bar is told; a measurement that failed is an error.
 pub fn run(options: &Options) -> Result<()> {
-    check(options.node.as_deref(), options.out.as_deref())?;
+    let given = check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
-    let node = node_of(&this, options.node.as_deref())?;
-    let bare = options.bare.clone().map_or_else(|| build(&this, "fanfare-benches", "bench-bare"), Ok)?;
+    let node = given.map_or_else(|| build_node(&this), Ok)?;
+    let bare = options.bare.clone().map_or_else(|| build_bare(&this), Ok)?;
     let machine = Machine::look(&node);
     print!("{machine}");
     // Beside the binaries, because the folder for temporary files is memory on some machines.
