@@ -44,6 +44,12 @@ impl Tasks {
         }
     }
 
+    /// An owner whose tasks run elsewhere and end as those of this one, which waits for them.
+    pub fn on(&self, runtime: Handle) -> Self {
+        let (tracker, stopping, failed) = (self.tracker.clone(), self.stopping.clone(), self.failed.clone());
+        Self { runtime, tracker, stopping, failed, threads: Mutex::default() }
+    }
+
     /// Resolves when the node begins to stop.
     pub fn stopping(&self) -> CancellationToken {
         self.stopping.clone()

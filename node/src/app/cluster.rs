@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use super::nodes::Keeper;
 use super::peers::follow;
@@ -115,7 +116,9 @@ impl Gossip {
         routing.set_local(Arc::new(local));
         routing.count_tenants(Arc::clone(connections) as Arc<dyn Seats>);
         let inbound = Arc::clone(&routing) as Arc<dyn Inbound>;
-        let links = Links::new(own, tls, inbound, Arc::clone(tasks), LinkSettings::default());
+        let of_links =
+            links_apart(tasks, config.threads).map_err(StartError::at("cannot start threads for peers"))?;
+        let links = Links::new(own, tls, inbound, Arc::new(of_links), LinkSettings::default());
         let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));
         let listener = self.peers.try_clone().map_err(at())?;
         links.listen(tokio::net::TcpListener::from_std(listener).map_err(at())?);
@@ -125,6 +128,20 @@ impl Gossip {
         }
         Ok(routing)
     }
+}
+
+/// Peers have a thread of their own, and one more for each four that serve clients beyond the first four: what is on its way from one
+/// thread to another wakes both.
+fn links_apart(tasks: &Tasks, threads: usize) -> io::Result<Tasks> {
+    let threads = if threads > 0 { threads } else { thread::available_parallelism().map_or(1, usize::from) };
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(threads.div_ceil(4)).thread_name("links").enable_all().build()?;
+    let (of_links, stopping) = (tasks.on(runtime.handle().clone()), tasks.stopping());
+    tasks.spawn_thread("links", move || {
+        runtime.block_on(stopping.cancelled());
+        runtime.shutdown_background();
+    })?;
+    Ok(of_links)
 }
 
 /// What other nodes may ask for.

@@ -368,6 +368,10 @@ impl Inbound for Routing {
         self.hub.forwarded(forwarded);
     }
 
+    fn batch_came(&self) {
+        self.hub.batch_came();
+    }
+
     fn presence_changed(&self, _from: &Peer, forwarded: ForwardedPresence) {
         self.hub.presented(forwarded);
     }

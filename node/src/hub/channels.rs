@@ -9,6 +9,7 @@ use dashmap::DashMap;
 use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
 
+use super::batches::Batches;
 use super::budget::Budget;
 use super::delivery::Delivery;
 use super::few::Few;
@@ -123,6 +124,7 @@ pub struct Hub {
     pub(super) targets: Vec<Arc<dyn DeliveryTarget>>,
     pub(super) rings: Arc<Budget>,
     started: Instant,
+    batches: Batches,
     pub(super) incarnation: u64,
     next_number: AtomicU64,
     attaches: AtomicU64,
@@ -148,6 +150,7 @@ impl Hub {
             targets,
             rings: Budget::new(limits),
             started: Instant::now(),
+            batches: Batches::new(),
             incarnation,
             next_number: AtomicU64::new(0),
             attaches: AtomicU64::new(0),
@@ -200,6 +203,16 @@ impl Hub {
         });
         self.give_way();
         published
+    }
+
+    /// A batch of a peer is about to be handed on.
+    pub fn batch_came(&self) {
+        self.batches.came(Instant::now());
+    }
+
+    /// The time between the last two batches, of whichever peers.
+    pub fn batches_apart(&self) -> Duration {
+        self.batches.apart()
     }
 
     /// Hands messages that entered at another node to every target with interest. What was heard before is passed over.

@@ -46,6 +46,11 @@ impl Delivery {
         Self { channel, content, mark, json: OnceLock::new(), msgpack: OnceLock::new() }
     }
 
+    /// It entered at another node.
+    pub fn is_forwarded(&self) -> bool {
+        matches!(self.content, Content::Forwarded(_))
+    }
+
     /// The same where the channel had heard these too by then.
     pub(super) fn beside(&self, stamps: &[Stamp]) -> Self {
         let content = match &self.content {

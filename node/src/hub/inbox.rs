@@ -55,6 +55,12 @@ impl<T> Inbox<T> {
         self.bytes.store(0, Ordering::Relaxed);
     }
 
+    /// Something waits, and all of it is so.
+    pub fn holds_only(&self, is_so: impl Fn(&T) -> bool) -> bool {
+        let waiting = self.waiting.lock();
+        !waiting.is_empty() && waiting.iter().all(is_so)
+    }
+
     /// Declares the owner about to sleep; false when something waits, and then it must not.
     pub fn may_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);

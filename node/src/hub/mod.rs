@@ -1,5 +1,6 @@
 //! This node's channels: who numbers, who listens, and the frame that each publish becomes.
 
+mod batches;
 mod budget;
 mod channels;
 mod delivery;

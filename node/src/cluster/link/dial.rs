@@ -23,10 +23,6 @@ use super::queue::{Pull, Queue};
 use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE};
 use crate::cluster::inbound::Peer;
 
-/// A lane that has just sent gathers what comes for so long, since each batch costs both nodes several calls of the kernel; one at
-/// rest sends at once, and so does one with something in a hurry.
-const GATHER: Duration = Duration::from_millis(1);
-
 /// One run of a peer, as long as it is a member.
 pub(super) struct Link {
     pub(super) peer: Peer,
@@ -208,7 +204,7 @@ struct Outgoing {
 enum Step {
     Hello(v1::Hello, oneshot::Receiver<u64>),
     Answer(oneshot::Receiver<u64>),
-    Open { stream: u64, ping_at: Instant, pings: u64, gathers_until: Instant, awaited: Awaited },
+    Open { stream: u64, ping_at: Instant, pings: u64, awaited: Awaited },
     Over,
 }
 
@@ -236,15 +232,13 @@ impl Outgoing {
             Step::Answer(started) => {
                 let (stream, now) = (started.await.ok()?, Instant::now());
                 let awaited = Awaited::default();
-                self.step = Step::Open { stream, ping_at: now, pings: 0, gathers_until: now, awaited };
+                self.step = Step::Open { stream, ping_at: now, pings: 0, awaited };
             }
             step => self.step = step,
         }
         // Whoever is ready to publish now is in the same batch.
         tokio::task::yield_now().await;
-        let Step::Open { stream, ping_at, pings, gathers_until, awaited } = &mut self.step else {
-            return None;
-        };
+        let Step::Open { stream, ping_at, pings, awaited } = &mut self.step else { return None };
         loop {
             let now = Instant::now();
             if now >= *ping_at {
@@ -254,17 +248,12 @@ impl Outgoing {
                 *ping_at = now + if waits_ms.is_some() { PING } else { PING_UNTIL_UP };
                 return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
             }
-            if now < *gathers_until {
+            if let Some(until) = self.queue.gathers_until().filter(|until| now < *until) {
                 // Of what comes meanwhile only that wakes the task for which somebody waits.
-                self.queue.gathered(*gathers_until).await;
+                self.queue.gathered(until).await;
             }
             match self.queue.pull(*stream) {
-                Pull::Batch(batch) => {
-                    if !self.queue.is_behind() {
-                        *gathers_until = Instant::now() + GATHER;
-                    }
-                    return Some(Kind::Batch(batch));
-                }
+                Pull::Batch(batch) => return Some(Kind::Batch(batch)),
                 Pull::Over => return None,
                 Pull::Nothing => {}
             }

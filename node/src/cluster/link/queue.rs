@@ -16,8 +16,16 @@ use tokio::time::Instant;
 use crate::model::FORWARD_BYTES_MAX;
 
 /// A batch is closed at either; an item that is longer goes alone.
-const BATCH_BYTES: usize = 256 * 1024;
+pub(super) const BATCH_BYTES: usize = 256 * 1024;
 const BATCH_ITEMS: usize = 4096;
+/// What comes first within so long after a batch gathers before it goes, since each batch costs both nodes several calls of the kernel;
+/// at rest it goes at once.
+pub(super) const BUSY: Duration = Duration::from_millis(3);
+/// How long, from the first that comes. A wait of tokio ends with a whole millisecond of its clock, so this is one or two of them.
+pub(super) const GATHER: Duration = Duration::from_micros(500);
+/// The same after a batch of at least so many items, and two of them.
+pub(super) const GATHER_MANY: Duration = Duration::from_millis(1);
+pub(super) const MANY_ITEMS: usize = 8;
 /// Sent and not confirmed: when it is full the lane waits, and what follows waits in its queue.
 const SENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// No publish that a node forwards is longer, by its configuration; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
@@ -92,6 +100,8 @@ struct State {
     stream: u64,
     /// Somebody cannot go on before what waits has come.
     hurries: bool,
+    /// When the last batch was made, and of how many items.
+    made: Option<(Instant, usize)>,
 }
 
 #[derive(Debug)]
@@ -202,11 +212,14 @@ impl Queue {
         Pull::Batch(state.make_batch())
     }
 
-    /// There is a batch to be sent again, or enough for a whole one.
-    pub(super) fn is_behind(&self) -> bool {
+    /// Until when what waits is to gather. None: it goes at once, as the lane was at rest, or there is enough for a whole batch, or one
+    /// to be sent again.
+    pub(super) fn gathers_until(&self) -> Option<Instant> {
         let state = self.state.lock();
+        let (first, (made, items)) = (state.waiting.front()?.since, state.made?);
         let is_whole = state.bytes - state.sent_bytes >= BATCH_BYTES || state.waiting.len() >= BATCH_ITEMS;
-        state.on_stream < state.sent.len() || is_whole
+        let is_sent_again = state.on_stream < state.sent.len();
+        gathers_until(first, made, items).filter(|_| !is_whole && !is_sent_again)
     }
 
     pub(in crate::cluster) fn confirm(&self, sequence: u64) {
@@ -235,6 +248,12 @@ impl Queue {
     }
 }
 
+/// For what comes first at that time, after a batch of so many items.
+pub(super) fn gathers_until(first: Instant, made: Instant, items: usize) -> Option<Instant> {
+    let is_busy = first.saturating_duration_since(made) <= BUSY;
+    is_busy.then(|| first + if items < MANY_ITEMS { GATHER } else { GATHER_MANY })
+}
+
 impl State {
     fn make_batch(&mut self) -> v1::Batch {
         let (mut bytes, mut count) = (0, 0);
@@ -254,6 +273,7 @@ impl State {
         }
         self.hurries &= !self.waiting.is_empty();
         self.last += 1;
+        self.made = Some((Instant::now(), count));
         self.sent_bytes += bytes;
         self.on_stream += 1;
         let batch = v1::Batch { sequence: self.last, items: items.freeze() };

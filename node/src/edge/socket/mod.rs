@@ -154,6 +154,11 @@ impl ShardHandle {
         };
         self.inbox.push(input, bytes);
     }
+
+    /// What waits came from peers, all of it.
+    fn holds_forwarded_only(&self) -> bool {
+        self.inbox.holds_only(|input| matches!(input, Input::Deliver(delivery) if delivery.is_forwarded()))
+    }
 }
 
 impl DeliveryTarget for ShardHandle {

@@ -165,7 +165,8 @@ impl Shard {
             let timeout = self.timeout();
             let mut polled = self.poll.poll(&mut events, timeout);
             if polled.is_ok() && !self.has_work() {
-                let rest = self.pace.rest(Instant::now());
+                let apart = self.handle.holds_forwarded_only().then(|| self.services.hub.batches_apart());
+                let rest = self.pace.rest(Instant::now(), apart);
                 if !rest.is_zero() {
                     // Whoever leaves something for it meanwhile need not wake it.
                     self.handle.inbox.woke();

@@ -5,6 +5,7 @@ use std::pin::pin;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
+use super::super::queue::{BATCH_BYTES, BUSY, GATHER, GATHER_MANY, MANY_ITEMS, gathers_until};
 use super::*;
 
 fn later() -> Instant {
@@ -31,6 +32,52 @@ async fn only_what_is_in_a_hurry_ends_the_gathering() {
     assert!(is_gathering(&queue), "what was in a hurry has gone");
     queue.hurry();
     assert!(is_gathering(&queue), "nothing waits");
+}
+
+#[test]
+fn what_comes_soon_after_a_batch_gathers_from_the_first_on() {
+    let made = Instant::now();
+    for (after, items, gathers) in [
+        (Duration::ZERO, 1, Some(GATHER)),
+        (BUSY, MANY_ITEMS - 1, Some(GATHER)),
+        (BUSY, MANY_ITEMS, Some(GATHER_MANY)),
+        (BUSY + Duration::from_nanos(1), MANY_ITEMS, None),
+    ] {
+        let first = made + after;
+        assert_eq!(
+            gathers_until(first, made, items).map(|until| until - first),
+            gathers,
+            "{after:?}, {items}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn who_need_not_gather_goes_at_once() {
+    let queue = Queue::new(QueueBounds::default());
+    let stream = queue.open(0);
+    let push = |bytes| drop(queue.push(Bytes::from(vec![0; bytes])));
+    assert_eq!(queue.gathers_until(), None, "nothing waits");
+    push(1);
+    assert_eq!(queue.gathers_until(), None, "nothing went before");
+    // What is too slow for the lane to be busy is done again.
+    let after_a_batch = async {
+        loop {
+            assert!(matches!(queue.pull(stream), Pull::Batch(_)));
+            push(1);
+            if queue.gathers_until().is_some() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, after_a_batch).await.expect("soon enough after a batch");
+    push(BATCH_BYTES);
+    assert_eq!(queue.gathers_until(), None, "there is enough for a whole batch");
+    while matches!(queue.pull(stream), Pull::Batch(_)) {}
+    push(1);
+    queue.open(0);
+    assert_eq!(queue.gathers_until(), None, "there are batches to be sent again");
 }
 
 #[tokio::test]
