@@ -3,26 +3,33 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Further apart than this is as good as alone, and soon forgotten where more comes.
+const APART_MAX: Duration = Duration::from_millis(20);
+/// One batch counts for so much of the mean.
+const PART: u32 = 4;
+
 /// The batches of all peers together.
 #[derive(Debug)]
 pub(super) struct Batches {
     begun: Instant,
     /// The last one, in µs since then.
     last_us: AtomicU64,
-    /// Between the last two.
+    /// Between two of late, in the mean: one that is held up comes close to the next one.
     apart_us: AtomicU64,
 }
 
 impl Batches {
     pub(super) fn new() -> Self {
-        Self { begun: Instant::now(), last_us: AtomicU64::new(0), apart_us: AtomicU64::new(u64::MAX) }
+        let apart_us = micros(APART_MAX);
+        Self { begun: Instant::now(), last_us: AtomicU64::new(0), apart_us: AtomicU64::new(apart_us) }
     }
 
     pub(super) fn came(&self, now: Instant) {
-        let now_us = now.saturating_duration_since(self.begun).as_micros();
-        let now_us = u64::try_from(now_us).unwrap_or(u64::MAX);
+        let now_us = micros(now.saturating_duration_since(self.begun));
         let last_us = self.last_us.swap(now_us, Ordering::Relaxed);
-        self.apart_us.store(now_us.saturating_sub(last_us), Ordering::Relaxed);
+        let (apart, mean) = (Duration::from_micros(now_us.saturating_sub(last_us)), self.apart());
+        let mean = mean - mean / PART + apart.min(APART_MAX) / PART;
+        self.apart_us.store(micros(mean), Ordering::Relaxed);
     }
 
     pub(super) fn apart(&self) -> Duration {
@@ -30,17 +37,33 @@ impl Batches {
     }
 }
 
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_last_two_are_so_far_apart() {
-        let (batches, begun) = (Batches::new(), Instant::now());
-        for (at_ms, apart_ms) in [(10, None), (13, Some(3)), (13, Some(0)), (1_013, Some(1_000))] {
-            batches.came(begun + Duration::from_millis(at_ms));
-            let apart = batches.apart();
-            assert!(apart_ms.is_none_or(|ms| apart.as_millis() == ms), "{apart:?} at {at_ms} ms");
-        }
+    fn the_last_ones_are_so_far_apart() {
+        let batches = Batches::new();
+        let mut at = batches.begun;
+        let mut after = |each: Duration, count| {
+            for _ in 0..count {
+                at += each;
+                batches.came(at);
+            }
+            batches.apart()
+        };
+        let ms = Duration::from_millis;
+        assert_eq!(after(ms(60_000), 3), APART_MAX);
+        let often = after(ms(3), 40);
+        assert!((ms(3)..ms(4)).contains(&often), "{often:?}");
+        let held_up = after(Duration::ZERO, 1);
+        assert!((ms(2)..ms(3)).contains(&held_up), "{held_up:?}");
+        let at_once = after(Duration::from_micros(100), 40);
+        assert!(at_once < ms(1), "{at_once:?}");
+        assert!(after(ms(60_000), 1) > ms(1));
     }
 }

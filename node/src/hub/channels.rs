@@ -210,7 +210,7 @@ impl Hub {
         self.batches.came(Instant::now());
     }
 
-    /// The time between the last two batches, of whichever peers.
+    /// The time between two batches of late, of whichever peers.
     pub fn batches_apart(&self) -> Duration {
         self.batches.apart()
     }
