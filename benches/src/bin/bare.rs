@@ -2,6 +2,7 @@
 //! in huge pages where the system has them.
 
 use std::process::ExitCode;
+use std::thread::available_parallelism;
 
 use clap::Parser;
 use fanfare_benches::{Result, cql, link};
@@ -34,7 +35,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: &Command) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if let Command::LinkSink(_) | Command::LinkSource(_) = command {
+        // As many as a node has for peers.
+        builder.worker_threads(available_parallelism()?.get().div_ceil(4));
+    }
+    let runtime = builder.enable_all().build()?;
     match command {
         Command::LinkSink(options) => link::sink::serve(&runtime, options),
         Command::LinkSource(options) => link::source::print(&runtime, options),

@@ -51,6 +51,8 @@ struct Counted {
 }
 
 impl Inbound for Counted {
+    fn batch_came(&self, _bytes: usize) {}
+
     fn forwarded(&self, _from: &Peer, forwarded: Forwarded) {
         self.messages.fetch_add(forwarded.messages.len() as u64, Ordering::Relaxed);
     }

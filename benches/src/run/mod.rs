@@ -70,22 +70,28 @@ pub fn run(options: &Options) -> Result<()> {
 /// What would else be found when all is measured: an error names the option. Gives the node's whole path, since a name alone would
 /// be looked for elsewhere.
 fn check(node: Option<&Path>, out: Option<&Path>) -> Result<Option<PathBuf>> {
-    let node = node.map(|node| {
-        if !node.is_file() {
-            return Err(format!("--node {}: there is no such file", node.display()).into());
-        }
-        let whole = absolute(node)?;
-        if !first_line(&whole.to_string_lossy(), &["--version"]).starts_with("fanfare ") {
-            let error = format!("--node {}: it is no node, by what its --version says", node.display());
-            return Err(error.into());
-        }
-        Result::Ok(whole)
-    });
+    let node = node.map(|node| whole("--node", node)).transpose()?;
+    if let Some(node) = &node
+        && !first_line(&node.to_string_lossy(), &["--version"]).starts_with("fanfare ")
+    {
+        return Err(format!("--node {}: it is no node, by what its --version says", node.display()).into());
+    }
     if let Some(out) = out {
         let opened = OpenOptions::new().append(true).create(true).open(out);
         opened.map_err(|error| format!("--out {}: {error}", out.display()))?;
     }
-    node.transpose()
+    Ok(node)
+}
+
+fn whole(option: &str, file: &Path) -> Result<PathBuf> {
+    if !file.is_file() {
+        return Err(format!("{option} {}: there is no such file", file.display()).into());
+    }
+    Ok(absolute(file)?)
+}
+
+fn bare_of(this: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    given.map_or_else(|| build_bare(this), |bare| whole("--bare", bare))
 }
 
 /// Writes what was measured as JSON. That something failed is an error.
@@ -120,6 +126,8 @@ fn build(this: &Path, package: &str, binary: &str, option: &str) -> Result<PathB
     }
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
+    // What the folder that it is started in sets for builds is not for this one.
+    command.current_dir(CHECKOUT);
     command.args(["build", "--release", "--locked", "-p", package, "--bin", binary]);
     command.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(target);
     match command.status() {

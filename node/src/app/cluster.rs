@@ -1,17 +1,19 @@
 //! The part of a node that knows of other nodes.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use std::{io, thread};
+
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::nodes::Keeper;
 use super::peers::follow;
 use super::tokens::Others;
-use super::{Addresses, StartError, nodes, stored};
+use super::{Addresses, StartError, nodes, stored, thread_count};
 use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::{Authenticator, ConnectionKeys};
 use crate::cluster::ClusterKey;
@@ -116,12 +118,17 @@ impl Gossip {
         routing.set_local(Arc::new(local));
         routing.count_tenants(Arc::clone(connections) as Arc<dyn Seats>);
         let inbound = Arc::clone(&routing) as Arc<dyn Inbound>;
-        let of_links =
-            links_apart(tasks, config.threads).map_err(StartError::at("cannot start threads for peers"))?;
+        let of_links = links_apart(tasks, thread_count(config))
+            .map_err(StartError::at("cannot start threads for peers"))?;
+        let (of_links, runtime) = of_links;
         let links = Links::new(own, tls, inbound, Arc::new(of_links), LinkSettings::default());
         let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));
         let listener = self.peers.try_clone().map_err(at())?;
-        links.listen(tokio::net::TcpListener::from_std(listener).map_err(at())?);
+        let listener = {
+            let _in_runtime = runtime.enter();
+            tokio::net::TcpListener::from_std(listener).map_err(at())?
+        };
+        links.listen(listener);
         routing.begin(links);
         if !is_shared {
             routing.begin_nonces(!config.seeds.is_empty());
@@ -132,16 +139,24 @@ impl Gossip {
 
 /// Peers have a thread of their own, and one more for each four that serve clients beyond the first four: what is on its way from one
 /// thread to another wakes both.
-fn links_apart(tasks: &Tasks, threads: usize) -> io::Result<Tasks> {
-    let threads = if threads > 0 { threads } else { thread::available_parallelism().map_or(1, usize::from) };
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
+fn links_apart(tasks: &Tasks, threads: usize) -> io::Result<(Tasks, Handle)> {
+    let mut builder = Builder::new_multi_thread();
     let runtime = builder.worker_threads(threads.div_ceil(4)).thread_name("links").enable_all().build()?;
-    let (of_links, stopping) = (tasks.on(runtime.handle().clone()), tasks.stopping());
+    let (handle, stopping) = (runtime.handle().clone(), tasks.stopping());
+    let runtime = Unwaited(Some(runtime));
     tasks.spawn_thread("links", move || {
-        runtime.block_on(stopping.cancelled());
-        runtime.shutdown_background();
+        runtime.0.iter().for_each(|runtime| runtime.block_on(stopping.cancelled()));
     })?;
-    Ok(of_links)
+    Ok((tasks.on(handle.clone()), handle))
+}
+
+/// Ends without waiting, which is allowed anywhere.
+struct Unwaited(Option<Runtime>);
+
+impl Drop for Unwaited {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
 }
 
 /// What other nodes may ask for.

@@ -40,8 +40,8 @@ pub struct Peer {
 pub trait Inbound: Send + Sync + 'static {
     fn forwarded(&self, from: &Peer, forwarded: Forwarded);
 
-    /// What is handed on next came together, and had gathered on its way if its lane was busy.
-    fn batch_came(&self) {}
+    /// What is handed on next came together, so many bytes, and had gathered on its way if its lane was busy.
+    fn batch_came(&self, bytes: usize);
 
     /// What the peer wants of this node, or has begun to give.
     fn interest(&self, from: &Peer, interest: Interest);

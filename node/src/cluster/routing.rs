@@ -368,8 +368,8 @@ impl Inbound for Routing {
         self.hub.forwarded(forwarded);
     }
 
-    fn batch_came(&self) {
-        self.hub.batch_came();
+    fn batch_came(&self, bytes: usize) {
+        self.hub.batch_came(bytes);
     }
 
     fn presence_changed(&self, _from: &Peer, forwarded: ForwardedPresence) {

@@ -141,7 +141,7 @@ static SETTINGS: &[Setting] = &[
     setting!("insecure", insecure: bool, "true|false",
         "Allows auth = off when listen is beyond loopback"),
     setting!("threads", threads: usize, "COUNT",
-        "Threads that serve sockets, as many that serve HTTP, and one for each four of them that serves peers, at most 64; 0: one per core", read_threads, Field::show),
+        "Threads that serve sockets, as many that serve HTTP, and in a cluster one for each four that serves peers, at most 64; 0: one per core", read_threads, Field::show),
     Setting {
         form: Form::Text,
         ..setting!("io_uring", io_uring: bool, "on|off",

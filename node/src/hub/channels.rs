@@ -205,9 +205,9 @@ impl Hub {
         published
     }
 
-    /// A batch of a peer is about to be handed on.
-    pub fn batch_came(&self) {
-        self.batches.came(Instant::now());
+    /// A batch of a peer, of so many bytes, is about to be handed on.
+    pub fn batch_came(&self, bytes: usize) {
+        self.batches.came(bytes, Instant::now());
     }
 
     /// The time between two batches of late, of whichever peers.

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::bars::Bar;
 use super::machine::Machine;
 use super::markdown::{bar_table, failed};
-use super::{build_bare, build_node, check, end, target_folder};
+use super::{bare_of, build_node, check, end, target_folder};
 use crate::Result;
 use attach::Attach;
 use false_death::FalseDeath;
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Result<()> {
     let given = check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
     let node = given.map_or_else(|| build_node(&this), Ok)?;
-    let bare = options.bare.clone().map_or_else(|| build_bare(&this), Ok)?;
+    let bare = bare_of(&this, options.bare.as_deref())?;
     let machine = Machine::look(&node);
     print!("{machine}");
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;

@@ -57,7 +57,7 @@ pub struct Options {
     /// Subscribers rest for so long whenever they have read, so that they do not use the other cores at the same time.
     #[arg(long, default_value_t = 0)]
     pub rest_us: u32,
-    /// Opens no more connections than this in W3, W4 and W6, and judges none of their bars then; for trying it out.
+    /// Opens no more connections than this in W3, W4 and W6, of whose bars none is judged that has more; for trying it out.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: Option<u32>,
     /// Measures only these parts.
@@ -88,7 +88,8 @@ pub fn run(options: &Options) -> Result<()> {
     need_peers(&contenders, &peers)?;
     let given = check(options.node.as_deref(), options.out.as_deref())?;
     if let Some(folder) = &options.plots {
-        fs::create_dir_all(folder).map_err(|error| of_plots(folder, error))?;
+        let tried = fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder));
+        tried.map_err(|error| of_plots(folder, error))?;
     }
     let node = given.map_or_else(|| build_node(&this), Ok)?;
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target)?;
@@ -100,7 +101,7 @@ pub fn run(options: &Options) -> Result<()> {
     let comparison = Comparison { places, contenders, options };
     let described = comparison.described();
     described.iter().for_each(|contender| println!("{contender}"));
-    let (measured, failures) = comparison.measure();
+    let (measured, mut failures) = comparison.measure();
     let bars = bars::bars(&measured, options.connections);
     let tables = table::of(&measured, &bars, &failures);
     print!("\n{tables}");
@@ -109,11 +110,12 @@ pub fn run(options: &Options) -> Result<()> {
     {
         eprintln!("bench: what failed is no page, so what {} has of before stays", folder.display());
     } else if let Some(folder) = &options.plots {
-        let written = plot::write(&measured.fixed, folder, &machine.in_short());
         let page = page::write(folder, &machine, &described, &tables);
-        let pictures = written.and_then(|pictures| page.map(|()| pictures));
-        let pictures = pictures.map_err(|error| of_plots(folder, error))?;
-        eprintln!("bench: a page and {pictures} pictures are in {}", folder.display());
+        let written = page.and_then(|()| plot::write(&measured.fixed, folder, &machine.in_short()));
+        match written {
+            Ok(pictures) => eprintln!("bench: a page and {pictures} pictures are in {}", folder.display()),
+            Err(error) => failures.push(of_plots(folder, error)),
+        }
     }
     let report = Report { machine, contenders: described, measured, bars, failures };
     end(&report, options.out.as_deref(), report.failures.len())

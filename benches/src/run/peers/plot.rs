@@ -1,5 +1,6 @@
 //! Fan-out as pictures: one for each workload, with a bar for each server.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -22,14 +23,18 @@ const FOOTER: u32 = 28;
 /// Those of another run are removed, since the page that is written beside them does not tell of them.
 pub(super) fn write(fan_outs: &[Fixed], folder: &Path, footer: &str) -> io::Result<usize> {
     fs::create_dir_all(folder)?;
-    for workload in workload::of_parts(|_| true) {
-        match fs::remove_file(folder.join(file_name(&workload))) {
+    let mut drawn = BTreeSet::new();
+    for fixed in fan_outs {
+        let name = file_name(&fixed.workload);
+        fs::write(folder.join(&name), picture(fixed, footer))?;
+        drawn.insert(name);
+    }
+    let all = workload::of_parts(|_| true).into_iter().map(|workload| file_name(&workload));
+    for of_another in all.filter(|name| !drawn.contains(name)) {
+        match fs::remove_file(folder.join(of_another)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-    }
-    for fixed in fan_outs {
-        fs::write(folder.join(file_name(&fixed.workload)), picture(fixed, footer))?;
     }
     Ok(fan_outs.len())
 }

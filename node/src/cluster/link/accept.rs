@@ -281,7 +281,7 @@ impl OpenLane {
             lost(&self.peer, inbound);
         }
         taken.sequence = batch.sequence;
-        inbound.batch_came();
+        inbound.batch_came(batch.items.len());
         let (mut is_bad, mut has_panicked) = (false, false);
         for item in Items::new(batch.items) {
             let take = |item| catch_unwind(AssertUnwindSafe(|| inbound::take(item, &self.peer, inbound)));

@@ -21,6 +21,8 @@ const BATCH_ITEMS: usize = 4096;
 /// What comes first within so long after a batch gathers before it goes, since each batch costs both nodes several calls of the kernel;
 /// at rest it goes at once.
 pub(super) const BUSY: Duration = Duration::from_millis(3);
+/// The same after a batch of one item: what comes less often would gather nothing.
+pub(super) const BUSY_AFTER_ONE: Duration = Duration::from_micros(1_500);
 /// How long, from the first that comes. A wait of tokio ends with a whole millisecond of its clock, so this is one or two of them.
 pub(super) const GATHER: Duration = Duration::from_micros(500);
 /// The same after a batch of at least so many items, and two of them.
@@ -250,7 +252,8 @@ impl Queue {
 
 /// For what comes first at that time, after a batch of so many items.
 pub(super) fn gathers_until(first: Instant, made: Instant, items: usize) -> Option<Instant> {
-    let is_busy = first.saturating_duration_since(made) <= BUSY;
+    let busy = if items == 1 { BUSY_AFTER_ONE } else { BUSY };
+    let is_busy = first.saturating_duration_since(made) <= busy;
     is_busy.then(|| first + if items < MANY_ITEMS { GATHER } else { GATHER_MANY })
 }
 

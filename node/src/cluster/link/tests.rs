@@ -36,6 +36,8 @@ const ONE_LANE: LinkSettings = LinkSettings { lanes: 1, queue: QueueBounds { byt
 #[derive(Debug, Default, Clone)]
 struct Seen {
     forwarded: Vec<(u64, Forwarded)>,
+    /// How long each batch was.
+    batches: Vec<usize>,
     lost: Vec<u64>,
     up: HashMap<u64, bool>,
     /// How often a link was reported down.
@@ -79,6 +81,10 @@ impl Inbound for Recorder {
     fn connection_said(&self, _from: &Peer, _said: ConnectionSaid) {}
 
     fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
+
+    fn batch_came(&self, bytes: usize) {
+        self.seen.send_modify(|seen| seen.batches.push(bytes));
+    }
 
     fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
         assert_ne!(forwarded.key.channel(), PANICS);

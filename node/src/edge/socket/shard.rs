@@ -165,8 +165,7 @@ impl Shard {
             let timeout = self.timeout();
             let mut polled = self.poll.poll(&mut events, timeout);
             if polled.is_ok() && !self.has_work() {
-                let apart = self.handle.holds_forwarded_only().then(|| self.services.hub.batches_apart());
-                let rest = self.pace.rest(Instant::now(), apart);
+                let rest = self.rest(&events);
                 if !rest.is_zero() {
                     // Whoever leaves something for it meanwhile need not wake it.
                     self.handle.inbox.woke();
@@ -206,6 +205,18 @@ impl Shard {
         }
         // What time has put out in the last turn.
         self.flush_turn();
+    }
+
+    /// How long to let more gather of what has come. A batch of a peer has gathered on its way.
+    fn rest(&mut self, events: &Events) -> Duration {
+        let rest = self.pace.rest(Instant::now());
+        let is_batch = || {
+            let is_all = self.ready.is_empty() && events.iter().all(|event| event.token() == WAKE);
+            is_all && self.handle.holds_forwarded_only()
+        };
+        let is_served_at_once =
+            !rest.is_zero() && is_batch() && self.pace.is_alone(self.services.hub.batches_apart());
+        if is_served_at_once { Duration::ZERO } else { rest }
     }
 
     fn is_done(&self) -> bool {

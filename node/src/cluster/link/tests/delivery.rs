@@ -25,6 +25,31 @@ async fn a_publish_comes_as_it_was_and_its_receipt_follows() {
     assert_eq!((forwarded.timestamp_ms, forwarded.connection_id), (5, ConnectionId::from_bytes([3; 16])));
     // 18 of the data and 5 of the clientId.
     assert_eq!(forwarded.bytes, 23);
+    assert_eq!(seen.batches.len(), 1);
+}
+
+#[tokio::test]
+async fn what_follows_a_batch_soon_goes_together() {
+    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    one.link_to(&[&two]).await;
+    let gathered = async {
+        let mut batches = 0;
+        for sequence in (1..).step_by(3) {
+            assert_eq!(one.send(&two, "room", sequence).await, Ok(()));
+            let next = one.send(&two, "room", sequence + 1);
+            // Time enough for a lane that does not wait.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(tokio::join!(next, one.send(&two, "room", sequence + 2)), (Ok(()), Ok(())));
+            let before = std::mem::replace(&mut batches, two.seen.borrow().batches.len());
+            // Where the machine was too slow for them to follow soon, there are three.
+            if batches - before < 3 {
+                break;
+            }
+        }
+    };
+    timeout(DEADLINE, gathered).await.expect("two went together");
 }
 
 /// It is told at once what it is to have, and that is lost where the link is not found.

@@ -5,7 +5,9 @@ use std::pin::pin;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use super::super::queue::{BATCH_BYTES, BUSY, GATHER, GATHER_MANY, MANY_ITEMS, gathers_until};
+use super::super::queue::{
+    BATCH_BYTES, BUSY, BUSY_AFTER_ONE, GATHER, GATHER_MANY, MANY_ITEMS, gathers_until,
+};
 use super::*;
 
 fn later() -> Instant {
@@ -39,6 +41,9 @@ fn what_comes_soon_after_a_batch_gathers_from_the_first_on() {
     let made = Instant::now();
     for (after, items, gathers) in [
         (Duration::ZERO, 1, Some(GATHER)),
+        (BUSY_AFTER_ONE, 1, Some(GATHER)),
+        (BUSY_AFTER_ONE + Duration::from_nanos(1), 1, None),
+        (BUSY_AFTER_ONE + Duration::from_nanos(1), 2, Some(GATHER)),
         (BUSY, MANY_ITEMS - 1, Some(GATHER)),
         (BUSY, MANY_ITEMS, Some(GATHER_MANY)),
         (BUSY + Duration::from_nanos(1), MANY_ITEMS, None),

@@ -32,12 +32,15 @@ impl Pace {
         self.busy = is_busy.then_some(now);
     }
 
-    /// Something has come: how long to let more gather. Of what came from peers alone `apart` is how far the batches of peers are apart:
-    /// further than a window, and there is no other one to wait for, and what one holds has gathered on its way.
-    pub(super) fn rest(&mut self, now: Instant, apart: Option<Duration>) -> Duration {
+    /// Something has come: how long to let more gather.
+    pub(super) fn rest(&mut self, now: Instant) -> Duration {
         let is_busy = |written| now.saturating_duration_since(written) <= self.window;
-        let is_alone = apart.is_some_and(|apart| apart > self.window);
-        if self.busy.take().is_some_and(is_busy) && !is_alone { self.window } else { Duration::ZERO }
+        if self.busy.take().is_some_and(is_busy) { self.window } else { Duration::ZERO }
+    }
+
+    /// Of what comes so far apart nothing more comes within a window.
+    pub(super) fn is_alone(&self, apart: Duration) -> bool {
+        apart > self.window
     }
 }
 
@@ -59,31 +62,29 @@ mod tests {
     #[test]
     fn what_comes_soon_after_a_busy_turn_waits_for_a_window() {
         let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES);
-        assert_eq!(pace.rest(now + WINDOW, None), WINDOW);
-        assert_eq!(pace.rest(now + WINDOW, None), Duration::ZERO, "each counts for itself");
+        assert_eq!(pace.rest(now + WINDOW), WINDOW);
+        assert_eq!(pace.rest(now + WINDOW), Duration::ZERO, "each counts for itself");
         pace.written(now);
-        assert_eq!(pace.rest(now, None), Duration::ZERO, "nothing was handed out since");
+        assert_eq!(pace.rest(now), Duration::ZERO, "nothing was handed out since");
     }
 
     #[test]
-    fn a_batch_of_a_peer_waits_where_another_one_may_come() {
-        for (apart, rest) in [(WINDOW, WINDOW), (WINDOW + Duration::from_nanos(1), Duration::ZERO)] {
-            let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES);
-            assert_eq!(pace.rest(now, Some(apart)), rest);
-        }
+    fn what_comes_further_apart_than_a_window_is_alone() {
+        let pace = Pace::new(WINDOW);
+        assert!(pace.is_alone(WINDOW + Duration::from_nanos(1)) && !pace.is_alone(WINDOW));
     }
 
     #[test]
     fn at_rest_nothing_waits() {
         let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES - 1);
-        assert_eq!(pace.rest(now, None), Duration::ZERO);
+        assert_eq!(pace.rest(now), Duration::ZERO);
         let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES);
-        assert_eq!(pace.rest(now + WINDOW + Duration::from_nanos(1), None), Duration::ZERO);
+        assert_eq!(pace.rest(now + WINDOW + Duration::from_nanos(1)), Duration::ZERO);
     }
 
     #[test]
     fn a_window_of_0_never_waits() {
         let (mut pace, now) = after(Duration::ZERO, 10_000);
-        assert_eq!(pace.rest(now, None), Duration::ZERO);
+        assert_eq!(pace.rest(now), Duration::ZERO);
     }
 }
