@@ -25,8 +25,8 @@ pub(super) const BUSY: Duration = Duration::from_millis(3);
 pub(super) const BUSY_AFTER_ONE: Duration = Duration::from_micros(1_500);
 /// How long, from the first that comes. A wait of tokio ends with a whole millisecond of its clock, so this is one or two of them.
 pub(super) const GATHER: Duration = Duration::from_micros(500);
-/// The same after a batch of at least so many items, and two of them.
-pub(super) const GATHER_MANY: Duration = Duration::from_millis(1);
+/// The same after a batch of at least so many items, and three of them.
+pub(super) const GATHER_MANY: Duration = Duration::from_millis(2);
 pub(super) const MANY_ITEMS: usize = 8;
 /// Sent and not confirmed: when it is full the lane waits, and what follows waits in its queue.
 const SENT_BYTES_MAX: usize = 4 * 1024 * 1024;
