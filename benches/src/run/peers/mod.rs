@@ -37,8 +37,8 @@ pub struct Options {
     /// Also writes everything that was measured to this file, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Also draws fan-out into this folder, as SVG, in place of what is drawn there, and writes what is printed to `peers.md` there,
-    /// unless a measurement failed.
+    /// Also draws what was measured of W1, W2 and w2-groups into this folder, which is made, as SVG, writes what is printed to
+    /// `peers.md` there, and removes pictures of what was not measured; where a measurement failed all stays as it was.
     #[arg(long)]
     pub plots: Option<PathBuf>,
     /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
@@ -60,10 +60,10 @@ pub struct Options {
     /// Opens no more connections than this in W3, W4 and W6, of whose bars none is judged that has more; for trying it out.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: Option<u32>,
-    /// Measures only these parts.
+    /// Measures only these parts, with commas between them.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Measures only these servers.
+    /// Measures only these servers, with commas between them; without it those of the published tables.
     #[arg(long, value_enum, value_delimiter = ',')]
     servers: Vec<Contender>,
 }

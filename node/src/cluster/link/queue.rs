@@ -22,7 +22,7 @@ const BATCH_ITEMS: usize = 4096;
 /// at rest it goes at once.
 pub(super) const BUSY: Duration = Duration::from_millis(3);
 /// The same after a batch of one item: what comes less often would gather nothing.
-pub(super) const BUSY_AFTER_ONE: Duration = Duration::from_micros(1_500);
+pub(super) const BUSY_AFTER_ONE: Duration = Duration::from_millis(2);
 /// How long, from the first that comes. A wait of tokio ends with a whole millisecond of its clock, so this is one or two of them.
 pub(super) const GATHER: Duration = Duration::from_micros(500);
 /// The same after a batch of at least so many items, and three of them.
