@@ -85,7 +85,7 @@ fn nobody_misses_anything_unheard() {
 fn a_seed_gives_the_same_each_time() {
     for seed in [7, 12] {
         // Some waits are those of a node, so a machine that stands still shows in it.
-        let is_same = (0..20).any(|_| Outcome::of(seed) == Outcome::of(seed));
+        let is_same = (0..5).any(|_| Outcome::of(seed) == Outcome::of(seed));
         assert!(is_same, "{seed}");
     }
     assert_ne!(Outcome::of(7), Outcome::of(12));
