@@ -476,3 +476,17 @@ impl Inbound for Routing {
 fn hash_of(key: &ChannelKey) -> u64 {
     hub::channel_number(key)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::fixture::Node;
+    use super::*;
+
+    #[tokio::test]
+    async fn the_hub_is_told_of_batches() {
+        let node = Node::new();
+        let before = node.routing.hub.batches_apart();
+        node.routing.batch_came(usize::MAX);
+        assert!(node.routing.hub.batches_apart() < before);
+    }
+}

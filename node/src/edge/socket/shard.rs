@@ -165,7 +165,7 @@ impl Shard {
             let timeout = self.timeout();
             let mut polled = self.poll.poll(&mut events, timeout);
             if polled.is_ok() && !self.has_work() {
-                let rest = self.rest(&events);
+                let rest = self.rest(&events, Instant::now());
                 if !rest.is_zero() {
                     // Whoever leaves something for it meanwhile need not wake it.
                     self.handle.inbox.woke();
@@ -208,8 +208,8 @@ impl Shard {
     }
 
     /// How long to let more gather of what has come. A batch of a peer has gathered on its way.
-    fn rest(&mut self, events: &Events) -> Duration {
-        let rest = self.pace.rest(Instant::now());
+    fn rest(&mut self, events: &Events, now: Instant) -> Duration {
+        let rest = self.pace.rest(now);
         let is_batch = || {
             let is_all = self.ready.is_empty() && events.iter().all(|event| event.token() == WAKE);
             is_all && self.handle.holds_forwarded_only()
@@ -391,4 +391,64 @@ fn context(services: &Services, epoch_ms: u64) -> Context<'_> {
     let Services { limits, auth, node_id, hub, .. } = services;
     let (keys, is_clustered) = (services.identities.keys(), hub.is_clustered());
     Context { limits, auth, keys, node_id, is_clustered, now_ms: epoch_ms }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Node;
+    use super::*;
+    use crate::hub::Delivery;
+    use crate::model::{AccountId, ChannelKey, ChannelName, ConnectionId, Forwarded, ForwardedParts};
+
+    /// As if a peer's batch had brought it.
+    fn brought() -> Input {
+        let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("room"));
+        let parts = ForwardedParts {
+            incarnation: 77,
+            first: 1,
+            last: 1,
+            timestamp_ms: 1,
+            connection_id: ConnectionId::from_bytes([2; 16]),
+            client_id: None,
+            messages: vec![Bytes::from_static(b"{}")],
+            bytes: 2,
+        };
+        Input::Deliver(Arc::new(Delivery::refilled(Forwarded::new(key, parts))))
+    }
+
+    /// How long it rests right after a busy turn, when these wait and the poll has an event of that token.
+    fn rest(shard: &mut Shard, waiting: Vec<Input>, token: Token) -> Duration {
+        let mut poll = Poll::new().unwrap();
+        let mut events = Events::with_capacity(4);
+        let waker = mio::Waker::new(poll.registry(), token).unwrap();
+        waker.wake().unwrap();
+        poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+        waiting.into_iter().for_each(|input| shard.handle.push(input));
+        let now = Instant::now();
+        shard.pace.handed(1_000);
+        shard.pace.written(now);
+        let rest = shard.rest(&events, now);
+        shard.handle.inbox.take(&mut shard.taken);
+        shard.taken.clear();
+        rest
+    }
+
+    #[test]
+    fn what_a_lone_batch_of_a_peer_brings_is_served_at_once() {
+        let (_node, mut shards) = Node::at_rest();
+        let shard = &mut shards[0];
+        let window = Duration::from_millis(shard.services.limits.delivery_window_ms);
+        let other = || Input::NotOpen { slot: 0, generation: 0 };
+        assert_eq!(rest(shard, vec![brought(), brought()], WAKE), Duration::ZERO);
+        assert_eq!(rest(shard, vec![brought(), other()], WAKE), window, "something else waits");
+        assert_eq!(rest(shard, Vec::new(), WAKE), window, "nothing of a peer waits");
+        assert_eq!(rest(shard, vec![brought()], Token(0)), window, "a socket has something");
+        shard.ready.push_back(0);
+        assert_eq!(rest(shard, vec![brought()], WAKE), window, "a socket had something");
+        shard.ready.clear();
+        assert_eq!(rest(shard, vec![brought()], WAKE), Duration::ZERO);
+        // Long ones count as if they came at once.
+        (0..40).for_each(|_| shard.services.hub.batch_came(usize::MAX));
+        assert_eq!(rest(shard, vec![brought()], WAKE), window, "more comes meanwhile");
+    }
 }
