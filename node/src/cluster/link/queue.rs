@@ -25,9 +25,6 @@ pub(super) const BUSY: Duration = Duration::from_millis(3);
 pub(super) const BUSY_AFTER_ONE: Duration = Duration::from_millis(2);
 /// How long, from the first that comes. A wait of tokio ends with a whole millisecond of its clock, so this is one or two of them.
 pub(super) const GATHER: Duration = Duration::from_micros(500);
-/// The same after a batch of at least so many items, and three of them.
-pub(super) const GATHER_MANY: Duration = Duration::from_millis(2);
-pub(super) const MANY_ITEMS: usize = 8;
 /// Sent and not confirmed: when it is full the lane waits, and what follows waits in its queue.
 const SENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// No publish that a node forwards is longer, by its configuration; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
@@ -254,7 +251,7 @@ impl Queue {
 pub(super) fn gathers_until(first: Instant, made: Instant, items: usize) -> Option<Instant> {
     let busy = if items == 1 { BUSY_AFTER_ONE } else { BUSY };
     let is_busy = first.saturating_duration_since(made) <= busy;
-    is_busy.then(|| first + if items < MANY_ITEMS { GATHER } else { GATHER_MANY })
+    is_busy.then(|| first + GATHER)
 }
 
 impl State {
