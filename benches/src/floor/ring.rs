@@ -1,12 +1,15 @@
 //! Writes to many sockets with one call of the kernel, by io_uring.
 
 use std::io::{self, IoSlice};
+use std::mem;
 use std::os::fd::RawFd;
 
 use io_uring::{IoUring, opcode, types};
 
 /// Writes in one call, as a node has them.
 const ENTRIES: u32 = 64;
+/// A socket that is full is not waited for, by a ring not even where it does not block, and with it all others of the call.
+const FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
 pub(super) struct Ring(IoUring);
 
@@ -27,15 +30,15 @@ impl Ring {
     pub(super) fn write(&mut self, writes: &[Write<'_>]) -> io::Result<Vec<usize>> {
         let mut failed = Vec::new();
         for writes in writes.chunks(ENTRIES as usize) {
-            for (at, write) in writes.iter().enumerate() {
+            let heads: Vec<libc::msghdr> = writes.iter().map(|write| head(&write.parts)).collect();
+            for (at, (write, head)) in writes.iter().zip(&heads).enumerate() {
                 let socket = types::Fd(write.socket);
                 let entry = match &write.parts[..] {
                     // Cheaper than a vector of one.
                     [only] => {
-                        let send = opcode::Send::new(socket, only.as_ptr(), only.len() as u32);
-                        send.flags(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).build()
+                        opcode::Send::new(socket, only.as_ptr(), only.len() as u32).flags(FLAGS).build()
                     }
-                    parts => opcode::Writev::new(socket, parts.as_ptr().cast(), parts.len() as u32).build(),
+                    _ => opcode::SendMsg::new(socket, head).flags(FLAGS as u32).build(),
                 };
                 self.push(&entry.user_data(at as u64));
             }
@@ -64,4 +67,14 @@ impl Ring {
         let pushed = unsafe { self.0.submission().push(entry) };
         pushed.expect("there is room for as many as are written in one call");
     }
+}
+
+#[expect(unsafe_code, reason = "some systems have more fields in it than can be named")]
+fn head(parts: &[IoSlice<'_>]) -> libc::msghdr {
+    // SAFETY: it holds numbers and pointers, for which 0 stands for there being nothing.
+    let mut head: libc::msghdr = unsafe { mem::zeroed() };
+    // The form of an `IoSlice` is that of an `iovec`, and what is sent is only read.
+    head.msg_iov = parts.as_ptr().cast_mut().cast();
+    head.msg_iovlen = parts.len() as _;
+    head
 }

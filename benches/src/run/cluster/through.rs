@@ -1,4 +1,5 @@
-//! As many publishes as two nodes take, with one subscriber for each channel, on the node that is published at or the other.
+//! As many publishes as two nodes take, with one subscriber for each channel, on the node that is published at or the other; and as many as
+//! somebody gets through who waits for the ack of each.
 
 use serde::Serialize;
 
@@ -10,26 +11,34 @@ use super::nodes::{Cluster, Places};
 use crate::Result;
 use crate::load::{HoldOutcome, PublishOutcome};
 
-const CONNECTIONS: usize = 16;
-const WINDOW: usize = 64;
+/// Connections, and what each has under way.
+const UNDER_WAY: [(usize, usize); 2] = [(16, 64), (1, 1)];
 const MESSAGE_BYTES: usize = 200;
 
-#[derive(Serialize, Default)]
+#[derive(Serialize)]
 pub(super) struct Through {
+    connections: usize,
+    window: usize,
     pub(super) local: Vec<PublishOutcome>,
     pub(super) remote: Vec<PublishOutcome>,
 }
 
 impl Through {
+    pub(super) fn all() -> Vec<Self> {
+        let new = |(connections, window)| Self { connections, window, local: vec![], remote: vec![] };
+        UNDER_WAY.map(new).into()
+    }
+
     pub(super) fn measure(&mut self, places: &Places, seconds: u32) -> Result<()> {
-        self.local.push(once(places, seconds, 0)?);
-        self.remote.push(once(places, seconds, 1)?);
+        self.local.push(self.once(places, seconds, 0)?);
+        self.remote.push(self.once(places, seconds, 1)?);
         Ok(())
     }
 
     pub(super) fn table(&self) -> String {
+        let Self { connections, window, .. } = self;
         let title = format!(
-            "{CONNECTIONS} × {WINDOW} publishes under way, {MESSAGE_BYTES} B, one subscriber for each channel"
+            "{connections} × {window} publishes under way, {MESSAGE_BYTES} B, one subscriber for each channel"
         );
         let columns = [
             "acked publishes/s",
@@ -50,21 +59,22 @@ impl Through {
         }
         table.text()
     }
-}
 
-/// The subscribers are on the node of that number.
-fn once(places: &Places, seconds: u32, subscribed: usize) -> Result<PublishOutcome> {
-    let cluster = Cluster::start(places, 2)?;
-    let mut hold = cluster.load(&places.bench, "hold", subscribed);
-    hold.args(["--connections", &CONNECTIONS.to_string(), "--prefix", "bench:publish:"]);
-    let hold = Companion::start(hold)?;
-    let mut command = cluster.load(&places.bench, "publish", 0);
-    command.args(["--connections", &CONNECTIONS.to_string(), "--window", &WINDOW.to_string()]);
-    command.args(["--seconds", &seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
-    let outcome: PublishOutcome = result_of(command)?;
-    let held: HoldOutcome = serde_json::from_str(&hold.end()?)?;
-    if (held.heard as f64) < outcome.acked_per_s * outcome.cost.wall_s {
-        return Err(format!("the subscribers heard {} frames only", held.heard).into());
+    /// The subscribers are on the node of that number.
+    fn once(&self, places: &Places, seconds: u32, subscribed: usize) -> Result<PublishOutcome> {
+        let cluster = Cluster::start(places, 2)?;
+        let connections = self.connections.to_string();
+        let mut hold = cluster.load(&places.bench, "hold", subscribed);
+        hold.args(["--connections", &connections, "--prefix", "bench:publish:"]);
+        let hold = Companion::start(hold)?;
+        let mut command = cluster.load(&places.bench, "publish", 0);
+        command.args(["--connections", &connections, "--window", &self.window.to_string()]);
+        command.args(["--seconds", &seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
+        let outcome: PublishOutcome = result_of(command)?;
+        let held: HoldOutcome = serde_json::from_str(&hold.end()?)?;
+        if (held.heard as f64) < outcome.acked_per_s * outcome.cost.wall_s {
+            return Err(format!("the subscribers heard {} frames only", held.heard).into());
+        }
+        Ok(outcome)
     }
-    Ok(outcome)
 }

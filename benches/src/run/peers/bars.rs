@@ -391,6 +391,7 @@ pub(super) mod tests {
         let reason = format!("300 connections of {IDLE_CONNECTIONS}");
         assert_eq!(open(Some(300)).collect::<Vec<_>>(), [Some(reason.clone()), Some(reason)]);
     }
+
     #[test]
     fn durable_publishes_that_failed_have_their_bars_without_a_figure() {
         let told = of_durable(&Publish::new(8, 16, 128)).into_iter().map(|bar| bar.not_judged);
