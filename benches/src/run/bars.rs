@@ -14,6 +14,14 @@ const NEWCOMER_MS_MAX: f64 = 50.0;
 /// What subscribers are sent while members enter, of what they have to be.
 const PRESENCE_SENT_MAX: f64 = 1.01;
 
+/// So many runs a figure has at least from which a bar is judged.
+pub(super) const RUNS_MIN: usize = 3;
+
+/// Why a bar of so many runs is not judged.
+pub(super) fn too_few(runs: usize) -> Option<String> {
+    (runs < RUNS_MIN).then(|| format!("runs are fewer than {RUNS_MIN}: {runs}"))
+}
+
 /// A figure that the project holds itself to.
 #[derive(Serialize)]
 pub(super) struct Bar {

@@ -41,6 +41,9 @@ pub(super) struct Told {
     pub(super) links_down: usize,
 }
 
+/// As long as it is measured to be judged.
+pub(super) const MINUTES: f64 = 10.0;
+
 impl FalseDeath {
     pub(super) fn measure(places: &Places, minutes: f64, burning_threads: usize) -> Result<Self> {
         let cluster = Cluster::logging(places, NODES, LOG)?;
@@ -76,7 +79,8 @@ impl FalseDeath {
     pub(super) fn bar(&self) -> Bar {
         let Self { minutes, told, .. } = self;
         let what = format!("{NODES} nodes, {minutes} minutes without CPU to spare: held for dead");
-        Bar::at_most(what, told.dead as f64, 0.0, |count| format!("{count:.0}"))
+        let too_short = (*minutes < MINUTES).then(|| format!("minutes are fewer than {MINUTES}: {minutes}"));
+        Bar::at_most(what, told.dead as f64, 0.0, |count| format!("{count:.0}")).judged_unless(too_short)
     }
 
     pub(super) fn table(&self) -> String {

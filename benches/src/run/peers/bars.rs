@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::super::bars::Bar;
+use super::super::bars::{Bar, RUNS_MIN, too_few};
 use super::super::report::{Publish, deliveries_per_core_second, median};
 use super::contender::Contender;
 use super::herds::{HERD_CONNECTIONS, Herds};
@@ -12,8 +12,6 @@ use super::slow::SlowReader;
 use super::workload::{W1_SUBSCRIBERS, W2_DELIVERIES_PER_S};
 use crate::load::IdleOutcome;
 
-/// So many runs a figure has at least from which a bar is judged.
-const RUNS_MIN: usize = 3;
 /// On a disk that allows it.
 const ACKED_PER_S: f64 = 100_000.0;
 
@@ -116,7 +114,7 @@ fn of_durable(publish: &Publish) -> Vec<Bar> {
     let ack_ms = median(&publish.node, |run| run.ack_p50_ms);
     let commit_ms = median(&publish.bare_loop, |run| run.commit_p50_ms);
     let runs = publish.node.len().min(publish.bare_loop.len());
-    let not_judged = || (runs < RUNS_MIN).then(|| format!("runs are fewer than {RUNS_MIN}: {runs}"));
+    let not_judged = || too_few(runs);
     vec![
         Bar::share(of_loop, publish.ratio(), 0.60).judged_unless(not_judged()),
         Bar::at_least(per_s, median(&publish.node, |run| run.acked_per_s), ACKED_PER_S, |per_s| {
