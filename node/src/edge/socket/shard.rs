@@ -418,11 +418,11 @@ mod tests {
 
     /// How long it rests right after a busy turn, when these wait and the poll has an event of that token.
     fn rest(shard: &mut Shard, waiting: Vec<Input>, token: Token) -> Duration {
-        let mut poll = Poll::new().unwrap();
+        let mut poll = Poll::new().expect("a poll");
         let mut events = Events::with_capacity(4);
-        let waker = mio::Waker::new(poll.registry(), token).unwrap();
-        waker.wake().unwrap();
-        poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+        let waker = mio::Waker::new(poll.registry(), token).expect("a waker");
+        waker.wake().expect("it is open");
+        poll.poll(&mut events, Some(Duration::ZERO)).expect("polled");
         waiting.into_iter().for_each(|input| shard.handle.push(input));
         let now = Instant::now();
         shard.pace.handed(1_000);
