@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::bars::Bar;
+use super::super::bars::{Bar, too_few};
 use super::super::generator::{load, result_of};
 use super::super::markdown::{Table, pair};
 use super::super::report::median;
@@ -36,7 +36,9 @@ impl Attach {
         }
         let added = median(&self.three, |run| run.p50_ms) - median(&self.alone, |run| run.p50_ms);
         let what = format!("attach at one of {NODES} nodes: p50 ms added");
-        Some(Bar::at_most(what, added, ADDED_P50_MS_MAX, |ms| format!("{ms:.2}")))
+        let runs = self.alone.len().min(self.three.len());
+        let bar = Bar::at_most(what, added, ADDED_P50_MS_MAX, |ms| format!("{ms:.2}"));
+        Some(bar.judged_unless(too_few(runs)))
     }
 
     pub(super) fn table(&self) -> String {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::bars::Bar;
+use super::super::bars::{Bar, too_few};
 use super::super::generator::result_of;
 use super::super::markdown::{Table, pair};
 use super::super::report::{deliveries_per_core_second, median};
@@ -103,10 +103,12 @@ impl FanOut {
         let title = self.title();
         let cpu = format!("{title}: CPU of a remote delivery, of a local one's");
         let added = format!("{title}: p50 ms added");
-        vec![
+        [
             Bar::at_most(cpu, self.cpu(), CPU_MAX, |ratio| format!("{ratio:.2} ×")),
             Bar::at_most(added, self.added_p50_ms(), ADDED_P50_MS_MAX, |ms| format!("{ms:.2}")),
         ]
+        .map(|bar| bar.judged_unless(too_few(self.local.len().min(self.remote.len()))))
+        .into()
     }
 
     pub(super) fn table(&self) -> String {
@@ -169,6 +171,10 @@ mod tests {
             bars.iter().map(|bar| (&*bar.measured, bar.met)).collect::<Vec<_>>(),
             [("1.25 ×", true), ("1.50", false)]
         );
+        assert!(bars.iter().all(|bar| bar.not_judged.as_deref() == Some("runs are fewer than 3: 1")));
+        let thrice = |cpu_s, p50_ms| vec![run(cpu_s, p50_ms), run(cpu_s, p50_ms), run(cpu_s, p50_ms)];
+        let often = FanOut { deliveries_per_s: 100_000, local: thrice(2.0, 1.0), remote: thrice(2.5, 2.5) };
+        assert!(often.bars().iter().all(|bar| bar.not_judged.is_none()));
         let table = fan_out.table();
         assert!(table.contains("| remote | 2.50 | 1.25 × | 2.50 / 9.00 |"), "{table}");
     }

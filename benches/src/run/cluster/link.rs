@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde::Serialize;
 
-use super::super::bars::Bar;
+use super::super::bars::{Bar, too_few};
 use super::super::companion::Companion;
 use super::super::generator::result_of;
 use super::super::markdown::Table;
@@ -75,6 +75,7 @@ pub(super) fn bars(links: &[Link]) -> Vec<Bar> {
     let bar = |link: &Link| {
         let what = format!("one link, {MESSAGE_BYTES} B: messages/s");
         Bar::at_least(what, link.messages_per_s(), MESSAGES_PER_S_MIN, |per_s| format!("{per_s:.0}"))
+            .judged_unless(too_few(link.runs.len()))
     };
     alone.map(bar).collect()
 }

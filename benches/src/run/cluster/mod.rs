@@ -15,7 +15,7 @@ use std::thread;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::bars::{Bar, too_few};
+use super::bars::Bar;
 use super::machine::Machine;
 use super::markdown::{bar_table, failed};
 use super::{bare_of, build_node, check, end, target_folder};
@@ -105,7 +105,7 @@ pub fn run(options: &Options) -> Result<()> {
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
     let places = Places { bench: this, bare, node, data: data.path().to_owned() };
     let (measured, failures) = Bench { places, options }.measure();
-    let bars = measured.bars(options.repetitions as usize);
+    let bars = measured.bars();
     print!("\n{}{}{}", measured.tables(), bar_table(&bars), failed(&failures));
     let report = Report { machine, measured, bars, failures };
     end(&report, options.out.as_deref(), report.failures.len())
@@ -187,12 +187,11 @@ impl Measured {
         fan_outs.chain(links).chain(through).chain(attach).chain(interest).chain(false_death).collect()
     }
 
-    fn bars(&self, repetitions: usize) -> Vec<Bar> {
+    fn bars(&self) -> Vec<Bar> {
         let fan_outs = self.fan_outs.iter().flat_map(FanOut::bars);
         let attach = self.attach.as_ref().and_then(Attach::bar);
-        let repeated = fan_outs.chain(link::bars(&self.links)).chain(attach);
-        let judged = repeated.map(|bar| bar.judged_unless(too_few(repetitions)));
-        judged.chain(self.false_death.as_ref().map(FalseDeath::bar)).collect()
+        let false_death = self.false_death.as_ref().map(FalseDeath::bar);
+        fan_outs.chain(link::bars(&self.links)).chain(attach).chain(false_death).collect()
     }
 }
 
