@@ -22,6 +22,13 @@ impl Histogram {
         self.highest_ns = self.highest_ns.max(ns);
     }
 
+    /// Takes what another one has recorded, too.
+    pub fn add(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        self.total += other.total;
+        self.highest_ns = self.highest_ns.max(other.highest_ns);
+    }
+
     pub fn total(&self) -> u64 {
         self.total
     }

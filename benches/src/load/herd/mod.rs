@@ -4,6 +4,8 @@ mod comer;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -22,6 +24,8 @@ use comer::Comer;
 
 /// What has not been attached by then counts as refused.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a thread waits for its own before it looks whether all have arrived.
+const LOOK_UP: Duration = Duration::from_millis(1);
 const TOKEN_SECONDS: u64 = 3_600;
 
 #[derive(Args, Clone)]
@@ -33,6 +37,9 @@ pub struct Herd {
     /// How many are on their way at once; without it all of them.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub together: Option<u64>,
+    /// How many threads they come from, each with as many; 0 is one for each core.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64))]
+    pub threads: u8,
     /// How many addresses they come from, in turn: 127.0.0.2 and the next ones.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=250))]
     pub sources: u8,
@@ -58,27 +65,29 @@ pub struct Outcome {
 impl Herd {
     pub fn run(&self) -> Result<Outcome> {
         let upgrades = self.upgrades()?;
-        let together = self
-            .together
-            .map_or(self.connections, |together| usize::try_from(together).unwrap_or(usize::MAX));
-        let mut field = Field::new(self.target.dialect)?;
+        let threads = match usize::from(self.threads) {
+            0 => thread::available_parallelism()?.get(),
+            threads => threads,
+        };
+        let all = All { herd: self, upgrades, threads, arrived: AtomicUsize::new(0) };
+        let fields: io::Result<Vec<Field>> = (0..threads).map(|_| Field::new(self.target.dialect)).collect();
+        let mut fields = fields?;
         let meter = Meter::start(&self.target.server_pids)?;
-        let deadline = Instant::now() + PATIENCE;
-        while field.arrived() < self.connections && Instant::now() < deadline {
-            while field.comers.len() < self.connections && field.under_way() < together {
-                let number = field.comers.len();
-                let upgrade = &upgrades[number % upgrades.len()];
-                field.begin(self.source(number), self.target.address, upgrade);
-            }
-            field.turn()?;
-        }
+        thread::scope(|scope| {
+            let all = &all;
+            let begin = |(nth, field)| scope.spawn(move || all.drive(nth, field));
+            let running: Vec<_> = (0..).zip(&mut fields).map(begin).collect();
+            running.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked")?)
+        })?;
         let cost = meter.stop()?;
+        let mut times = Histogram::default();
+        fields.iter().for_each(|field| times.add(&field.times));
         Ok(Outcome {
             connections: self.connections,
-            refused: self.connections - field.attached,
-            refusal: field.refusal,
-            p50_ms: field.times.quantile_ms(0.5),
-            p99_ms: field.times.quantile_ms(0.99),
+            refused: self.connections - fields.iter().map(|field| field.attached).sum::<usize>(),
+            refusal: fields.into_iter().find_map(|field| field.refusal),
+            p50_ms: times.quantile_ms(0.5),
+            p99_ms: times.quantile_ms(0.99),
             cost,
         })
     }
@@ -109,7 +118,39 @@ impl Herd {
     }
 }
 
-/// All that have begun.
+/// What the threads of a herd share.
+struct All<'a> {
+    herd: &'a Herd,
+    upgrades: Vec<Vec<u8>>,
+    threads: usize,
+    /// Attached or refused, of all threads.
+    arrived: AtomicUsize,
+}
+
+impl All<'_> {
+    /// Opens each of so many connections whose number is `nth` in turn, and holds them until all have arrived.
+    fn drive(&self, nth: usize, field: &mut Field) -> Result<()> {
+        let Herd { connections, together, target, .. } = self.herd;
+        let together = together
+            .map_or(usize::MAX, |all| usize::try_from(all).unwrap_or(usize::MAX).div_ceil(self.threads));
+        let (mut numbers, mut told) = ((nth..*connections).step_by(self.threads), 0);
+        let deadline = Instant::now() + PATIENCE;
+        while self.arrived.load(Ordering::Relaxed) < *connections && Instant::now() < deadline {
+            while field.under_way() < together
+                && let Some(number) = numbers.next()
+            {
+                let upgrade = &self.upgrades[number % self.upgrades.len()];
+                field.begin(number, self.herd.source(number), target.address, upgrade);
+            }
+            field.turn()?;
+            self.arrived.fetch_add(field.arrived() - told, Ordering::Relaxed);
+            told = field.arrived();
+        }
+        Ok(())
+    }
+}
+
+/// All of a thread that have begun.
 struct Field {
     poll: Poll,
     events: Events,
@@ -146,11 +187,11 @@ impl Field {
         self.comers.len() - self.arrived()
     }
 
-    fn begin(&mut self, source: SocketAddr, address: SocketAddr, upgrade: &[u8]) {
-        let number = self.comers.len();
+    fn begin(&mut self, number: usize, source: SocketAddr, address: SocketAddr, upgrade: &[u8]) {
+        let at = self.comers.len();
         let begun = connect(source, address).and_then(|mut stream| {
             let both = Interest::READABLE | Interest::WRITABLE;
-            self.poll.registry().register(&mut stream, Token(number), both)?;
+            self.poll.registry().register(&mut stream, Token(at), both)?;
             Ok(Comer::new(stream, self.dialect, format!("bench:herd:{number}"), upgrade))
         });
         match begun {
@@ -163,7 +204,7 @@ impl Field {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        match self.poll.poll(&mut self.events, Some(Duration::from_millis(20))) {
+        match self.poll.poll(&mut self.events, Some(LOOK_UP)) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             polled => polled?,
         }

@@ -93,7 +93,7 @@ fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
         Contender::is_peer,
     );
     let wall = "a herd's time, of the time that its CPU takes";
-    let wall = figures.own_at_most(Herds::wall_of_cpu, 1.2, wall, |ratio| format!("{ratio:.2}"));
+    let wall = figures.own_at_most(Herds::wall_of_cpu, 1.0, wall, |ratio| format!("{ratio:.2}"));
     let refused =
         |runs: &[Herds]| runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum::<usize>();
     let refused = figures.runs(Contender::Fanfare).map(|runs| refused(runs) as f64);
@@ -135,8 +135,8 @@ fn of_crowds(rows: &[Row<Crowd>]) -> Option<Bar> {
 fn of_slow(rows: &[Row<SlowReader>]) -> Option<Bar> {
     let figures =
         Figures { rows, title: "one of 100 reads nothing".to_owned(), measured: Contender::is_plain };
-    let what = "p99 of the others, of without it";
-    figures.own_at_most(SlowReader::p99_ratio, 1.2, what, |ratio| format!("{ratio:.2}"))
+    let ratio = figures.runs(Contender::Fanfare).map(SlowReader::p99_ratio_of);
+    figures.own(ratio, 1.2, "p99 of the others, of without it", |ratio| format!("{ratio:.2}"))
 }
 
 /// One table's rows.

@@ -127,7 +127,8 @@ impl Comparison<'_> {
         }
         for message_bytes in workload::W2_BYTES.into_iter().filter(|_| asked(Part::Most)) {
             let title = format!("the most, {message_bytes} B");
-            let rows = self.rows(&title, &mut failures, |contender| self.most(contender, message_bytes));
+            let most = |contender| self.most(contender, message_bytes);
+            let rows = self.rows_of(Part::Most, &title, &mut failures, most);
             let most = Most { message_bytes, rows };
             tell(table::most_table(&most));
             measured.most.push(most);
@@ -166,7 +167,7 @@ impl Comparison<'_> {
         failures: &mut Vec<String>,
         run: impl Fn(Contender) -> Result<Run>,
     ) -> Vec<Row<Run>> {
-        self.rows_where(|_| true, title, failures, run)
+        self.rows_where(|_| 1, title, failures, |contender, _| run(contender))
     }
 
     /// Of those of whom the part is measured.
@@ -177,24 +178,28 @@ impl Comparison<'_> {
         failures: &mut Vec<String>,
         run: impl Fn(Contender) -> Result<Run>,
     ) -> Vec<Row<Run>> {
-        self.rows_where(|contender| part.measures(contender), title, failures, run)
+        let times = |contender| u32::from(part.measures(contender));
+        self.rows_where(times, title, failures, |contender, _| run(contender))
     }
 
-    fn rows_where<Run>(
+    /// `times`: how often within a repetition; of whom that is never there is no row. `run` is told which run of a server's it is.
+    pub(super) fn rows_where<Run>(
         &self,
-        measured: impl Fn(Contender) -> bool,
+        times: impl Fn(Contender) -> u32,
         title: &str,
         failures: &mut Vec<String>,
-        run: impl Fn(Contender) -> Result<Run>,
+        run: impl Fn(Contender, u32) -> Result<Run>,
     ) -> Vec<Row<Run>> {
-        let contenders = self.contenders.iter().copied().filter(|contender| measured(*contender));
+        let contenders = self.contenders.iter().copied().filter(|contender| times(*contender) > 0);
         let mut rows: Vec<Row<Run>> = contenders.map(Row::new).collect();
-        for repetition in 1..=self.options.repetitions {
+        for repetition in 0..self.options.repetitions {
             for row in &mut rows {
-                let name = row.contender.name();
-                eprintln!("bench: {title}: {name}, {repetition} of {}", self.options.repetitions);
-                let failed = row.take(run(row.contender));
-                failures.extend(failed.map(|reason| format!("{title}: {reason}")));
+                let (name, times) = (row.contender.name(), times(row.contender));
+                for nth in repetition * times..(repetition + 1) * times {
+                    eprintln!("bench: {title}: {name}, {} of {}", nth + 1, self.options.repetitions * times);
+                    let failed = row.take(run(row.contender, nth));
+                    failures.extend(failed.map(|reason| format!("{title}: {reason}")));
+                }
             }
         }
         rows

@@ -110,8 +110,9 @@ pub fn run(options: &Options) -> Result<()> {
     {
         eprintln!("bench: what failed is no page, so what {} has of before stays", folder.display());
     } else if let Some(folder) = &options.plots {
-        let page = page::write(folder, &machine, &described, &tables);
-        let written = page.and_then(|()| plot::write(&measured.fixed, folder, &machine.in_short()));
+        let pictures = plot::write(&measured.fixed, folder, &machine.in_short());
+        let written =
+            pictures.and_then(|drawn| page::write(folder, &machine, &described, &tables).map(|()| drawn));
         match written {
             Ok(pictures) => eprintln!("bench: a page and {pictures} pictures are in {}", folder.display()),
             Err(error) => failures.push(of_plots(folder, error)),

@@ -225,7 +225,7 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
     let title = format!("one of {} reads nothing{length}", workload.title());
     let columns = [
         "p99 ms of the others: without / with",
-        "with, of without",
+        "with, of without (pairs from, to)",
         "% of the time: attached / blocked",
         "given up",
         "RSS MB: without / with",
@@ -240,7 +240,7 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
         let lost: u64 = runs.iter().map(|run| run.without.faults.lost + run.with.faults.lost).sum();
         let cells = vec![
             pair(median(runs, |run| run.without.p99_ms), median(runs, |run| run.with.p99_ms)),
-            spread(runs, 2, SlowReader::p99_ratio),
+            around(runs, SlowReader::p99_ratio_of(runs), 2, SlowReader::p99_ratio),
             pair(100.0 * shares(|slow| slow.attached), 100.0 * shares(|slow| slow.blocked)),
             format!("{:.0}", shares(|slow| slow.given_up as f64)),
             pair(median(runs, |run| rss(&run.without)), median(runs, |run| rss(&run.with))),
@@ -279,7 +279,10 @@ fn add<Run>(table: &mut Table, row: &Row<Run>, mut cells: Vec<String>) {
 
 /// The median, and from which to which the runs reach.
 fn spread<Run>(runs: &[Run], decimals: usize, figure: impl Fn(&Run) -> f64) -> String {
-    let middle = median(runs, &figure);
+    around(runs, median(runs, &figure), decimals, figure)
+}
+
+fn around<Run>(runs: &[Run], middle: f64, decimals: usize, figure: impl Fn(&Run) -> f64) -> String {
     let (least, most) = runs
         .iter()
         .map(figure)
