@@ -40,7 +40,7 @@ use super::inbound::once::{self, Claimed};
 use super::inbound::{Answer, EndedRun, Inbound, Interest, Peer, Request, Tenants};
 use crate::hub::{Content, Delivery, HandedOver};
 use crate::model::{
-    ChannelKey, ClientId, GivenIds, IdScope, NotOpen, Over, Place, Published, Stamp, TakenUp,
+    ChannelKey, ClientId, ConnectionId, GivenIds, IdScope, NotOpen, Over, Place, Published, Stamp, TakenUp,
 };
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
@@ -93,12 +93,15 @@ pub struct Item {
     bytes: Bytes,
     /// Somebody cannot go on before it has come: who attaches, or asks, or is asked.
     is_waited_for: bool,
+    /// Of a publish.
+    publisher: Option<ConnectionId>,
 }
 
 impl Item {
     /// One publish that entered here. What came from a peer is no `Published`, so it is not forwarded again.
     pub fn forward(published: &Published) -> Self {
-        Self::of(v1::item::Kind::Forward(forward_of(published)))
+        let item = Self::of(v1::item::Kind::Forward(forward_of(published)));
+        Self { publisher: Some(published.connection_id), ..item }
     }
 
     pub fn request(number: u64, request: &Request) -> Self {
@@ -293,7 +296,7 @@ impl Item {
             matches!(kind, Kind::Interest(_) | Kind::Joined(_) | Kind::Request(_) | Kind::Answer(_));
         let item = v1::Item { kind: Some(kind) };
         let bytes = if minor() > MINOR { encode_item_of_next_minor(&item) } else { encode_item(&item) };
-        Self { bytes, is_waited_for }
+        Self { bytes, is_waited_for, publisher: None }
     }
 }
 
@@ -483,7 +486,7 @@ impl PeerLinks for Links {
         let links = self.links.read();
         let Some(link) = links.get(&to_incarnation) else { return Receipt::lost() };
         let lane = (channel_hash % link.lanes.len() as u64) as usize;
-        let receipt = link.lanes[lane].push(item.bytes.clone());
+        let receipt = link.lanes[lane].push(item.bytes.clone(), item.publisher);
         if item.is_waited_for {
             link.lanes[lane].hurry();
         }

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::coop::{Unconstrained, unconstrained};
 use tokio::time::Instant;
 
-use crate::model::FORWARD_BYTES_MAX;
+use crate::model::{ConnectionId, FORWARD_BYTES_MAX};
 
 /// A batch is closed at either; an item that is longer goes alone.
 pub(super) const BATCH_BYTES: usize = 256 * 1024;
@@ -25,6 +25,8 @@ pub(super) const BUSY: Duration = Duration::from_millis(3);
 pub(super) const BUSY_AFTER_ONE: Duration = Duration::from_millis(2);
 /// How long, from the first that comes. A wait of tokio ends with a whole millisecond of its clock, so this is one or two of them.
 pub(super) const GATHER: Duration = Duration::from_micros(500);
+/// Of whose publishes it is kept who comes back, in a batch of no more: of larger ones enough gathers by itself.
+pub(super) const AWAITED_MAX: usize = 16;
 /// Sent and not confirmed: when it is full the lane waits, and what follows waits in its queue.
 const SENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// No publish that a node forwards is longer, by its configuration; the peer takes no frame beyond [`super::FRAME_BYTES_MAX`].
@@ -101,11 +103,16 @@ struct State {
     hurries: bool,
     /// When the last batch was made, and of how many items.
     made: Option<(Instant, usize)>,
+    /// Whose publishes the last batch had, once for each of them that has not published again since all was confirmed. None: it had
+    /// something else, or many.
+    awaited: Option<Vec<ConnectionId>>,
 }
 
 #[derive(Debug)]
 struct Waiting {
     item: Bytes,
+    /// Of a publish.
+    publisher: Option<ConnectionId>,
     since: Instant,
     receipt: oneshot::Sender<()>,
 }
@@ -130,7 +137,8 @@ impl Queue {
         Self { bounds, state: Mutex::default(), changed: Notify::new(), hurried: Notify::new() }
     }
 
-    pub(in crate::cluster) fn push(&self, item: Bytes) -> Receipt {
+    /// `publisher`: whose publish it is, if it is one.
+    pub(in crate::cluster) fn push(&self, item: Bytes, publisher: Option<ConnectionId>) -> Receipt {
         let (receipt, receiver) = oneshot::channel();
         let mut state = self.state.lock();
         let bytes = state.bytes + item.len();
@@ -144,9 +152,14 @@ impl Queue {
         }
         state.bytes = bytes;
         state.items += 1;
-        state.waiting.push_back(Waiting { item, since: Instant::now(), receipt });
+        state.waiting.push_back(Waiting { item, publisher, since: Instant::now(), receipt });
+        let hurries = state.comes_back(publisher);
+        state.hurries |= hurries;
         drop(state);
         self.changed.notify_one();
+        if hurries {
+            self.hurried.notify_waiters();
+        }
         Receipt(Some(unconstrained(receiver)))
     }
 
@@ -211,14 +224,14 @@ impl Queue {
         Pull::Batch(state.make_batch())
     }
 
-    /// Until when what waits is to gather. None: it goes at once, as the lane was at rest, or there is enough for a whole batch, or one
-    /// to be sent again.
+    /// Until when what waits is to gather. None: it goes at once, as the lane was at rest, or somebody cannot go on before, or there is
+    /// enough for a whole batch, or one to be sent again.
     pub(super) fn gathers_until(&self) -> Option<Instant> {
         let state = self.state.lock();
         let (first, (made, items)) = (state.waiting.front()?.since, state.made?);
         let is_whole = state.bytes - state.sent_bytes >= BATCH_BYTES || state.waiting.len() >= BATCH_ITEMS;
         let is_sent_again = state.on_stream < state.sent.len();
-        gathers_until(first, made, items).filter(|_| !is_whole && !is_sent_again)
+        gathers_until(first, made, items).filter(|_| !is_whole && !is_sent_again && !state.hurries)
     }
 
     pub(in crate::cluster) fn confirm(&self, sequence: u64) {
@@ -255,6 +268,18 @@ pub(super) fn gathers_until(first: Instant, made: Instant, items: usize) -> Opti
 }
 
 impl State {
+    /// Whether all whose publishes the last batch had have published again, each as they wait for their acks. Nobody else has come in
+    /// that time, so what waits would gather nothing more.
+    fn comes_back(&mut self, publisher: Option<ConnectionId>) -> bool {
+        let (true, Some(awaited), Some(publisher)) = (self.sent.is_empty(), &mut self.awaited, publisher)
+        else {
+            return false;
+        };
+        let Some(at) = awaited.iter().position(|one| *one == publisher) else { return false };
+        awaited.swap_remove(at);
+        awaited.is_empty()
+    }
+
     fn make_batch(&mut self) -> v1::Batch {
         let (mut bytes, mut count) = (0, 0);
         for waiting in self.waiting.iter().take(BATCH_ITEMS) {
@@ -267,6 +292,8 @@ impl State {
         let mut items = BytesMut::with_capacity(bytes);
         let mut receipts = Vec::with_capacity(count);
         let since = self.waiting.front().map_or_else(Instant::now, |first| first.since);
+        let publishers = || self.waiting.iter().take(count).map(|waiting| waiting.publisher);
+        self.awaited = (count <= AWAITED_MAX).then(|| publishers().collect()).flatten();
         for waiting in self.waiting.drain(..count) {
             items.extend_from_slice(&waiting.item);
             receipts.push(waiting.receipt);

@@ -35,7 +35,7 @@ impl PeerLinks for Arc<Links> {
             return Receipt::lost();
         }
         self.sent.lock().push(item.clone());
-        self.queue.push(item.encoded())
+        self.queue.push(item.encoded(), None)
     }
 
     fn is_up(&self, _: u64) -> bool {

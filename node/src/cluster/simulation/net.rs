@@ -74,7 +74,7 @@ impl PeerLinks for Arc<SimLinks> {
 
     fn send(&self, to: u64, channel_hash: u64, item: &Item) -> Receipt {
         let Some(link) = self.link(to) else { return Receipt::lost() };
-        link.lanes[(channel_hash % self.lanes as u64) as usize].queue.push(item.encoded())
+        link.lanes[(channel_hash % self.lanes as u64) as usize].queue.push(item.encoded(), None)
     }
 
     fn is_up(&self, run: u64) -> bool {

@@ -72,16 +72,16 @@ async fn a_lane_whose_sender_lost_what_it_held_is_not_whole() {
 #[tokio::test]
 async fn a_queue_is_bounded_in_items_too() {
     let queue = Queue::new(QueueBounds { bytes: 1 << 20, items: 3 });
-    let receipts: Vec<_> = (0..3).map(|_| queue.push(Bytes::from_static(b"item"))).collect();
+    let receipts: Vec<_> = (0..3).map(|_| queue.push(Bytes::from_static(b"item"), None)).collect();
     let before = queue.next();
-    assert_eq!(timeout(DEADLINE, queue.push(Bytes::from_static(b"item"))).await, Ok(Err(Lost)));
+    assert_eq!(timeout(DEADLINE, queue.push(Bytes::from_static(b"item"), None)).await, Ok(Err(Lost)));
     for receipt in receipts {
         assert_eq!(timeout(DEADLINE, receipt).await, Ok(Err(Lost)));
     }
     assert_eq!((queue.held_bytes(), queue.next()), (0, before + 1), "the gap tells the peer");
     let too_long = Bytes::from(vec![0; queue::ITEM_BYTES_MAX + 1]);
     let roomy = Queue::new(QueueBounds { bytes: usize::MAX, items: 3 });
-    assert_eq!(timeout(DEADLINE, roomy.push(too_long)).await, Ok(Err(Lost)));
+    assert_eq!(timeout(DEADLINE, roomy.push(too_long, None)).await, Ok(Err(Lost)));
 }
 
 #[tokio::test]

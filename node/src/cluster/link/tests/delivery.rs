@@ -32,16 +32,21 @@ async fn a_publish_comes_as_it_was_and_its_receipt_follows() {
 async fn what_follows_a_batch_soon_goes_together() {
     let (one, two) = (Node::start(1).await, Node::start(2).await);
     one.link_to(&[&two]).await;
+    let send = |publisher, sequence| {
+        let publisher = Some(ConnectionId::from_bytes([publisher; 16]));
+        let item = Item { publisher, ..forward(one.peer.incarnation, "room", sequence, 16) };
+        one.links.send(two.peer.incarnation, 0, &item)
+    };
     let gathered = async {
         let mut batches = 0;
         for sequence in (1..).step_by(3) {
-            assert_eq!(one.send(&two, "room", sequence).await, Ok(()));
-            let next = one.send(&two, "room", sequence + 1);
+            assert_eq!(send(1, sequence).await, Ok(()));
+            let next = send(2, sequence + 1);
             // Time enough for a lane that does not wait.
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(tokio::join!(next, one.send(&two, "room", sequence + 2)), (Ok(()), Ok(())));
+            assert_eq!(tokio::join!(next, send(3, sequence + 2)), (Ok(()), Ok(())));
             let before = std::mem::replace(&mut batches, two.seen.borrow().batches.len());
             // Where the machine was too slow for them to follow soon, there are three.
             if batches - before < 3 {

@@ -5,7 +5,7 @@ use std::pin::pin;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use super::super::queue::{BATCH_BYTES, BUSY, BUSY_AFTER_ONE, GATHER, gathers_until};
+use super::super::queue::{AWAITED_MAX, BATCH_BYTES, BUSY, BUSY_AFTER_ONE, GATHER, gathers_until};
 use super::*;
 
 fn later() -> Instant {
@@ -22,9 +22,9 @@ async fn only_what_is_in_a_hurry_ends_the_gathering() {
     let stream = queue.open(0);
     let mut gathered = pin!(queue.gathered(later()));
     assert!(gathered.as_mut().now_or_never().is_none());
-    drop(queue.push(Bytes::from_static(b"a publish")));
+    drop(queue.push(Bytes::from_static(b"a publish"), None));
     assert!(gathered.as_mut().now_or_never().is_none());
-    drop(queue.push(Bytes::from_static(b"a request")));
+    drop(queue.push(Bytes::from_static(b"a request"), None));
     queue.hurry();
     assert!(gathered.as_mut().now_or_never().is_some());
     assert!(!is_gathering(&queue), "it has not gone yet");
@@ -58,7 +58,7 @@ fn what_comes_soon_after_a_batch_gathers_from_the_first_on() {
 async fn who_need_not_gather_goes_at_once() {
     let queue = Queue::new(QueueBounds::default());
     let stream = queue.open(0);
-    let push = |bytes| drop(queue.push(Bytes::from(vec![0; bytes])));
+    let push = |bytes| drop(queue.push(Bytes::from(vec![0; bytes]), None));
     assert_eq!(queue.gathers_until(), None, "nothing waits");
     push(1);
     assert_eq!(queue.gathers_until(), None, "nothing went before");
@@ -79,6 +79,42 @@ async fn who_need_not_gather_goes_at_once() {
     timeout(DEADLINE, soon_after_a_batch()).await.expect("soon enough after a batch");
     queue.open(0);
     assert_eq!(queue.gathers_until(), None, "there are batches to be sent again");
+}
+
+/// Of those of whom the batch was, and who may have come in so short a time.
+#[tokio::test]
+async fn who_waits_for_each_ack_does_not_gather() {
+    const FIRST: ConnectionId = ConnectionId::from_bytes([1; 16]);
+    const SECOND: ConnectionId = ConnectionId::from_bytes([2; 16]);
+    let goes_at_once = |before: &[Option<ConnectionId>], confirms: bool, then: &[Option<ConnectionId>]| {
+        let queue = Queue::new(QueueBounds::default());
+        let stream = queue.open(0);
+        let push =
+            |publisher: &Option<ConnectionId>| drop(queue.push(Bytes::from_static(b"item"), *publisher));
+        before.iter().for_each(push);
+        let Pull::Batch(batch) = queue.pull(stream) else { panic!("there is one") };
+        if confirms {
+            queue.confirm(batch.sequence);
+        }
+        let mut waits_for_more = pin!(queue.gathered(later()));
+        assert!(waits_for_more.as_mut().now_or_never().is_none(), "nobody is back");
+        then.iter().for_each(push);
+        let is_woken = waits_for_more.now_or_never().is_some();
+        assert!(!is_woken || queue.gathers_until().is_none());
+        is_woken
+    };
+    let (first, second) = (Some(FIRST), Some(SECOND));
+    assert!(goes_at_once(&[first], true, &[first]));
+    assert!(!goes_at_once(&[first], false, &[first]), "it does not wait for its acks");
+    assert!(!goes_at_once(&[first], true, &[second]), "others publish as well");
+    assert!(goes_at_once(&[first], true, &[second, first]));
+    assert!(!goes_at_once(&[first, second], true, &[second]));
+    assert!(goes_at_once(&[first, second], true, &[second, first]));
+    assert!(!goes_at_once(&[first, first], true, &[first]), "it had two under way");
+    assert!(goes_at_once(&[first, first], true, &[first, first]));
+    assert!(!goes_at_once(&[first, None], true, &[first, None]), "not all was published");
+    assert!(goes_at_once(&[first; AWAITED_MAX], true, &[first; AWAITED_MAX]));
+    assert!(!goes_at_once(&[first; AWAITED_MAX + 1], true, &[first; AWAITED_MAX + 1]), "they are many");
 }
 
 #[tokio::test]

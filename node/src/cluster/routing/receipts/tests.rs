@@ -56,7 +56,7 @@ fn confirm_all(queue: &Queue) {
 async fn acks_are_given_by_whoever_confirms() {
     let lanes = Lanes::new();
     for _ in 0..ITEMS {
-        lanes.ack_after(vec![lanes.wide.push(item())]);
+        lanes.ack_after(vec![lanes.wide.push(item(), None)]);
     }
     assert_eq!(lanes.given(), 0);
     // More than a task may wait for without giving way; none is left over for another task.
@@ -67,7 +67,7 @@ async fn acks_are_given_by_whoever_confirms() {
 #[tokio::test]
 async fn an_ack_waits_for_all_its_peers() {
     let lanes = Lanes::new();
-    lanes.ack_after(vec![lanes.narrow.push(item()), lanes.wide.push(item())]);
+    lanes.ack_after(vec![lanes.narrow.push(item(), None), lanes.wide.push(item(), None)]);
     confirm_all(&lanes.wide);
     assert_eq!(lanes.given(), 0);
     confirm_all(&lanes.narrow);
@@ -77,7 +77,7 @@ async fn an_ack_waits_for_all_its_peers() {
 #[tokio::test]
 async fn what_was_confirmed_before_is_not_waited_for() {
     let lanes = Lanes::new();
-    let owed = lanes.wide.push(item());
+    let owed = lanes.wide.push(item(), None);
     confirm_all(&lanes.wide);
     lanes.ack_after(vec![owed]);
     assert_eq!(lanes.given(), 1);
@@ -88,10 +88,10 @@ async fn whoever_loses_receipts_does_not_give_their_acks() {
     let lanes = Lanes::new();
     let channel = Arc::new(Mutex::new(0));
     let (seen, began) = (Arc::clone(&channel), Instant::now());
-    lanes.node.routing.after(vec![lanes.narrow.push(item())], move || *seen.lock() += 1);
+    lanes.node.routing.after(vec![lanes.narrow.push(item(), None)], move || *seen.lock() += 1);
     {
         let _held = channel.lock();
-        assert!(lanes.narrow.push(item()).is_lost(), "it holds no second one");
+        assert!(lanes.narrow.push(item(), None).is_lost(), "it holds no second one");
     }
     while *channel.lock() == 0 {
         assert!(began.elapsed() < DEADLINE);
@@ -103,7 +103,7 @@ async fn whoever_loses_receipts_does_not_give_their_acks() {
 async fn an_ack_waits_for_a_second_and_no_longer() {
     let lanes = Lanes::new();
     let began = Instant::now();
-    lanes.ack_after(vec![lanes.wide.push(item())]);
+    lanes.ack_after(vec![lanes.wide.push(item(), None)]);
     while lanes.given() == 0 {
         assert!(began.elapsed() < DEADLINE);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -117,13 +117,13 @@ async fn an_ack_waits_for_a_second_and_no_longer() {
 async fn an_ack_that_panics_takes_no_other_with_it() {
     let lanes = Lanes::new();
     let panics = || panic!("as it should");
-    lanes.node.routing.after(vec![lanes.wide.push(item())], panics);
-    lanes.ack_after(vec![lanes.wide.push(item())]);
+    lanes.node.routing.after(vec![lanes.wide.push(item(), None)], panics);
+    lanes.ack_after(vec![lanes.wide.push(item(), None)]);
     confirm_all(&lanes.wide);
     assert_eq!(lanes.given(), 1);
     // Too late, both.
-    lanes.node.routing.after(vec![lanes.narrow.push(item())], panics);
-    lanes.ack_after(vec![lanes.wide.push(item())]);
+    lanes.node.routing.after(vec![lanes.narrow.push(item(), None)], panics);
+    lanes.ack_after(vec![lanes.wide.push(item(), None)]);
     let began = Instant::now();
     while lanes.given() == 1 {
         assert!(began.elapsed() < DEADLINE);

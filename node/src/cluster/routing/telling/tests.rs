@@ -33,7 +33,7 @@ impl PeerLinks for Arc<Links> {
     }
 
     fn send(&self, _: u64, _: u64, item: &Item) -> Receipt {
-        self.queue.push(item.encoded())
+        self.queue.push(item.encoded(), None)
     }
 
     fn is_up(&self, _: u64) -> bool {
