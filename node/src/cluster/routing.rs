@@ -27,7 +27,7 @@ mod wants;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use ask::{Later, Local};
 use dashmap::DashMap;
@@ -39,6 +39,7 @@ pub use quorum::KeptNodes;
 pub use runs::Connections;
 pub use stored::Behind;
 pub use tenants::Seats;
+use tokio::time::Instant;
 pub use wants::Known;
 
 use absent::Absent;
@@ -219,7 +220,7 @@ impl Routing {
         self.tasks.spawn("unreached", OnStop::Cancel, async move {
             loop {
                 tokio::time::sleep(JOIN_LOOK).await;
-                looking.doubt_the_unreached(tokio::time::Instant::now());
+                looking.doubt_the_unreached(Instant::now());
             }
         });
     }
@@ -253,7 +254,7 @@ impl Routing {
     fn members_changed(&self) {
         let Some(links) = self.links.get() else { return };
         let (members, expected) = self.leaving.without_left();
-        let ended = self.runs.lock().are_alive(&expected, tokio::time::Instant::now());
+        let ended = self.runs.lock().are_alive(&expected, Instant::now());
         let have_told = ended.iter().all(|run| self.presence.is_known(*run));
         let id_of = |incarnation: u64| members.iter().find(|member| member.peer.incarnation == incarnation);
         let alive =
@@ -358,7 +359,7 @@ impl hub::Interest for Routing {
             let deaths = self.deaths.lock();
             deaths.has_lost(lately) || deaths.has_unheard(&alive)
         };
-        has_lost || self.runs.lock().has_lost(lately, tokio::time::Instant::now())
+        has_lost || self.runs.lock().has_lost(lately, Instant::now())
     }
 }
 

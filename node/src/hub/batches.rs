@@ -1,7 +1,9 @@
 //! How far apart what comes from peers comes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Further apart than this is as good as alone, and soon forgotten where more comes.
 const APART_MAX: Duration = Duration::from_millis(5);

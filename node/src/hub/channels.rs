@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::batches::Batches;
 use super::budget::Budget;

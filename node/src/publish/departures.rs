@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inner, Publisher};
@@ -158,7 +159,7 @@ impl Publisher {
             match self.let_leave(Instant::now()).await {
                 Ok(()) => {}
                 Err(None) => drop(change.await),
-                Err(Some(at)) => drop(tokio::time::timeout_at(at.into(), change).await),
+                Err(Some(at)) => drop(tokio::time::timeout_at(at, change).await),
             }
         }
     }

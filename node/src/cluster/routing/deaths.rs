@@ -413,7 +413,6 @@ impl Routing {
         if !is_met {
             return HashSet::new();
         }
-        let silent = silent.map(Instant::into_std);
         let own = self.own.lock();
         // Whoever was let in after waiting for it is not taken for having all, whatever it had published.
         let waits = |own: &Own| own.is_passed || own.waits.contains(&incarnation);

@@ -8,10 +8,11 @@ mod tests;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::super::inbound::{Answer, Request, Taken, TakenIds};
 use super::Routing;
@@ -105,7 +106,7 @@ impl Routing {
             match next {
                 Next::Ask(round) => self.ask_round(round).await,
                 Next::Wait(until) => {
-                    tokio::time::timeout_at(until.into(), self.ids.changed.notified()).await.ok();
+                    tokio::time::timeout_at(until, self.ids.changed.notified()).await.ok();
                 }
                 Next::Nothing => return,
             }

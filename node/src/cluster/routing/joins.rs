@@ -1,9 +1,9 @@
 //! From when on a peer forwards a channel that is wanted here, and what it had numbered before.
 
 use std::collections::HashSet;
-use std::time::Instant;
 
 use fanfare_proto::serial::Serial;
+use tokio::time::Instant;
 
 use super::{JOIN_WAIT, Routing};
 use crate::model::{ChannelKey, Stamp};
@@ -129,7 +129,7 @@ impl Routing {
     }
 
     pub(super) fn give_up_waiting(&self) {
-        self.deaths.lock().looked(tokio::time::Instant::now());
+        self.deaths.lock().looked(Instant::now());
         let waiting: Vec<(u64, Vec<u64>)> = {
             let own = self.own.lock();
             let waiting = own.iter().filter(|(_, own)| !own.waits.is_empty());

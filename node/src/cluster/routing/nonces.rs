@@ -6,9 +6,11 @@ mod noted;
 mod tests;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(super) use noted::Noted;
+
+use tokio::time::Instant;
 
 use super::super::inbound::{Answer, ClaimId, Claimed, NoncesKnown, Request, ToldNonce};
 use super::Routing;

@@ -1,7 +1,9 @@
 //! Members whose node has ended: who of the others lets them leave.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Routing;
 use crate::model::{ConnectionId, Digest, Owner};

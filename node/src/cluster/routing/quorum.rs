@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Who was not seen for so long is not asked for any more: what it remembers is forgotten by then.
 const SEEN_LAST: Duration = Duration::from_secs(15 * 60);

@@ -5,11 +5,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fanfare_proto::serial::Serial;
 use futures_util::StreamExt as _;
 use futures_util::stream;
+use tokio::time::Instant;
 
 use super::super::inbound::{self, Answer, Request};
 use super::{Later, Local, Routing};
@@ -339,7 +340,7 @@ mod tests {
         let (node, _) = node(9);
         node.finds_the_peer();
         node.has_a_link();
-        let begun = tokio::time::Instant::now();
+        let begun = Instant::now();
         let settled = join_all((0..20).map(|_| node.routing.settle(&node.key))).await;
         assert_eq!(settled, [false; 20]);
         assert!(begun.elapsed() < 2 * SETTLE_WAIT);

@@ -22,7 +22,7 @@ impl World {
         let mut soon = || self.now + Duration::from_millis(self.random.u64(..2_000));
         let due = [self.now, soon(), soon()];
         let settings = Settings { run, lanes: self.lanes, items, grace: self.grace, clock_ms, due };
-        self.nodes.push(Node::start(index, &settings, self.began + self.ticked));
+        self.nodes.push(Node::start(index, &settings, (self.began + self.ticked).into_std()));
     }
 
     pub(super) fn alive(&self) -> Vec<usize> {
@@ -72,7 +72,7 @@ impl World {
     pub(super) fn tick(&mut self) {
         while self.ticked + TICK <= self.now {
             self.ticked += TICK;
-            let at = self.began + self.ticked;
+            let at = (self.began + self.ticked).into_std();
             let alive = self.alive();
             for node in alive.iter().copied() {
                 self.nodes[node].clock.raise(self.nodes[node].clock.now_ms() + TICK.as_millis() as u64);

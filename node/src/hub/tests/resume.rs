@@ -1,7 +1,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fanfare_proto::serial::Serial;
+use tokio::time::Instant;
 
 use super::*;
 

@@ -148,7 +148,7 @@ async fn who_is_let_in_when_one_is_dead_is_owed_nothing_of_it() {
     let moment = Duration::from_millis(1);
     assert!(!is_owed(Instant::now() + moment), "whoever attaches waits for it");
     node.loses_its_links();
-    let let_in = node.routing.own.lock()[&node.number()].let_in.map(Instant::from_std);
+    let let_in = node.routing.own.lock()[&node.number()].let_in;
     let let_in = let_in.expect("nobody is waited for");
     assert!(!is_owed(let_in) && is_owed(let_in + moment));
     node.says_joined(0, 0, Vec::new());

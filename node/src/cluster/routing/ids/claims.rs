@@ -6,7 +6,9 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::cluster::inbound::{Taken, TakenIds};
 use crate::model::{ChannelKey, ClientId, GivenIds, IdScope, Stamp};

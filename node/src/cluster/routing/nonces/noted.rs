@@ -1,7 +1,9 @@
 //! Whose the nonces are that were claimed lately. No I/O; the time is handed in.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::ClaimId;
 use crate::model::Nonce;
