@@ -59,7 +59,7 @@ fn nobody_misses_anything_unheard() {
         Err(_) => 0..SEEDS,
     };
     let seeds: Vec<u64> = seeds.collect();
-    // What waits for the clock in one run does not hold up the others.
+    // Each has a runtime and a clock of its own, and shares nothing with the others.
     let worlds = std::thread::scope(|scope| {
         let runs = seeds
             .chunks(seeds.len().div_ceil(THREADS))
