@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, told, until_dead};
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::presence::{Watcher, members, names, present, until_everywhere};
 use fanfare_cluster_tests::socket::Ended;
@@ -203,6 +203,46 @@ fn members_whose_node_ends_behind_the_cut_are_there_for_as_long_as_the_others_ha
         until_everywhere(&nodes[2..], ROOM, &["a"]).await;
         for node in [&nodes[0], &nodes[2]] {
             wait_until(SOON, "it to have left", async || names(node, ROOM).await.is_empty()).await;
+        }
+    });
+}
+
+/// Two nodes do not hear each other, and it is not for one to say that those of the other have left.
+#[test]
+fn members_stay_whose_node_a_third_one_hears_until_nobody_does() {
+    const GRACE: Duration = Duration::from_secs(1);
+    /// By then each node has let leave whom another one was to.
+    const ALL_LATE: Duration = Duration::from_secs(8);
+    isolated(async |network| {
+        let grace_ms = u64::try_from(GRACE.as_millis()).expect("a short time");
+        let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", grace_ms);
+        let mut cluster = Cluster::apart_with(&network, 3, with_grace).await;
+        let nodes = cluster.nodes();
+        let mut members = Vec::new();
+        // Some of whom each of the others would let leave.
+        let expected: Vec<String> = (0..8).map(|number| format!("member-{number}")).collect();
+        for name in &expected {
+            let mut member = Socket::open(&nodes[2], "").await;
+            present(&mut member, "enter", ROOM, json!({ "clientId": name })).await;
+            members.push(member);
+        }
+        let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+        until_everywhere(nodes, ROOM, &expected).await;
+        let mut watchers = [Watcher::on(&nodes[0], ROOM).await, Watcher::on(&nodes[1], ROOM).await];
+        let _cuts = network.split(&[nodes[0].host()], &[nodes[2].host()]);
+        let said = "a node is dead for this one, and others hear it: something is wrong between the two";
+        let is_told = async || told(&nodes[0]).contains(&("n2".to_owned(), said.to_owned()));
+        wait_until(SOON, "the cut to be noticed", is_told).await;
+        sleep(GRACE + ALL_LATE).await;
+        for (node, watcher) in nodes.iter().zip(&mut watchers) {
+            watcher.assert_quiet(A_WHILE / 10).await;
+            assert_eq!(names(node, ROOM).await, expected);
+        }
+        nodes[2].kill();
+        let end = Instant::now() + SOON;
+        for watcher in &mut watchers {
+            assert!(watcher.has_by(&BTreeMap::new(), end).await, "{:?}", watcher.events);
+            assert_eq!(watcher.events.len(), expected.len(), "{:?}", watcher.events);
         }
     });
 }

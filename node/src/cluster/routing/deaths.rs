@@ -55,6 +55,8 @@ pub(super) struct Deaths {
 struct Run {
     is_member: bool,
     is_dead: bool,
+    /// Others hear it.
+    is_elsewhere: bool,
     is_draining: bool,
     /// Clients may have come to it.
     has_clients: bool,
@@ -141,6 +143,11 @@ impl Deaths {
     pub(super) fn run(&self, incarnation: u64) -> Option<model::Run> {
         let run = self.runs.get(&incarnation).filter(|run| run.is_member)?;
         Some(if run.is_dead { model::Run::Ended } else { model::Run::Alive })
+    }
+
+    /// It is dead for this node, and others hear it.
+    pub(super) fn is_elsewhere(&self, incarnation: u64) -> bool {
+        self.runs.get(&incarnation).is_some_and(|run| run.is_elsewhere)
     }
 
     /// Gossip says that it leaves.
@@ -275,9 +282,10 @@ impl Deaths {
     /// The members as they are now.
     fn look(&mut self, members: &[Standing], now: Instant) -> Vec<(u64, Fate)> {
         let mut fates = Vec::new();
-        for Standing { incarnation, is_dead, is_draining, has_clients, .. } in members {
+        for Standing { incarnation, is_dead, is_draining, is_elsewhere, has_clients } in members {
             let run = self.runs.entry(*incarnation).or_default();
             (run.is_member, run.is_draining, run.has_clients) = (true, *is_draining, *has_clients);
+            run.is_elsewhere = *is_elsewhere;
             match (run.is_dead, *is_dead) {
                 // While its lanes carry something it lives, whatever gossip says.
                 (false, true) => {
@@ -302,7 +310,7 @@ impl Deaths {
                 let is_told = run.is_dead || run.is_draining || run.has_left || !run.is_met;
                 fates.push((*incarnation, Fate::Gone { is_told, is_doubtful, is_met: run.is_met }));
             }
-            run.is_member = is_member;
+            (run.is_member, run.is_elsewhere) = (is_member, is_member && run.is_elsewhere);
             is_member || !run.lanes.is_empty()
         });
         fates

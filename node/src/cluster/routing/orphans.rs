@@ -73,11 +73,11 @@ impl Orphaned {
 }
 
 impl Routing {
-    /// Whether the connections of a run are lost, as far as this node can tell: it is not heard, or has said goodbye, and cannot
+    /// Whether the connections of a run are lost, as far as this node can tell: nobody hears it, or it has said goodbye, and it cannot
     /// be reached.
     pub(super) fn has_ended(&self, run: u64) -> bool {
         let is_alive = self.runs.lock().alive().any(|alive| alive == run);
-        !is_alive && !self.is_up(run)
+        !is_alive && !self.is_up(run) && !self.deaths.lock().is_elsewhere(run)
     }
 
     /// Its members have just left here, or are about to. Who still has them mostly comes to that within moments, and they do not
@@ -125,6 +125,7 @@ fn chosen(connection_id: ConnectionId, runs: &[u64]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Standing;
     use super::super::fixture::Node;
     use super::*;
     use crate::model::{ClientId, MemberId, ToldMember, ToldMembers};
@@ -162,6 +163,26 @@ mod tests {
         node.routing.hub.take_over_presence(ConnectionId::from_bytes([1; 16]), taken_up);
         assert!(!asks(OTHERS_LATE / 2) && asks(OTHERS_LATE) && !asks(2 * OTHERS_LATE));
         assert_eq!(tells(vec![told(1, 99), told(2, 99)]), 3);
+    }
+
+    #[tokio::test]
+    async fn whose_node_others_hear_stays_until_nobody_does() {
+        let (node, now) = (Node::new(), Instant::now());
+        let member = ToldMembers::new(node.key.clone(), 99, None, vec![told(1, 99)], true);
+        node.routing.take_members(99, 1, member);
+        let is_heard_by_others = |is_elsewhere| {
+            let standing = Standing { incarnation: 99, is_dead: true, is_elsewhere, ..Standing::default() };
+            node.routing.look_for_deaths(&[standing]);
+        };
+        let leave_at = |graces| node.routing.orphans(GRACE, now + graces * GRACE).len();
+        is_heard_by_others(true);
+        assert_eq!([0, 1, 2].map(leave_at), [0; 3]);
+        is_heard_by_others(false);
+        assert_eq!([3, 4].map(leave_at), [0, 1]);
+        is_heard_by_others(true);
+        assert_eq!([5, 6].map(leave_at), [0; 2]);
+        node.routing.look_for_deaths(&[]);
+        assert_eq!([7, 8].map(leave_at), [0, 1], "gossip knows of it no more");
     }
 
     #[test]
