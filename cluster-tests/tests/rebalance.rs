@@ -37,6 +37,11 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     assert_eq!(connections(&cluster.nodes()[0]).await, CLIENTS as f64);
     cluster.grow().await;
     let nodes = cluster.nodes();
+    let are_ready = async || {
+        let said = nodes[0].operate("GET", "/debug/members").await.json();
+        said["members"].as_array().expect("a list").iter().all(|member| member["ready"] == true)
+    };
+    wait_until(SOON, "the others to be heard of as ready", are_ready).await;
     // As a balancer does that sends clients to whoever has fewest.
     proxy.turn_to(nodes[2].addr());
     let said = nodes[0].operate("POST", "/rebalance").await;

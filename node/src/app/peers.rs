@@ -90,7 +90,8 @@ fn tell(routing: &Routing, members: &Members, names: &Names) {
     let peers = peers.collect();
     let alive = all().filter(|member| member.state == State::Alive);
     let survivors = alive.clone().filter(|member| !member.facts.draining);
-    routing.set_survivors(survivors.map(|member| member.incarnation).collect());
+    let ready = survivors.clone().filter(|member| member.facts.ready).map(|member| member.incarnation);
+    routing.set_survivors(survivors.map(|member| member.incarnation).collect(), ready.collect());
     routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
     let not_dead = all().filter(|member| member.state != State::Dead);
     routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());

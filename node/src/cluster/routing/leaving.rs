@@ -26,6 +26,8 @@ pub(super) struct Leaving {
     pub(super) has_begun: AtomicBool,
     /// Those that are alive and do not leave.
     pub(super) survivors: Mutex<Vec<u64>>,
+    /// Those of them that take clients.
+    ready: Mutex<Vec<u64>>,
     /// Of this node's channels, by their numbers, who has taken them over; none where it only knows how far this node is.
     pub(super) handed: Mutex<HashMap<u64, Option<u64>>>,
     pub(super) handing: Semaphore,
@@ -56,6 +58,7 @@ impl Default for Leaving {
         Self {
             has_begun: AtomicBool::new(false),
             survivors: Mutex::default(),
+            ready: Mutex::default(),
             handed: Mutex::default(),
             handing,
             taking,
@@ -113,16 +116,17 @@ impl Leaving {
 }
 
 impl Routing {
-    /// The members that are alive and do not leave.
-    pub fn set_survivors(&self, survivors: Vec<u64>) {
+    /// The members that are alive and do not leave, and of these who takes clients.
+    pub fn set_survivors(&self, survivors: Vec<u64>, ready: Vec<u64>) {
         *self.leaving.survivors.lock() = survivors;
+        *self.leaving.ready.lock() = ready;
     }
 
-    /// How many connections each of those has that answers in time.
+    /// How many connections each of those has that take clients and answer in time.
     pub async fn loads(&self) -> Vec<u64> {
-        let survivors = self.leaving.survivors.lock().clone();
-        let mut loads = Vec::with_capacity(survivors.len());
-        let mut answers = self.ask(survivors, 0, &Request::Load);
+        let ready = self.leaving.ready.lock().clone();
+        let mut loads = Vec::with_capacity(ready.len());
+        let mut answers = self.ask(ready, 0, &Request::Load);
         let until = Instant::now() + LOADS_WAIT;
         while let Ok(Some(answer)) = timeout_at(until, answers.next()).await {
             if let Answer::Loaded(connections) = answer {
@@ -210,7 +214,7 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::super::super::inbound::Inbound as _;
-    use super::super::fixture::Node;
+    use super::super::fixture::{Node, PEER};
     use super::*;
 
     #[tokio::test]
@@ -229,6 +233,18 @@ mod tests {
         tokio::join!(node.routing.say_goodbye(Duration::from_secs(60)), dies);
         let waited = begun.elapsed();
         assert!(waited >= Duration::from_millis(300) && waited < Duration::from_secs(30), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_no_clients_is_not_asked_how_many_it_has() {
+        let (node, other) = Node::of_three();
+        let other = other.incarnation;
+        for (ready, asked) in [(vec![PEER, other], 2), (vec![other], 1), (vec![], 0)] {
+            node.says();
+            node.routing.set_survivors(vec![PEER, other], ready);
+            assert!(node.routing.loads().await.is_empty(), "nobody answers");
+            assert_eq!(node.says().len(), asked);
+        }
     }
 
     #[tokio::test]
