@@ -409,6 +409,10 @@ fn handed_over(handed: v1::HandedOver) -> Result<Option<Box<HandedOver<Forwarded
         return Err(Malformed("not an age for each message"));
     }
     let forwards = forwards.into_iter().map(forwarded).collect::<Result<Vec<_>, _>>()?;
+    // More than a node tells of a channel.
+    if begin.len().max(end.len()) > Serial::RUNS_MAX {
+        return Ok(None);
+    }
     let [begin, end] = [begin, end].map(|stamps| {
         let mut serial = Serial::default();
         stamps.iter().for_each(|stamp| serial.advance(stamp.incarnation, stamp.sequence));

@@ -76,3 +76,15 @@ fn between_nodes_a_position_may_name_more_runs_than_clients_are_given() {
         assert_eq!(request(kind), Ok(asked));
     }
 }
+
+#[test]
+fn what_is_handed_over_names_no_more_runs_than_a_channel_has() {
+    let stamps = |count| (1..=count).map(|incarnation| v1::Stamp { incarnation, sequence: 1 }).collect();
+    let taken = |begin: u64, end: u64| {
+        let whole = v1::HandedOver { complete: true, ..v1::HandedOver::default() };
+        handed_over(v1::HandedOver { begin: stamps(begin), end: stamps(end), ..whole })
+            .is_ok_and(|handed| handed.is_some())
+    };
+    let most = Serial::RUNS_MAX as u64;
+    assert!(taken(most, most) && !taken(most + 1, most) && !taken(most, most + 1));
+}

@@ -155,12 +155,16 @@ impl Runs {
     }
 
     fn bound_told(&mut self) {
-        while self.told.len() > ENDED_MAX
-            && let Some(first) = self.told.iter().map(|(run, since)| (*since, *run)).min()
-        {
-            self.told.remove(&first.1);
-            self.left.remove(&first.1);
-            self.noticed.remove(&first.1);
+        let above = self.told.len().saturating_sub(ENDED_MAX);
+        if above == 0 {
+            return;
+        }
+        let mut told: Vec<_> = self.told.iter().map(|(run, since)| (*since, *run)).collect();
+        told.sort_unstable();
+        for (_, run) in &told[..above] {
+            self.told.remove(run);
+            self.left.remove(run);
+            self.noticed.remove(run);
         }
     }
 
