@@ -28,7 +28,10 @@ impl Balancer {
         let is_there = Command::new(PROGRAM).arg("-v").stdout(Stdio::null()).status().is_ok();
         if !is_there {
             assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI needs {PROGRAM}");
-            eprintln!("NOT CHECKED: {PROGRAM} is not here");
+            // Not by a macro, whose output is shown of tests that failed only.
+            let text = format!("NOT CHECKED: {PROGRAM} is not here\n");
+            std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes())
+                .expect("standard error takes it");
             return None;
         }
         let folder = tempfile::tempdir().expect("a temporary folder");

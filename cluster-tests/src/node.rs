@@ -184,6 +184,11 @@ impl Node {
         system::resident_bytes(self.pid())
     }
 
+    /// How often its threads of this name have waited for something and been woken.
+    pub fn woken(&self, name: &str) -> u64 {
+        system::woken(self.pid(), name)
+    }
+
     /// The last lines that the node wrote to its standard error and output.
     pub fn log(&self) -> String {
         self.log.text()

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 
 /// Lets this process, and the nodes it starts, hold `files` open files, as far as the hard limit goes.
 #[expect(unsafe_code, reason = "setrlimit has no safe form in std; both pointers are to a live local")]
@@ -38,6 +39,18 @@ pub(crate) fn stands_still(pid: u32) -> bool {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
     })
+}
+
+/// How often the threads of a process that have this name have waited for something and been woken.
+pub(crate) fn woken(pid: u32, name: &str) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
+    let of_thread = |path: &Path| {
+        let is_named = std::fs::read_to_string(path.join("comm")).ok()?.trim_end() == name;
+        let status = std::fs::read_to_string(path.join("status")).ok().filter(|_| is_named)?;
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        Some(count.trim().parse::<u64>().expect("a count"))
+    };
+    threads.filter_map(Result::ok).filter_map(|thread| of_thread(&thread.path())).sum()
 }
 
 pub(crate) fn resume(pid: u32) {

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 
 /// Far above what it takes on a busy machine, and below the time for a drain.
 const STOP_MAX: Duration = Duration::from_secs(20);
+/// What a busy machine adds to the time that a stop is given.
+const A_WHILE: Duration = Duration::from_secs(2);
 
 fn door(nodes: &[Node]) -> Door {
     Door::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &nodes[0].key())
@@ -125,7 +127,7 @@ fn a_peer_that_takes_nothing_keeps_no_node_from_leaving_in_time() {
         let (said, ended) = stays.to_end(SOON).await;
         assert_eq!((&said[0]["op"], ended), (&json!(4), Ended::Closed(1012)), "{said:?}");
         assert_eq!(nodes[0].ended().await.code(), Some(0));
-        assert!(begun.elapsed() < DRAIN + STOP_MAX / 5, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < DRAIN + A_WHILE, "{:?}", begun.elapsed());
         let published = publish(&mut publishers, 20).await;
         for subscriber in &mut subscribers {
             subscriber.read_to(&published).await;

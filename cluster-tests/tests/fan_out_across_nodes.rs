@@ -106,6 +106,26 @@ async fn a_publish_crosses_one_link_where_one_node_listens() {
     assert_eq!(n2.metric("fanfare_forwards_taken_total").await, 0.0);
 }
 
+/// One of a node that serves clients would do this between their frames.
+#[tokio::test(flavor = "multi_thread")]
+async fn threads_of_their_own_speak_with_peers() {
+    let mut cluster = Cluster::linked(2).await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    let mut publisher = Socket::open(n0, "").await;
+    let mut listener = Socket::open(n1, "").await;
+    listener.attach("room").await;
+    let before = [n0.woken("links"), n1.woken("links")];
+    for number in 0..PUBLISHES {
+        publisher.publish("room", json!({"data": number})).await;
+        assert_eq!(next_message(&mut listener).await["data"], number);
+    }
+    // Sent and confirmed, by whom another thread may find awake.
+    for (node, before) in [n0, n1].into_iter().zip(before) {
+        let woken = node.woken("links") - before;
+        assert!(woken >= u64::from(PUBLISHES / 2), "{woken}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_is_published_after_attached_is_missed() {
     let mut cluster = Cluster::linked(2).await;

@@ -7,9 +7,12 @@ use bytes::Bytes;
 use super::super::fixture::Node;
 use super::*;
 use crate::cluster::link::{Pull, Queue, QueueBounds};
+use crate::model::ConnectionId;
 
 const ITEMS: usize = 5_000;
 const DEADLINE: Duration = Duration::from_secs(20);
+/// As long as a peer is waited for.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Two lanes, of which one is narrow, and the acks that wait for what is sent over them.
 struct Lanes {
@@ -31,6 +34,15 @@ impl Lanes {
         self.node.routing.after(owed, move || {
             given.fetch_add(1, Ordering::Relaxed);
         });
+    }
+
+    /// How long it takes until an ack is given.
+    async fn waited(&self, since: Instant) -> Duration {
+        while self.given() == 0 {
+            assert!(since.elapsed() < DEADLINE);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        since.elapsed()
     }
 
     fn given(&self) -> usize {
@@ -99,18 +111,30 @@ async fn whoever_loses_receipts_does_not_give_their_acks() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_ack_waits_for_a_second_and_no_longer() {
     let lanes = Lanes::new();
     let began = Instant::now();
     lanes.ack_after(vec![lanes.wide.push(item(), None)]);
-    while lanes.given() == 0 {
-        assert!(began.elapsed() < DEADLINE);
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    assert!(began.elapsed() >= CONFIRM_WAIT);
+    let waited = lanes.waited(began).await;
+    assert!((SECOND..=SECOND + 2 * LATE_LOOK).contains(&waited), "{waited:?}");
     confirm_all(&lanes.wide);
     assert_eq!(lanes.given(), 1, "once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_long_does_an_ack_wait_that_tells_of_ids() {
+    let lanes = Lanes::new();
+    let began = Instant::now();
+    let given = Arc::clone(&lanes.given);
+    let done = move || {
+        given.fetch_add(1, Ordering::Relaxed);
+    };
+    let (key, from) = (lanes.node.key.clone(), ConnectionId::random());
+    let published = Published::new(key, 1, 1, from, None, "k".into(), Vec::new());
+    lanes.node.routing.after_with_ids(vec![lanes.wide.push(item(), None)], &published, done);
+    let waited = lanes.waited(began).await;
+    assert!((SECOND..=SECOND + LATE_LOOK).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test]
