@@ -10,6 +10,7 @@ use crate::Result;
 
 #[derive(Args)]
 pub struct Options {
+    /// How many threads burn.
     #[arg(long)]
     pub threads: usize,
 }

@@ -29,6 +29,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     id: Option<String>,
 
+    /// Where to publish
     channel: String,
 
     /// JSON, or else a text; - publishes each line of stdin

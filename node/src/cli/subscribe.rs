@@ -27,6 +27,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     presence: bool,
 
+    /// What to follow: one channel or more
     #[arg(required = true, value_name = "CHANNEL")]
     channels: Vec<String>,
 }

@@ -30,6 +30,7 @@ pub use slow::Slow;
 pub struct Fanout {
     #[command(flatten)]
     pub target: Target,
+    /// Connections that listen.
     #[arg(long)]
     pub subscribers: usize,
     /// The channels, which are published to in turn.
