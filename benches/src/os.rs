@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::mem;
 use std::ops::Range;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
@@ -74,6 +75,23 @@ pub fn terminate(pid: u32) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// A socket that is bound to an address alone gets its port when it connects, of all that are free for that peer. Without this the kernel looks
+/// for one that is free for every peer, which takes seconds of CPU where tens of thousands were used a moment ago.
+pub fn choose_port_late(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the socket is open, and `on` is a c_int that outlives the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            mem::size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Lets the threads of a process, and all that they start, run on these cores only.

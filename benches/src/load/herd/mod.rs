@@ -4,6 +4,7 @@ mod comer;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -238,6 +239,7 @@ impl Field {
 fn connect(source: SocketAddr, address: SocketAddr) -> io::Result<mio::net::TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None)?;
     socket.set_tcp_nodelay(true)?;
+    os::choose_port_late(socket.as_fd())?;
     socket.bind(&source.into())?;
     match socket.connect(&address.into()) {
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
