@@ -33,19 +33,21 @@ test: format-and-clippy asyncapi
 	cluster-tests/openapi.sh
 
 # Two halves side by side, since nodes of a cluster wait for each other more than they work; the test files go by their names, so that each half
-# takes about as long. Each says what it has to say when it has ended. What kills databases, and waits for them to come back, has the machine
-# for itself.
-.PHONY: test-all test-from-a test-from-pr
+# takes about as long; the examples in the docs are tried beside the longer one. Each says what it has to say when it has ended. What kills
+# databases, and waits for them to come back, has the machine for itself.
+.PHONY: test-all test-from-a test-from-pr test-docs
 test-all:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-from-pr test-from-a
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-from-pr test-from-a test-docs
 	cargo test --locked --workspace --test 'sc*'
-	cargo test --locked --workspace --doc
 
 test-from-a:
 	cargo test --locked --workspace --test '[!p-z]*' --test 'p[!r]*'
 
 test-from-pr:
 	cargo test --locked --workspace --lib --bins --test 'pr*' --test '[q-rt-z]*' --test 's[!c]*'
+
+test-docs:
+	cargo test --locked --workspace --doc
 
 lint: format-and-clippy cargo-deny
 	$(CARGO_DENY) --locked check bans licenses sources
