@@ -48,8 +48,7 @@ impl Cassandra {
             Some(Self { points, own: None })
         });
         if started.is_none() {
-            assert!(std::env::var("CI").as_deref() != Ok("true"), "no Cassandra to test with");
-            eprintln!("NOT CHECKED: there is no Cassandra to test with");
+            crate::not_run("there is no Cassandra to test with");
         }
         started.clone()
     }
@@ -88,8 +87,7 @@ impl Cassandra {
         let own = Own { folder, keeper: Mutex::new(keeper) };
         let points = start(&own);
         if points.is_none() {
-            assert!(std::env::var("CI").as_deref() != Ok("true"), "Cassandra cannot be started");
-            eprintln!("NOT CHECKED: Cassandra cannot be started");
+            crate::not_run("Cassandra cannot be started");
         }
         points.map(|points| Self { points: split(&points), own: Some(Arc::new(own)) })
     }

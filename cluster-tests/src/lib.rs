@@ -37,6 +37,7 @@ pub use node::{Node, NodeOptions};
 pub use proxy::Proxy;
 pub use raw::Raw;
 pub use socket::Socket;
+pub use system::not_run;
 pub use tls::Tls;
 pub use wait::{wait_for, wait_until};
 

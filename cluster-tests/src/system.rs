@@ -1,7 +1,7 @@
 //! What only the operating system can do.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
@@ -15,6 +15,13 @@ pub(crate) fn raise_open_files(files: u64) {
         // A refusal shows where the files are opened.
         let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     }
+}
+
+/// Says that a test is not run for want of something, which is a failure in CI.
+pub fn not_run(why: &str) {
+    assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI needs what is missing: {why}");
+    // Not by a macro, whose output is shown of tests that failed only.
+    io::stderr().write_all(format!("NOT RUN: {why}\n").as_bytes()).expect("standard error takes it");
 }
 
 /// Asks a process to stop (SIGTERM).

@@ -41,8 +41,7 @@ impl Browser {
                 .ok()
         };
         let Some(process) = BROWSERS.iter().find_map(begin) else {
-            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI needs one of {BROWSERS:?}");
-            eprintln!("NOT CHECKED: none of {BROWSERS:?} is here");
+            fanfare_cluster_tests::not_run(&format!("none of {BROWSERS:?} is here"));
             return None;
         };
         Some(Self { process, _folder: folder })
