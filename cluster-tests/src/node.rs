@@ -256,6 +256,19 @@ impl Node {
         system::resume(self.pid());
     }
 
+    /// Waits until it has begun another run so often, since others held it for dead while it stood still, and is ready. It is where
+    /// it was, and knows nothing of its clients any more.
+    pub async fn until_anew(&self, times: u64) {
+        let is_anew = format!("\nfanfare_runs_begun_anew_total {times}\n");
+        wait_until(START_MAX, "the node to begin anew", async || {
+            let ask = async |path| http::try_request(self.admin(), "GET", path, &[], "").await.ok();
+            let Some(page) = ask("/metrics").await else { return false };
+            String::from_utf8_lossy(&page.body).contains(&is_anew)
+                && ask("/ready").await.is_some_and(|ready| ready.status == 200)
+        })
+        .await;
+    }
+
     /// Puts another directory in the place of the one that it runs with, which it is to notice by itself.
     pub fn replace_directory(&self, directory: &Directory) {
         let new = self.data.path().join("directory.toml.new");

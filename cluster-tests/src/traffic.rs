@@ -249,16 +249,11 @@ impl Subscriber {
 }
 
 /// Waits until each subscriber has heard what was acknowledged, and until whoever comes back has missed nothing again; the nodes must
-/// be well. Gives what was acknowledged.
-pub async fn end_well(
-    cluster: &mut Cluster,
-    publishers: Publishers,
-    subscribers: Vec<Subscriber>,
-) -> Numbers {
-    let acknowledged = publishers.end().await;
+/// be well.
+pub async fn end_well(cluster: &mut Cluster, acknowledged: &Numbers, subscribers: Vec<Subscriber>) {
     let mut last = Heard::default();
     for subscriber in subscribers {
-        let (name, heard) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
+        let (name, heard) = (subscriber.name.clone(), subscriber.settle(acknowledged).await);
         println!("{name}: told {} times, {} missing", heard.losses(), heard.missing());
         last = heard;
     }
@@ -273,7 +268,6 @@ pub async fn end_well(
     for node in cluster.nodes() {
         node.assert_well().await;
     }
-    acknowledged
 }
 
 async fn read(

@@ -40,7 +40,7 @@ fn the_links_of_both() {
         drop(cuts);
         cluster.until_linked().await;
         sleep(CUT_FOR / 4).await;
-        end_well(&mut cluster, publishers, subscribers).await;
+        end_well(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 
@@ -63,7 +63,7 @@ fn the_links_of_one() {
         drop(cuts);
         cluster.until_linked().await;
         sleep(CUT_FOR / 4).await;
-        end_well(&mut cluster, publishers, subscribers).await;
+        end_well(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 

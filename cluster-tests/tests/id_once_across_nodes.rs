@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
+use fanfare_cluster_tests::{Node, Socket, http};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -211,11 +211,11 @@ async fn a_node_that_stands_still_holds_up_nobody_for_long() {
     for heard in subscribers.join_all().await {
         assert_eq!(heard, expected);
     }
+    assert!(left_out(&nodes[..2]).await > 0.0);
     nodes[2].resume();
-    wait_until(SOON, "the node to be back", async || {
-        left_out(&nodes[..2]).await > 0.0 && nodes[0].metric("fanfare_peers_known").await == 2.0
-    })
-    .await;
+    nodes[2].until_anew(1).await;
+    cluster.until_linked().await;
+    let nodes = &*cluster.nodes();
     let mut back = Socket::open(&nodes[2], "").await;
     let first = publish(&mut publishers[0], &[message("back")]).await;
     assert_eq!(publish(&mut back, &[message("back")]).await, first);

@@ -260,10 +260,17 @@ async fn a_node_that_dies_while_it_is_leaving_is_told_of() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_stands_still_is_dead_until_it_runs_on_and_says_so() {
+async fn a_node_that_stands_still_is_dead_until_it_comes_back_as_another_run() {
     let mut cluster = three().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     for attempt in 1.. {
+        let run = async |of: &Node| {
+            let seen = of.operate("GET", "/debug/members").await.json();
+            let members = seen["members"].as_array().expect("members").clone();
+            let n2 = members.into_iter().find(|member| member["nodeId"] == "n2").expect("it is a member");
+            (n2["incarnation"].clone(), n2["state"] == "alive")
+        };
+        let former = run(n0).await.0;
         n2.pause();
         let paused = Instant::now();
         until_told(&[n0, n1], "n2", DEAD, attempt).await;
@@ -272,8 +279,15 @@ async fn a_node_that_stands_still_is_dead_until_it_runs_on_and_says_so() {
         let is_long = async || paused.elapsed() > Duration::from_millis(2_500);
         wait_until(SOON, "the pause to be long", is_long).await;
         n2.resume();
-        until_told(&[n0, n1], "n2", ALIVE, attempt + 1).await;
         until_told(&[n2], "", "this node stood still, and others may have held it for dead", attempt).await;
+        n2.until_anew(attempt as u64).await;
+        for node in [&*n0, &*n1] {
+            wait_until(SOON, "the other run to be alive", async || {
+                let (run, is_alive) = run(node).await;
+                run != former && is_alive
+            })
+            .await;
+        }
         if noticed < NOTICED_MAX {
             break;
         }

@@ -33,7 +33,7 @@ fn cut_from(from: usize, to: usize) {
         let fresh = Subscriber::on(&cluster.nodes()[to], "came when it was over").await;
         subscribers.push(fresh);
         sleep(CUT_FOR / 4).await;
-        end_well(&mut cluster, publishers, subscribers).await;
+        end_well(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 

@@ -47,7 +47,7 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
         subscribers.push(Subscriber::after(&nodes[0], "the same, on the other side", stays).await);
         subscribers.push(Subscriber::on(&nodes[0], "came when it was over").await);
         sleep(A_WHILE).await;
-        end_well(&mut cluster, publishers, subscribers).await;
+        end_well(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 
@@ -69,7 +69,7 @@ fn again_and_again() {
         }
         cluster.until_linked().await;
         sleep(A_WHILE / 2).await;
-        end_well(&mut cluster, publishers, subscribers).await;
+        end_well(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 

@@ -58,7 +58,8 @@ fn history_has_once_what_either_side_acknowledged() {
             subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "back when it is healed", heard).await);
         }
         sleep(A_WHILE).await;
-        let acknowledged = end_well(&mut cluster, publishers, subscribers).await;
+        let acknowledged = publishers.end().await;
+        end_well(&mut cluster, &acknowledged, subscribers).await;
         for node in &*cluster.nodes() {
             for channel in channels() {
                 let records = history::read_all(node.addr(), KEY, &channel, "limit=1000").await;

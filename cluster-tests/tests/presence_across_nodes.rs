@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::presence::{attach, event, members, names, present, read, until_everywhere};
-use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
+use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
 /// So long nothing more comes, where nothing more should.
@@ -163,63 +164,65 @@ async fn who_comes_back_to_another_node_never_left() {
 }
 
 /// What was changed while a node could not be reached is the same everywhere when it can, and those who watch there see how.
-#[tokio::test(flavor = "multi_thread")]
-async fn hundreds_converge_after_a_cut() {
-    const EACH: usize = 300;
-    const CHANNELS: usize = 7;
-    let fast = |options: fanfare_cluster_tests::NodeOptions| options.limit("controls_per_second", 0);
-    let mut cluster = Cluster::linked_with(3, fast).await;
-    let nodes = cluster.nodes();
-    let mut sockets = Vec::new();
-    for node in &*nodes {
-        sockets.push(Socket::open(node, "").await);
-    }
-    let channel = |number: usize| format!("room-{}", number % CHANNELS);
-    for (at, socket) in sockets.iter_mut().enumerate() {
-        for number in 0..EACH {
-            let name = format!("n{at}-{number:03}");
-            present(socket, "enter", &channel(number), json!({"clientId": name, "data": 0})).await;
+#[test]
+fn hundreds_converge_after_a_cut() {
+    isolated(async |network| {
+        const EACH: usize = 300;
+        const CHANNELS: usize = 7;
+        let fast = |options: NodeOptions| options.limit("controls_per_second", 0);
+        let mut cluster = Cluster::apart_with(&network, 3, fast).await;
+        let nodes = cluster.nodes();
+        let mut sockets = Vec::new();
+        for node in &*nodes {
+            sockets.push(Socket::open(node, "").await);
         }
-    }
-    let mut watcher = Socket::open(&nodes[2], "").await;
-    let mut known = attach(&mut watcher, "room-0").await;
-    nodes[2].pause();
-    wait_until(SOON, "the others to miss it", async || {
-        nodes[0].metric("fanfare_peers_known").await == 1.0
-            && nodes[1].metric("fanfare_peers_known").await == 1.0
-    })
-    .await;
-    for (at, socket) in sockets.iter_mut().enumerate().take(2) {
-        for number in 0..EACH {
-            let name = format!("n{at}-{number:03}");
-            let (action, name) = match number % 3 {
-                0 => ("leave", name),
-                1 => ("update", name),
-                _ => ("enter", format!("{name}-too")),
-            };
-            present(socket, action, &channel(number), json!({"clientId": name, "data": 1})).await;
+        let channel = |number: usize| format!("room-{}", number % CHANNELS);
+        for (at, socket) in sockets.iter_mut().enumerate() {
+            for number in 0..EACH {
+                let name = format!("n{at}-{number:03}");
+                present(socket, "enter", &channel(number), json!({"clientId": name, "data": 0})).await;
+            }
         }
-    }
-    nodes[2].resume();
-    for number in 0..CHANNELS {
-        let list = async |node: &Node| {
-            let listed = members(node, &channel(number)).await;
-            listed["members"].as_array().expect("members").clone()
-        };
-        wait_until(SOON, "all nodes to list the same", async || {
-            let lists = [list(&nodes[0]).await, list(&nodes[1]).await, list(&nodes[2]).await];
-            lists[0] == lists[1] && lists[1] == lists[2]
+        let mut watcher = Socket::open(&nodes[2], "").await;
+        let mut known = attach(&mut watcher, "room-0").await;
+        let cuts = network.split(&[nodes[2].host()], &[nodes[0].host(), nodes[1].host()]);
+        wait_until(SOON, "the others to miss it", async || {
+            nodes[0].metric("fanfare_peers_known").await == 1.0
+                && nodes[1].metric("fanfare_peers_known").await == 1.0
         })
         .await;
-    }
-    let expected = names(&nodes[0], "room-0").await;
-    while known.keys().ne(&expected) || known.values().all(|data| *data == 0) {
-        let (action, name, data) = event(&mut watcher).await;
-        match &*action {
-            "leave" => assert!(known.remove(&name).is_some(), "{name} was not there"),
-            "enter" => assert!(known.insert(name.clone(), data).is_none(), "{name} was there"),
-            _ => assert!(known.insert(name.clone(), data).is_some(), "{name} was not there"),
+        for (at, socket) in sockets.iter_mut().enumerate().take(2) {
+            for number in 0..EACH {
+                let name = format!("n{at}-{number:03}");
+                let (action, name) = match number % 3 {
+                    0 => ("leave", name),
+                    1 => ("update", name),
+                    _ => ("enter", format!("{name}-too")),
+                };
+                present(socket, action, &channel(number), json!({"clientId": name, "data": 1})).await;
+            }
         }
-    }
-    assert_quiet(&mut watcher).await;
+        drop(cuts);
+        for number in 0..CHANNELS {
+            let list = async |node: &Node| {
+                let listed = members(node, &channel(number)).await;
+                listed["members"].as_array().expect("members").clone()
+            };
+            wait_until(SOON, "all nodes to list the same", async || {
+                let lists = [list(&nodes[0]).await, list(&nodes[1]).await, list(&nodes[2]).await];
+                lists[0] == lists[1] && lists[1] == lists[2]
+            })
+            .await;
+        }
+        let expected = names(&nodes[0], "room-0").await;
+        while known.keys().ne(&expected) || known.values().all(|data| *data == 0) {
+            let (action, name, data) = event(&mut watcher).await;
+            match &*action {
+                "leave" => assert!(known.remove(&name).is_some(), "{name} was not there"),
+                "enter" => assert!(known.insert(name.clone(), data).is_none(), "{name} was there"),
+                _ => assert!(known.insert(name.clone(), data).is_some(), "{name} was not there"),
+            }
+        }
+        assert_quiet(&mut watcher).await;
+    });
 }

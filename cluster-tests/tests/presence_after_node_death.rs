@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::presence::{attach, event, names, present, read, until_everywhere};
+use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
 use serde_json::json;
 
@@ -213,7 +214,7 @@ async fn so_it_does_when_the_dead_one_runs_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_still_there_when_its_node_is_back_enters_again() {
+async fn nobody_of_a_node_that_stood_still_is_there_again_by_itself() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();
     let mut stays = member(&nodes[0], 0).await;
@@ -223,13 +224,41 @@ async fn whoever_is_still_there_when_its_node_is_back_enters_again() {
         assert_eq!(leaves(watcher, 1).await, ["member-0"]);
     }
     nodes[0].resume();
+    nodes[0].until_anew(1).await;
+    assert_eq!(stays.to_end(SOON).await.1, Ended::Gone, "it ends with the run that it was on");
+    assert_quiet(&mut watchers).await;
+    until_everywhere(nodes, "room", &[]).await;
+    let mut back = resumed(&stays, &nodes[0]).await;
+    present(&mut back, "enter", "room", json!({"clientId": "member-0", "data": 0})).await;
     for watcher in &mut watchers {
         let (action, name, _) = event(watcher).await;
         assert_eq!((&*action, &*name), ("enter", "member-0"));
     }
+    present(&mut back, "leave", "room", json!({"clientId": "member-0"})).await;
+    for watcher in &mut watchers {
+        assert_eq!(leaves(watcher, 1).await, ["member-0"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_in_time_from_a_node_that_stood_still_does_not_flicker() {
+    let patient = |options: NodeOptions| options.limit("presence_grace_ms", 15_000);
+    let mut cluster = Cluster::linked_with(3, patient).await;
+    let nodes = cluster.nodes();
+    let stays = member(&nodes[0], 0).await;
+    let mut watchers = [watcher(&nodes[1], 1).await, watcher(&nodes[2], 1).await];
+    nodes[0].pause();
+    wait_until(SOON, "its death", async || {
+        nodes[1..].iter().all(|node| told(node).contains(&("n0".to_owned(), "a node is dead".to_owned())))
+    })
+    .await;
+    nodes[0].resume();
+    nodes[0].until_anew(1).await;
+    let mut back = resumed(&stays, &nodes[0]).await;
+    assert_eq!(back.connected["resumed"], true);
     until_everywhere(nodes, "room", &["member-0"]).await;
     assert_quiet(&mut watchers).await;
-    present(&mut stays, "leave", "room", json!({"clientId": "member-0"})).await;
+    present(&mut back, "leave", "room", json!({"clientId": "member-0"})).await;
     for watcher in &mut watchers {
         assert_eq!(leaves(watcher, 1).await, ["member-0"]);
     }

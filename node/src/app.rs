@@ -245,6 +245,14 @@ impl App {
         self.operators.drain_asked().await;
     }
 
+    /// Resolves when the node is to go on as another run: others held it for dead while it stood still.
+    pub async fn begins_anew(&self) {
+        match self.publisher.routing() {
+            Some(routing) => routing.begins_anew().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Not ready, no new connections, clients sent to other nodes or told to come back, requests under way finished, leaves and counts stored,
     /// the store flushed. Members whose connections are lost by this stay in the store, for the next run.
     pub async fn stop(self) {

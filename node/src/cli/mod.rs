@@ -1,5 +1,6 @@
 //! The command line: arguments → one command → an exit code.
 
+mod anew;
 mod banner;
 mod check;
 mod failure;

@@ -1,5 +1,6 @@
 //! `fanfare serve`: a node from start to drained.
 
+use super::anew;
 use super::banner::Banner;
 use super::check;
 use super::failure::{Failure, Outcome};
@@ -31,6 +32,7 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
         }
         _ = signals.next() => return Ok(Outcome::Done),
     };
+    anew::count();
     let banner = Banner {
         config,
         node_id: app.node_id().to_string(),
@@ -40,9 +42,11 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
     // A closed stdout is no reason to stop a node.
     output::write(&banner.text()).ok();
     let (failed, told) = tokio::select! {
+        biased;
         _ = signals.next() => (false, "stopping, a further signal stops at once"),
         () = app.drain_asked() => (false, "stopping as an operator asks, a signal stops at once"),
         () = app.failed() => (true, "stopping as the node cannot go on, a signal stops at once"),
+        () = app.begins_anew() => return Err(anew::begin(config, app.addresses())),
     };
     tracing::info!("{told}");
     tokio::select! {

@@ -117,6 +117,8 @@ pub enum Interest {
     Ended {
         runs: Vec<EndedRun>,
     },
+    /// The peer held this run for dead.
+    HeldForDead,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -240,13 +242,9 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             Interest::Left { lanes, is_all: !not_all }
         }
         Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs })) => {
-            let run = |v1::EndedRun { incarnation, ago_ms, left: has_left }| EndedRun {
-                incarnation,
-                ago_ms,
-                has_left,
-            };
-            Interest::Ended { runs: runs.into_iter().map(run).collect() }
+            Interest::Ended { runs: runs.into_iter().map(ended_run).collect() }
         }
+        Some(v1::item::Kind::HeldForDead(_)) => Interest::HeldForDead,
         Some(v1::item::Kind::TakenUp(taken)) => {
             inbound.connection_said(from, ConnectionSaid::TakenUp(taken_up(taken, from)?));
             return Ok(());
@@ -396,8 +394,7 @@ fn connection_id(bytes: &[u8]) -> Result<ConnectionId, Malformed> {
 fn tenant_connections(connections: v1::TenantConnections) -> Result<Tenants, Malformed> {
     let v1::TenantConnections { counts, begins, ends } = connections;
     let count = |v1::tenant_connections::Count { tenant, connections }| {
-        // Far above what any node can have, and far below where a sum of all nodes ends.
-        is_id(&tenant).then(|| (tenant.into(), connections.min(u64::from(u32::MAX))))
+        is_id(&tenant).then(|| (tenant.into(), connections.min(CONNECTIONS_MAX)))
     };
     let counts = counts.into_iter().map(count).collect::<Option<_>>();
     Ok(Tenants::Connections { counts: counts.ok_or(Malformed("a bad tenant"))?, begins, ends })
@@ -420,6 +417,10 @@ fn handed_over(handed: v1::HandedOver) -> Result<Option<Box<HandedOver<Forwarded
     });
     let messages = forwards.into_iter().zip(ages_ms).collect();
     Ok(complete.then(|| Box::new(HandedOver { begin, end, messages })))
+}
+
+fn ended_run(v1::EndedRun { incarnation, ago_ms, left: has_left }: v1::EndedRun) -> EndedRun {
+    EndedRun { incarnation, ago_ms, has_left }
 }
 
 fn stamp(stamp: v1::Stamp) -> Stamp {

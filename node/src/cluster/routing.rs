@@ -1,6 +1,7 @@
 //! Which channels go to which node: what is wanted here is told the others, and a publish goes to those that want it.
 
 mod absent;
+mod anew;
 mod ask;
 mod deaths;
 #[cfg(test)]
@@ -43,6 +44,7 @@ use tokio::time::Instant;
 pub use wants::Known;
 
 use absent::Absent;
+use anew::Anew;
 use ask::{Asked, EarlyAnswers, LOCAL_MAX};
 use deaths::Deaths;
 use ids::Ids;
@@ -92,6 +94,7 @@ pub struct Routing {
     deaths: Mutex<Deaths>,
     unreached: Mutex<Unreached>,
     absent: Mutex<Absent>,
+    anew: Anew,
     /// The nodes that are alive and cannot be reached, and since when.
     torn: Mutex<HashMap<u64, Instant>>,
     /// Who is alive, or can be reached.
@@ -167,6 +170,7 @@ impl Routing {
             deaths: Mutex::default(),
             unreached: Mutex::default(),
             absent: Mutex::default(),
+            anew: Anew::default(),
             torn: Mutex::default(),
             reach_changed: Notify::new(),
             connections: OnceLock::new(),
@@ -408,6 +412,7 @@ impl Inbound for Routing {
             }
             Interest::Left { lanes, is_all } => self.lane_left(from.incarnation, lanes, is_all),
             Interest::Ended { runs } => self.take_ended(&runs),
+            Interest::HeldForDead => self.was_held_for_dead(),
         }
     }
 
@@ -461,6 +466,7 @@ impl Inbound for Routing {
             self.tenants_linked(to.incarnation);
             self.say_revocations(to.incarnation);
             self.say_ended(to.incarnation);
+            self.say_held_for_dead(to.incarnation);
             // It may have said what it wants before it was known here as a member.
             if self.peers.read().get(&to.incarnation).is_some_and(|wants| !wants.is_known) {
                 self.send(to.incarnation, 0, &Interest::Asked);

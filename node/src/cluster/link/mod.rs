@@ -277,6 +277,7 @@ impl Item {
                 };
                 v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
             }
+            Interest::HeldForDead => v1::item::Kind::HeldForDead(v1::HeldForDead {}),
         })
     }
 

@@ -213,13 +213,14 @@ impl Deaths {
         troubled_for + lately.map_or(Duration::ZERO, |(since, _)| since.elapsed())
     }
 
-    /// To be called several times a second.
-    pub(super) fn looked(&mut self, now: Instant) {
-        if let Some(before) = self.looked.replace(now)
-            && now.saturating_duration_since(before) >= STOOD_STILL
-        {
+    /// To be called several times a second. For how long this node stood still, if it did.
+    pub(super) fn looked(&mut self, now: Instant) -> Option<Duration> {
+        let before = self.looked.replace(now)?;
+        let stood_still = now.saturating_duration_since(before);
+        (stood_still >= STOOD_STILL).then(|| {
             self.stood_still = Some((before, now));
-        }
+            stood_still
+        })
     }
 
     pub(super) fn is_complete(&self, incarnation: u64, channel: u64) -> bool {
@@ -348,6 +349,7 @@ impl Routing {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
+                    self.anew.hold_for_dead(incarnation);
                     self.look_at_seats_from(incarnation);
                     let mut unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     if is_doubtful {
@@ -363,9 +365,11 @@ impl Routing {
                 // What it has for this node comes, and the answer behind it.
                 Fate::Back => {
                     self.runs.lock().is_back(incarnation);
+                    self.say_held_for_dead(incarnation);
                     self.say_all(incarnation);
                 }
                 Fate::Gone { is_doubtful, is_met, .. } => {
+                    self.anew.forget(incarnation);
                     self.look_at_seats_from(incarnation);
                     let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     let leaves = if is_doubtful { Leaves::Nothing } else { Leaves::Doubt };
