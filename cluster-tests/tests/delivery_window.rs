@@ -10,8 +10,13 @@ const WINDOW_MS: u64 = 50;
 const WINDOW: Duration = Duration::from_millis(WINDOW_MS);
 const WINDOW_LIMIT: &str = "delivery_window_ms";
 
-/// How long it takes to publish so often, each time after the ack of the one before, and that everybody got all of it.
-async fn publish_in_turn(node: &Node, subscribers: usize, messages: u32) -> Duration {
+/// Enough for every shard to be busy.
+fn subscribers() -> usize {
+    32 * std::thread::available_parallelism().expect("a number of cores").get()
+}
+
+/// How long each publish took until it was acked, one after the other; everybody got all of them. In order of length.
+async fn publish_in_turn(node: &Node, subscribers: usize, messages: u32) -> Vec<Duration> {
     let mut listening = Vec::new();
     for _ in 0..subscribers {
         let mut socket = Socket::open(node, "").await;
@@ -19,38 +24,42 @@ async fn publish_in_turn(node: &Node, subscribers: usize, messages: u32) -> Dura
         listening.push(socket);
     }
     let mut publisher = Socket::open(node, "").await;
-    let begun = Instant::now();
+    let mut taken = Vec::new();
     for number in 0..messages {
+        let begun = Instant::now();
         publisher.publish("news", json!({"data": number})).await;
+        taken.push(begun.elapsed());
     }
-    let taken = begun.elapsed();
     for socket in &mut listening {
         for number in 0..messages {
             assert_eq!(socket.message("news").await["messages"][0]["data"], number);
         }
     }
+    taken.sort();
     taken
+}
+
+/// Half of them took a small part of the window, whatever else the machine does.
+fn assert_none_waits(taken: &[Duration]) {
+    let middle = taken[taken.len() / 2];
+    assert!(middle < WINDOW / 4, "{middle:?} in the median");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_node_serves_once_in_a_window() {
     let node = Node::start(NodeOptions::default().limit(WINDOW_LIMIT, WINDOW_MS)).await;
-    // Enough for every shard to be busy.
-    let subscribers = 32 * std::thread::available_parallelism().expect("a number of cores").get();
-    let taken = publish_in_turn(&node, subscribers, 10).await;
-    assert!(taken >= 9 * WINDOW, "10 in {taken:?}");
+    let taken = publish_in_turn(&node, subscribers(), 10).await;
+    assert!(taken.iter().sum::<Duration>() >= 9 * WINDOW, "{taken:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn at_rest_nothing_waits() {
     let node = Node::start(NodeOptions::default().limit(WINDOW_LIMIT, WINDOW_MS)).await;
-    let taken = publish_in_turn(&node, 1, 300).await;
-    assert!(taken < 300 * WINDOW, "300 in {taken:?}");
+    assert_none_waits(&publish_in_turn(&node, 1, 300).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_window_a_busy_node_does_not_wait() {
     let node = Node::start(NodeOptions::default().limit(WINDOW_LIMIT, 0)).await;
-    let taken = publish_in_turn(&node, 64, 300).await;
-    assert!(taken < 300 * WINDOW, "300 in {taken:?}");
+    assert_none_waits(&publish_in_turn(&node, subscribers(), 300).await);
 }

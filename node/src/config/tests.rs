@@ -419,3 +419,15 @@ fn what_contradicts_is_told_with_the_source_that_counts() {
     let mistakes = load("threads = 65", &[], &[]).unwrap_err();
     assert_eq!(mistakes, ["f.toml:1: threads: must be between 0 and 64, got `65`"]);
 }
+
+#[test]
+fn a_delivery_window_is_0_to_50_ms() {
+    for (text, expected) in [("0", Ok(0)), ("50", Ok(50)), ("51", Err("must be between 0 and 50, got `51`"))]
+    {
+        let variable = [("FANFARE_LIMITS_DELIVERY_WINDOW_MS", text)];
+        let loaded = load("", &variable, &[]).map(|config| config.limits.delivery_window_ms);
+        let expected =
+            expected.map_err(|problem| vec![format!("FANFARE_LIMITS_DELIVERY_WINDOW_MS: {problem}")]);
+        assert_eq!(loaded, expected);
+    }
+}

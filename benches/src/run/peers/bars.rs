@@ -18,7 +18,9 @@ const ACKED_PER_S: f64 = 100_000.0;
 /// All that can be told of what was asked for: without a row of Fanfare there is no bar, without a figure one without a verdict.
 /// `connections` bounds how many were opened: fewer than a part has say nothing of its bars.
 pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
-    let fan_outs = measured.fixed.iter().flat_map(of_fan_out);
+    // Those in groups are beyond what was asked for, and come last.
+    let (groups, fan_outs): (Vec<_>, Vec<_>) = measured.fixed.iter().partition(|fixed| fixed.workload.groups);
+    let [fan_outs, groups] = [fan_outs, groups].map(|all| all.into_iter().flat_map(of_fan_out));
     let mosts = measured.most.iter().flat_map(of_most);
     let durable = measured.durable.iter().flat_map(of_durable);
     let slow = measured.slow.iter().flat_map(|slow| of_slow(&slow.rows));
@@ -37,6 +39,7 @@ pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
         .chain(durable)
         .chain(of_all(of_crowds(&measured.crowds).into_iter().collect(), CROWD_CONNECTIONS))
         .chain(slow)
+        .chain(groups)
         .collect()
 }
 

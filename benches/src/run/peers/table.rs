@@ -12,6 +12,9 @@ use super::measure::{Fixed, Measured, Most, P99_MS_MAX, Row, SlowOnes};
 use super::slow::SlowReader;
 use crate::load::{Cost, FanoutOutcome, IdleOutcome, Slow};
 
+/// Above it a server may be waiting for the generator, which reads with one thread.
+const GENERATOR_CORES_MAX: f64 = 0.85;
+
 pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> String {
     let mut text = String::new();
     measured.fixed.iter().for_each(|fixed| text += &fixed_table(fixed));
@@ -52,12 +55,16 @@ pub(super) fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
         cells.push(format!("{:.2}", median(runs, |run| run.deliveries as f64 / run.segments as f64)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.resident_bytes as f64 / 1e6)));
         cells.push(format!("{:.1}", median(runs, |run| run.memory.socket_bytes as f64 / 1e6)));
-        cells.push(format!("{:.2}", median(runs, |run| generator_cores(&run.cost))));
+        cells.push(generator_cell(median(runs, |run| generator_cores(&run.cost))));
         cells.push(pair(median(runs, |run| run.lag_p99_ms), median(runs, |run| run.lag_max_ms)));
         cells.push(faults(runs));
         add(&mut table, row, cells);
     }
     table.text() + &not_carried(rows)
+}
+
+fn generator_cell(cores: f64) -> String {
+    format!("{cores:.2}{}", if cores > GENERATOR_CORES_MAX { " (its limit)" } else { "" })
 }
 
 pub(super) fn most_table(Most { message_bytes, rows }: &Most) -> String {
@@ -79,7 +86,7 @@ pub(super) fn most_table(Most { message_bytes, rows }: &Most) -> String {
             multiple(fanfare, per_s),
             format!("{:.2}", median(runs, |run| 1e6 / deliveries_per_core_second(&run.outcome))),
             pair(median(runs, |run| run.outcome.p50_ms), median(runs, |run| run.outcome.p99_ms)),
-            format!("{:.2}", median(runs, |run| generator_cores(&run.outcome.cost))),
+            generator_cell(median(runs, |run| generator_cores(&run.outcome.cost))),
             pair(median(runs, |run| run.outcome.lag_p99_ms), median(runs, |run| run.outcome.lag_max_ms)),
         ];
         add(&mut table, row, cells);
@@ -126,7 +133,7 @@ pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
         "connections per core-second",
         "Fanfare's ÷ this",
         "µs of CPU each",
-        "at once: wall s",
+        "at once: wall s, of its CPU on all cores",
         "server CPU s",
         "generator CPU s",
         "each p50 / p99 ms",
@@ -143,7 +150,7 @@ pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
             format!("{per_core_second:.0}"),
             multiple(fanfare, per_core_second),
             spread(runs, 0, |run| 1e6 / run.per_core_second()),
-            seconds(|run| run.at_once.cost.wall_s),
+            format!("{}, {}", seconds(|run| run.at_once.cost.wall_s), spread(runs, 2, Herds::wall_of_cpu)),
             seconds(|run| run.at_once.cost.server_cpu_s),
             seconds(|run| run.at_once.cost.generator_cpu_s),
             pair(median(runs, |run| run.at_once.p50_ms), median(runs, |run| run.at_once.p99_ms)),
