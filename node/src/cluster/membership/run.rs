@@ -70,7 +70,7 @@ impl Run {
         tokio::join!(seeds, gossip);
     }
 
-    /// Returns no more than an error.
+    /// Ends where it is to begin anew with another generation.
     async fn gossip(&mut self) -> anyhow::Result<()> {
         let chitchat_id = ChitchatId::new(&*self.node_id, self.generation, self.advertise);
         let facts = self.facts.borrow_and_update().clone();
@@ -101,7 +101,14 @@ impl Run {
             if is_new {
                 self.say(&handle).await?;
             }
-            self.pulse(&handle, &mut liveness, begun).await?;
+            let former = self.pulse(&handle, &mut liveness, begun).await?;
+            if let Some(above) =
+                former.filter(|former| *former >= self.generation).and_then(|former| former.checked_add(1))
+            {
+                tracing::info!("a former run of this node had a clock that was ahead");
+                self.generation = above;
+                return handle.shutdown().await;
+            }
         }
     }
 
@@ -149,12 +156,13 @@ impl Run {
         }
     }
 
+    /// Gives the highest generation of a run of this node that has ended.
     async fn pulse(
         &mut self,
         handle: &ChitchatHandle,
         liveness: &mut Liveness,
         begun: Instant,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Option<u64>> {
         // They come by node id and generation.
         let states: Vec<(Member, Heartbeat)> = {
             let chitchat = handle.chitchat();
@@ -207,7 +215,8 @@ impl Run {
         if self.among_namesakes(handle, &namesakes, liveness, now)? {
             self.say(handle).await?;
         }
-        Ok(())
+        let ended = namesakes.iter().filter(|member| liveness.state(member.incarnation) == State::Dead);
+        Ok(ended.map(|member| member.generation).max())
     }
 
     fn tell(&self, mut others: Vec<Member>, liveness: &Liveness, now: Instant) {
