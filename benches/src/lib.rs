@@ -13,6 +13,7 @@ pub mod load;
 pub mod os;
 pub mod procfs;
 pub mod run;
+pub mod shares;
 pub mod store_loop;
 pub mod wire;
 

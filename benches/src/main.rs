@@ -1,7 +1,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use fanfare_benches::{NotCarried, Result, burn, floor, load, os, run, store_loop};
+use fanfare_benches::{NotCarried, Result, burn, floor, load, os, run, shares, store_loop};
 
 /// Measures Fanfare beside the transport floor and the bare store loop.
 #[derive(Parser)]
@@ -30,6 +30,8 @@ enum Command {
     StoreLoop(store_loop::Options),
     /// Threads that take all of the CPU that they are given, until stdin ends.
     Burn(burn::Options),
+    /// What a profile was spent on, read from stdin: perf script -F comm,ip,sym | bench shares
+    Shares,
 }
 
 fn main() -> ExitCode {
@@ -55,5 +57,6 @@ fn dispatch(command: Command) -> Result<()> {
         Command::FloorServer(options) => floor::serve(&options),
         Command::StoreLoop(options) => store_loop::print(&options),
         Command::Burn(options) => burn::burn(&options),
+        Command::Shares => shares::print(),
     }
 }
