@@ -75,7 +75,7 @@ OPEN_FILES := 20000
 NATS := v2.15.2
 SOCKUDO := 5.2.0
 
-# As long as the published tables were measured, so that all of it is two hours. With other options it may be a part, which is not published.
+# As long as the published tables were measured, so that all of it is little more than two hours. With other options it may be a part, which is not published.
 bench-peers: OPTIONS := --seconds 3
 bench-peers: RUN := $(TARGET)/tools/bench-peers
 bench-peers: PAGE = $(if $(filter command,$(origin OPTIONS)),$(RUN),docs/benchmarks)

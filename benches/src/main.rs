@@ -15,7 +15,7 @@ struct Arguments {
 enum Command {
     /// Everything, in one go: a table on stdout, and with --out the same as JSON.
     Run(run::Options),
-    /// Fan-out over Fanfare, the floor and every peer, in one go: tables on stdout, and with --out the same as JSON.
+    /// Fan-out, idle connections, herds, durable publishes and slow readers, over Fanfare, the floor and every peer, in one go: tables on stdout, and with --out the same as JSON.
     Peers(run::peers::Options),
     /// Several nodes beside one, a link alone, and how long a node is held for alive; tables on stdout.
     Cluster(run::cluster::Options),
@@ -24,7 +24,7 @@ enum Command {
     /// The load generator alone: one workload, its result as one JSON line on stdout.
     #[command(subcommand)]
     Load(load::Workload),
-    /// The transport floor: one thread that writes a pre-encoded frame into every subscriber's socket.
+    /// The transport floor: writes a pre-encoded frame into every subscriber's socket, and does nothing else.
     FloorServer(floor::Options),
     /// The bare store loop: batches with one fsync each, its result as one JSON line on stdout.
     StoreLoop(store_loop::Options),

@@ -85,7 +85,8 @@ fn check() -> Result<ExitCode, Box<dyn Error>> {
             continue;
         };
         let counted = count(&step)?;
-        println!("{}: {counted} instructions, bound {bound}", step.name);
+        let percent = 100.0 * counted as f64 / bound as f64;
+        println!("{}: {counted} instructions, {percent:.0} % of {bound}", step.name);
         findings.extend(judge(counted, bound).map(|finding| format!("{}: {finding}", step.name)));
     }
     findings.extend(bounds.into_keys().map(|name| format!("{name}: a bound without a step")));
@@ -96,6 +97,7 @@ fn check() -> Result<ExitCode, Box<dyn Error>> {
         return Ok(missing());
     }
     if findings.is_empty() {
+        println!("instructions of the hot steps: ok, each within {:.0} % of its bound", 100.0 * MARGIN);
         return Ok(ExitCode::SUCCESS);
     }
     println!("\n{}\n", findings.join("\n"));

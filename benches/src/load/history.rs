@@ -19,6 +19,7 @@ const TOGETHER: usize = 100;
 pub struct History {
     #[command(flatten)]
     pub target: Target,
+    /// The channel that is read.
     #[arg(long, default_value = "bench:history")]
     pub channel: String,
     /// Messages that are published before, 100 at a time.

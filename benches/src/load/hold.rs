@@ -22,6 +22,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 pub struct Hold {
     #[command(flatten)]
     pub target: Target,
+    /// How many are opened.
     #[arg(long)]
     pub connections: usize,
     /// Channels per connection.

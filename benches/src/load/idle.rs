@@ -17,6 +17,7 @@ use crate::{NotCarried, Result, os, procfs};
 pub struct Idle {
     #[command(flatten)]
     pub target: Target,
+    /// How many are opened.
     #[arg(long)]
     pub connections: usize,
     /// Channels per connection, each with this subscriber alone.

@@ -81,8 +81,26 @@ pub struct Cost {
     pub generator_cpu_s: f64,
 }
 
+impl Workload {
+    fn target(&self) -> &Target {
+        match self {
+            Self::Fanout(fanout) => &fanout.target,
+            Self::Idle(idle) => &idle.target,
+            Self::Herd(herd) => &herd.target,
+            Self::Publish(publish) => &publish.target,
+            Self::Presence(presence) => &presence.target,
+            Self::Attach(attach) => &attach.target,
+            Self::Hold(hold) => &hold.target,
+            Self::History(history) => &history.target,
+        }
+    }
+}
+
 /// Runs the workload and prints its result as one JSON line.
 pub fn print(workload: &Workload) -> Result<()> {
+    for pid in &workload.target().server_pids {
+        os::cpu_time(*pid).map_err(|_| format!("--server-pid {pid}: there is no such process"))?;
+    }
     let line = match workload {
         Workload::Fanout(fanout) => serde_json::to_string(&fanout.run()?),
         Workload::Idle(idle) => serde_json::to_string(&idle.run()?),

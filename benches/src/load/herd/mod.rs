@@ -33,6 +33,7 @@ const TOKEN_SECONDS: u64 = 3_600;
 pub struct Herd {
     #[command(flatten)]
     pub target: Target,
+    /// How many are opened.
     #[arg(long)]
     pub connections: usize,
     /// How many are on their way at once; without it all of them.

@@ -45,7 +45,7 @@ pub struct Options {
     /// Length of each measured part.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Measures only these parts; without it all but `false-death`.
+    /// Measures only these parts, with commas between them; without it all but `false-death`.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// Channels that are wanted when another node comes.

@@ -50,8 +50,7 @@ pub struct Options {
     /// How often everything is measured; the tables have the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
-    /// Length of each measured part; a trial of how much can be carried has half of it, durable publishes and a slow reader have
-    /// ten at least.
+    /// Length of each measured part; durable publishes and a slow reader have ten at least.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
     /// Subscribers rest for so long whenever they have read, so that they do not use the other cores at the same time.

@@ -11,9 +11,9 @@ use super::contender::Contender;
 use super::measure::Fixed;
 use super::workload::{self, Workload};
 
-const WIDTH: u32 = 760;
+const WIDTH: u32 = 800;
 /// Where the bars begin, so how much the names have.
-const NAMES: u32 = 250;
+const NAMES: u32 = 290;
 const BARS: u32 = 420;
 const ROW: u32 = 20;
 const TITLE: u32 = 34;

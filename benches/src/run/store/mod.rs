@@ -47,7 +47,7 @@ pub struct Options {
     /// How long each database is written to, and then read from, before it is measured, as it gets faster with use.
     #[arg(long, default_value_t = 20)]
     pub warm_up: u32,
-    /// Measures only over these.
+    /// Measures only over these, with commas between them.
     #[arg(long, value_enum, value_delimiter = ',')]
     databases: Vec<Kind>,
     /// Also measures publishes whose messages have an id each.
@@ -57,8 +57,21 @@ pub struct Options {
     #[arg(long, conflicts_with = "points")]
     apart: bool,
     /// Nodes of a database that runs, `host:port` with commas between them, in place of one that is started.
-    #[arg(long, conflicts_with = "databases")]
+    #[arg(long, conflicts_with = "databases", value_parser = points)]
     pub points: Option<String>,
+}
+
+fn points(text: &str) -> Result<String> {
+    let is_point = |point: &str| {
+        let parts = point.rsplit_once(':');
+        parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0))
+    };
+    match text.split(',').find(|point| !is_point(point)) {
+        Some(point) => {
+            Err(format!("expected a host and a port such as 127.0.0.1:9042, got `{point}`").into())
+        }
+        None => Ok(text.to_owned()),
+    }
 }
 
 #[derive(Serialize)]
