@@ -18,6 +18,8 @@ const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(40);
 /// Where operators are not on the node's own machine.
 const ADMIN_TOKEN: &str = "a-token-of-the-tests-and-of-nobody-else";
+/// Two seconds without a pulse are what it takes to notice it oneself.
+const PAUSE_MIN: Duration = Duration::from_millis(2_500);
 const OPEN_FILES: u64 = 8192;
 /// Lines of a node's log that are kept; the last ones.
 const LOG_LINES_MAX: usize = 2000;
@@ -65,6 +67,8 @@ pub struct Node {
     data: TempDir,
     addresses: Addresses,
     log: Log,
+    /// Since when it stands still, or when it last began to.
+    paused: Mutex<Option<Instant>>,
 }
 
 /// What a running node writes to `node.json`.
@@ -87,7 +91,7 @@ impl Node {
     pub async fn start_within(deadline: Duration, options: NodeOptions) -> Self {
         let (data, log, mut process) = Self::spawn(&options);
         let addresses = process.ready(deadline, data.path()).await;
-        Self { options, process, data, addresses, log }
+        Self { options, process, data, addresses, log, paused: Mutex::default() }
     }
 
     /// Starts a node that is to end by itself; how it did, and what it wrote.
@@ -117,7 +121,7 @@ impl Node {
         wait_for(crate::SOON, "all that the node wrote", async || log.is_whole().then_some(())).await;
         let (options, data, own, mut process) = stays;
         let addresses = process.ready(START_MAX, data.path()).await;
-        (Self { options, process, data, addresses, log: own }, status, log.text())
+        (Self { options, process, data, addresses, log: own, paused: Mutex::default() }, status, log.text())
     }
 
     fn spawn(options: &NodeOptions) -> (TempDir, Log, Process) {
@@ -245,6 +249,7 @@ impl Node {
     /// Stands still, as if its machine did, with every thread when this returns; [`Node::resume`] ends that.
     pub fn pause(&self) {
         system::pause(self.pid());
+        *self.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let end = Instant::now() + crate::SOON;
         while !system::stands_still(self.pid()) {
             assert!(Instant::now() < end, "the node does not stand still");
@@ -256,9 +261,13 @@ impl Node {
         system::resume(self.pid());
     }
 
-    /// Waits until it has begun another run so often, since others held it for dead while it stood still, and is ready. It is where
-    /// it was, and knows nothing of its clients any more.
-    pub async fn until_anew(&self, times: u64) {
+    /// Ends a pause in which others have held it for dead when it is long enough for the node to notice it as well, and waits until it
+    /// has begun another run, the one of that number, and is ready. It is where it was, and knows nothing of its clients any more.
+    pub async fn resume_anew(&self, times: u64) {
+        let paused = *self.paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let paused = paused.expect("it stands still");
+        wait_until(crate::SOON, "the pause to be long", async || paused.elapsed() > PAUSE_MIN).await;
+        self.resume();
         let is_anew = format!("\nfanfare_runs_begun_anew_total {times}\n");
         wait_until(START_MAX, "the node to begin anew", async || {
             let ask = async |path| http::try_request(self.admin(), "GET", path, &[], "").await.ok();

@@ -175,6 +175,14 @@ impl Heard {
         self.missing
     }
 
+    /// Of what was acknowledged, it has the last or was told that something may be missing.
+    pub fn has_or_misses(&self, acknowledged: &Numbers) -> bool {
+        let is_fine = |of: &(u64, String), count| {
+            self.told.contains(of) || self.next.get(of).copied().unwrap_or_default() >= count
+        };
+        acknowledged.iter().all(|(of, count)| is_fine(of, *count))
+    }
+
     /// Whether it has the last of what was acknowledged.
     pub fn has(&self, acknowledged: &Numbers) -> bool {
         acknowledged.iter().all(|(of, count)| self.next.get(of).copied().unwrap_or_default() >= *count)
@@ -234,14 +242,20 @@ impl Subscriber {
     }
 
     /// Waits until it has what was acknowledged, and nothing more is on its way.
-    pub async fn settle(mut self, acknowledged: &Numbers) -> Heard {
+    pub async fn settle(self, acknowledged: &Numbers) -> Heard {
+        self.settle_after(acknowledged, &Numbers::new()).await
+    }
+
+    /// The same, where a run has ended: it has what was acknowledged there, too, or was told that it may be missing.
+    pub async fn settle_after(mut self, acknowledged: &Numbers, ended: &Numbers) -> Heard {
         let end = Instant::now() + SOON;
-        while !self.heard.borrow_and_update().has(acknowledged) {
+        let has_all = |heard: &Heard| heard.has(acknowledged) && heard.has_or_misses(ended);
+        while !has_all(&self.heard.borrow_and_update()) {
             let left = end.saturating_duration_since(Instant::now());
             let came = tokio::time::timeout(left, self.heard.changed()).await;
             if !matches!(came, Ok(Ok(()))) {
                 let heard = self.leave().await;
-                unreachable!("not all of {acknowledged:?} has come: {heard:?}");
+                unreachable!("not all of {acknowledged:?} and {ended:?} has come: {heard:?}");
             }
         }
         self.leave().await
@@ -251,9 +265,19 @@ impl Subscriber {
 /// Waits until each subscriber has heard what was acknowledged, and until whoever comes back has missed nothing again; the nodes must
 /// be well.
 pub async fn end_well(cluster: &mut Cluster, acknowledged: &Numbers, subscribers: Vec<Subscriber>) {
+    end_well_after(cluster, acknowledged, &Numbers::new(), subscribers).await;
+}
+
+/// The same, where runs have ended with what they had acknowledged.
+pub async fn end_well_after(
+    cluster: &mut Cluster,
+    acknowledged: &Numbers,
+    ended: &Numbers,
+    subscribers: Vec<Subscriber>,
+) {
     let mut last = Heard::default();
     for subscriber in subscribers {
-        let (name, heard) = (subscriber.name.clone(), subscriber.settle(acknowledged).await);
+        let (name, heard) = (subscriber.name.clone(), subscriber.settle_after(acknowledged, ended).await);
         println!("{name}: told {} times, {} missing", heard.losses(), heard.missing());
         last = heard;
     }

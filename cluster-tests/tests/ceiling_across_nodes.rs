@@ -265,8 +265,7 @@ async fn after_a_node_stood_still_the_sum_is_right_again() {
         open.push(try_open(&nodes[0], "", KEY).await.expect("the rest is not there"));
     }
     until_counted(&nodes[..2], 6).await;
-    nodes[2].resume();
-    nodes[2].until_anew(1).await;
+    nodes[2].resume_anew(1).await;
     // What the run had that stood still has ended with it.
     until_counted(nodes, 6).await;
     for node in &*nodes {

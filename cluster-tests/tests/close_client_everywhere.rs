@@ -94,8 +94,7 @@ async fn a_node_that_does_not_answer_is_told_and_the_others_have_closed() {
         (answer.status == 200).then_some(answer)
     });
     assert_eq!(dead.await.json(), json!({"closed": 0}));
-    n2.resume();
-    n2.until_anew(1).await;
+    n2.resume_anew(1).await;
     // It was asked before, and does so if it comes to that before it begins anew.
     let ended = unreached.to_end(SOON).await.1;
     assert!(matches!(ended, Ended::Gone | Ended::Closed(_)), "{ended:?}");

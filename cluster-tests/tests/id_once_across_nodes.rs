@@ -212,8 +212,7 @@ async fn a_node_that_stands_still_holds_up_nobody_for_long() {
         assert_eq!(heard, expected);
     }
     assert!(left_out(&nodes[..2]).await > 0.0);
-    nodes[2].resume();
-    nodes[2].until_anew(1).await;
+    nodes[2].resume_anew(1).await;
     cluster.until_linked().await;
     let nodes = &*cluster.nodes();
     let mut back = Socket::open(&nodes[2], "").await;

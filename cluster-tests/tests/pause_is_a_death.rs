@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::presence::{Watcher, present};
 use fanfare_cluster_tests::socket::Ended;
-use fanfare_cluster_tests::traffic::{Numbers, Publishers, Subscriber, end_well};
+use fanfare_cluster_tests::traffic::{Numbers, Publishers, Subscriber, end_well_after};
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -25,10 +25,9 @@ async fn publishers(nodes: &[Node]) -> Publishers {
     publishers
 }
 
-/// What these have, of all that was acknowledged: what a run acknowledged before it ended may be missing, which is told.
-fn of(publishers: &[u64], mut acknowledged: Numbers) -> Numbers {
-    acknowledged.retain(|(from, _), _| publishers.contains(from));
-    acknowledged
+/// What these had acknowledged, and what the others had, whose runs have ended: that may be missing where it is told.
+fn parted(acknowledged: Numbers, publishers: &[u64]) -> (Numbers, Numbers) {
+    acknowledged.into_iter().partition(|((from, _), _)| publishers.contains(from))
 }
 
 /// How often `node` has said so of any other.
@@ -73,7 +72,6 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     sleep(Duration::from_secs(1)).await;
     let former = run_of(&nodes[2]).await;
     nodes[2].pause();
-    let paused = Instant::now();
     // Clients of the others, and those that give up on it.
     for (at, subscriber) in moving.into_iter().enumerate() {
         let heard = subscriber.leave().await;
@@ -82,11 +80,9 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     for node in &nodes[..2] {
         until_said(node, "n2", "a node is dead").await;
     }
-    wait_until(SOON, "the pause to be long", async || paused.elapsed() > PAUSE).await;
     let there = subscribers.remove(2);
-    nodes[2].resume();
+    nodes[2].resume_anew(1).await;
     until_said(&nodes[2], "", STOOD_STILL).await;
-    nodes[2].until_anew(1).await;
     assert_ne!(run_of(&nodes[2]).await, former, "it is another run");
     subscribers.push(Subscriber::after(&nodes[2], "comes back to where it was", there.leave().await).await);
     cluster.until_linked().await;
@@ -96,7 +92,8 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     publishers.add(&nodes[2]).await;
     subscribers.push(Subscriber::after(&nodes[0], "moved when it was over", back.leave().await).await);
     sleep(Duration::from_secs(1)).await;
-    end_well(&mut cluster, &of(&[0, 1, 3], publishers.end().await), subscribers).await;
+    let (acknowledged, ended) = parted(publishers.end().await, &[0, 1, 3]);
+    end_well_after(&mut cluster, &acknowledged, &ended, subscribers).await;
 }
 
 /// Each time it is dead for the others, and before they have quite found each other again another one is.
@@ -114,12 +111,9 @@ async fn one_after_the_other_and_again() {
         let deaths = || [1, 2].map(|next| said(&nodes[(at + next) % 3], "a node is dead"));
         let before = deaths();
         paused.pause();
-        let since = Instant::now();
         wait_until(SOON, "its death", async || deaths() != before).await;
-        wait_until(SOON, "the pause to be long", async || since.elapsed() > PAUSE).await;
-        paused.resume();
         runs[at] += 1;
-        paused.until_anew(runs[at]).await;
+        paused.resume_anew(runs[at]).await;
         for former in std::mem::take(&mut places[at]) {
             let name = format!("{}, back in round {round}", former.name);
             places[at].push(Subscriber::after(paused, &name, former.leave().await).await);
@@ -131,7 +125,8 @@ async fn one_after_the_other_and_again() {
     cluster.until_linked().await;
     sleep(Duration::from_secs(1)).await;
     let subscribers = places.into_iter().flatten().collect();
-    end_well(&mut cluster, &of(&[4, 5, 6], publishers.end().await), subscribers).await;
+    let (acknowledged, ended) = parted(publishers.end().await, &[4, 5, 6]);
+    end_well_after(&mut cluster, &acknowledged, &ended, subscribers).await;
 }
 
 /// A machine that takes a rest with all that is on it.
@@ -186,11 +181,9 @@ async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
     present(&mut back, "update", "room", json!({"data": 2})).await;
     // It has this before it knows better.
     former.send(&json!({"op": 12, "id": "late", "channel": "room", "action": "leave"})).await;
-    nodes[2].resume();
-    until_said(&nodes[2], "", STOOD_STILL).await;
+    nodes[2].resume_anew(1).await;
     let ended = former.to_end(SOON).await.1;
     assert!(matches!(ended, Ended::Closed(4001) | Ended::Gone), "{ended:?}");
-    nodes[2].until_anew(1).await;
     let late = Watcher::on(&nodes[2], "room").await;
     let mut watchers = watchers.into_iter().chain([late]).collect::<Vec<_>>();
     cluster.until_linked().await;

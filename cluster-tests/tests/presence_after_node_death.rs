@@ -223,8 +223,7 @@ async fn nobody_of_a_node_that_stood_still_is_there_again_by_itself() {
     for watcher in &mut watchers {
         assert_eq!(leaves(watcher, 1).await, ["member-0"]);
     }
-    nodes[0].resume();
-    nodes[0].until_anew(1).await;
+    nodes[0].resume_anew(1).await;
     assert_eq!(stays.to_end(SOON).await.1, Ended::Gone, "it ends with the run that it was on");
     assert_quiet(&mut watchers).await;
     until_everywhere(nodes, "room", &[]).await;
@@ -252,8 +251,7 @@ async fn who_comes_back_in_time_from_a_node_that_stood_still_does_not_flicker() 
         nodes[1..].iter().all(|node| told(node).contains(&("n0".to_owned(), "a node is dead".to_owned())))
     })
     .await;
-    nodes[0].resume();
-    nodes[0].until_anew(1).await;
+    nodes[0].resume_anew(1).await;
     let mut back = resumed(&stays, &nodes[0]).await;
     assert_eq!(back.connected["resumed"], true);
     until_everywhere(nodes, "room", &["member-0"]).await;

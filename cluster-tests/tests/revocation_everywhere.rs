@@ -102,8 +102,7 @@ async fn whoever_stood_still_knows_soon_after() {
     })
     .await;
     revoke(n0, "ann").await;
-    n2.resume();
-    n2.until_anew(1).await;
+    n2.resume_anew(1).await;
     assert_eq!(status(n2, &ann).await, 401, "it is let in when it has heard of it");
     let ended = socket.to_end(SOON).await.1;
     assert!(matches!(ended, Ended::Gone | Ended::Closed(_)), "{ended:?}");

@@ -1,8 +1,10 @@
 //! A node that goes on as another run: the program once more in the place of itself, at the same addresses.
 
 use std::ffi::OsString;
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 
 use super::failure::Failure;
@@ -17,12 +19,18 @@ pub(super) fn begin(config: &Config, addresses: Addresses) -> Failure {
     tracing::warn!("others held this node for dead while it stood still, so it begins anew as another run");
     let mut given = std::env::args_os();
     let name = given.next().unwrap_or_else(|| "fanfare".into());
-    let error = std::env::current_exe().map(|program| {
+    let error = program().map(|program| {
         let mut command = Command::new(program);
         command.arg0(name).args(arguments(given, &chosen(config, addresses)));
         command.env(TIMES, (times() + 1).to_string()).exec()
     });
     Failure::because("cannot begin anew", &error.unwrap_or_else(|error| error))
+}
+
+/// Where its file is gone, or another one is in its place, what runs goes on.
+fn program() -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    Ok(if program.is_file() { program } else { PathBuf::from("/proc/self/exe") })
 }
 
 /// To be called once the node has started.

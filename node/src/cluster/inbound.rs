@@ -1,5 +1,6 @@
 //! What comes from other nodes: read, checked, and handed on. The only maker of `Forwarded`.
 
+mod connections;
 pub(super) mod once;
 mod presence;
 #[cfg(test)]
@@ -7,17 +8,19 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use fanfare_proto::peer::v1;
 use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
+use connections::{connection_id, taken_up, tenant_connections};
+
 use crate::hub::HandedOver;
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedParts, ForwardedPresence,
-    GivenIds, IdScope, NotOpen, Over, Owner, Place, Revocation, Stamp, StampedIds, TakenUp, Tenure,
-    ToldMembers, check_name,
+    AccountId, ChannelKey, ChannelName, ClientId, Forwarded, ForwardedParts, ForwardedPresence, GivenIds,
+    IdScope, NotOpen, Over, Owner, Revocation, Stamp, StampedIds, TakenUp, ToldMembers, check_name,
 };
 pub use once::{ClaimId, Claimed, NoncesKnown, Taken, TakenIds, ToldNonce};
 pub use presence::PresenceSaid;
@@ -75,6 +78,14 @@ pub trait Inbound: Send + Sync + 'static {
     /// Nothing more comes over it. Unless it is `whole`, the peer may have acknowledged what should have come over it.
     fn lane_ended(&self, _from: &Peer, _lane: u32, _whole: bool) {}
 
+    /// Since when the run was held for dead here when it last was, which it is told with each lane.
+    fn held_for_dead(&self, _run: u64) -> Option<Duration> {
+        None
+    }
+
+    /// A peer says that it began to hold this run for dead so long ago.
+    fn was_held_for_dead(&self, _ago: Duration) {}
+
     /// All lanes to the peer are open, or not any more. What was reported last is the state.
     fn link(&self, to: &Peer, up: bool);
 }
@@ -117,8 +128,6 @@ pub enum Interest {
     Ended {
         runs: Vec<EndedRun>,
     },
-    /// The peer held this run for dead.
-    HeldForDead,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -244,7 +253,6 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs })) => {
             Interest::Ended { runs: runs.into_iter().map(ended_run).collect() }
         }
-        Some(v1::item::Kind::HeldForDead(_)) => Interest::HeldForDead,
         Some(v1::item::Kind::TakenUp(taken)) => {
             inbound.connection_said(from, ConnectionSaid::TakenUp(taken_up(taken, from)?));
             return Ok(());
@@ -369,35 +377,6 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
         v1::answer::Kind::Done(v1::Done {}) => Ok(Answer::Done),
         _ => Ok(Answer::Unknown),
     }
-}
-
-fn taken_up(taken: v1::TakenUp, from: &Peer) -> Result<TakenUp, Malformed> {
-    let place = place(taken.place)?;
-    if place.incarnation != from.incarnation {
-        return Err(Malformed("a connection of another node"));
-    }
-    let tenure = Tenure { connection_id: connection_id(&taken.connection_id)?, epoch: taken.epoch, place };
-    Ok(TakenUp { tenure, former: self::place(taken.former)? })
-}
-
-fn place(place: Option<v1::Place>) -> Result<Place, Malformed> {
-    let v1::Place { incarnation, shard, slot, generation } = place.ok_or(Malformed("no place"))?;
-    let shard = u16::try_from(shard).map_err(|_| Malformed("no such place"))?;
-    Ok(Place { incarnation, shard, slot, generation })
-}
-
-fn connection_id(bytes: &[u8]) -> Result<ConnectionId, Malformed> {
-    let bytes = bytes.try_into().map_err(|_| Malformed("a connection id of another length"))?;
-    Ok(ConnectionId::from_bytes(bytes))
-}
-
-fn tenant_connections(connections: v1::TenantConnections) -> Result<Tenants, Malformed> {
-    let v1::TenantConnections { counts, begins, ends } = connections;
-    let count = |v1::tenant_connections::Count { tenant, connections }| {
-        is_id(&tenant).then(|| (tenant.into(), connections.min(CONNECTIONS_MAX)))
-    };
-    let counts = counts.into_iter().map(count).collect::<Option<_>>();
-    Ok(Tenants::Connections { counts: counts.ok_or(Malformed("a bad tenant"))?, begins, ends })
 }
 
 fn handed_over(handed: v1::HandedOver) -> Result<Option<Box<HandedOver<Forwarded>>>, Malformed> {

@@ -412,7 +412,6 @@ impl Inbound for Routing {
             }
             Interest::Left { lanes, is_all } => self.lane_left(from.incarnation, lanes, is_all),
             Interest::Ended { runs } => self.take_ended(&runs),
-            Interest::HeldForDead => self.was_held_for_dead(),
         }
     }
 
@@ -441,6 +440,14 @@ impl Inbound for Routing {
         self.lane_ended_by(from.incarnation, lane, whole);
     }
 
+    fn held_for_dead(&self, run: u64) -> Option<Duration> {
+        self.anew.held_for_dead(run)
+    }
+
+    fn was_held_for_dead(&self, ago: Duration) {
+        self.begin_anew_if_still(ago);
+    }
+
     fn continuity_lost(&self, from: &Peer) {
         self.tenants_lost(from.incarnation);
         // What it wants may have been among it, too.
@@ -466,7 +473,6 @@ impl Inbound for Routing {
             self.tenants_linked(to.incarnation);
             self.say_revocations(to.incarnation);
             self.say_ended(to.incarnation);
-            self.say_held_for_dead(to.incarnation);
             // It may have said what it wants before it was known here as a member.
             if self.peers.read().get(&to.incarnation).is_some_and(|wants| !wants.is_known) {
                 self.send(to.incarnation, 0, &Interest::Asked);
@@ -482,18 +488,4 @@ impl Inbound for Routing {
 /// The same on every lane.
 fn hash_of(key: &ChannelKey) -> u64 {
     hub::channel_number(key)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::fixture::Node;
-    use super::*;
-
-    #[tokio::test]
-    async fn the_hub_is_told_of_batches() {
-        let node = Node::new();
-        let before = node.routing.hub.batches_apart();
-        node.routing.batch_came(usize::MAX);
-        assert!(node.routing.hub.batches_apart() < before);
-    }
 }

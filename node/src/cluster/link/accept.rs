@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 
 use super::grpc::{self, Connections};
 use super::handshakes::{Handshakes, Place};
-use super::{CONNECT, Common, SILENCE};
+use super::{CONNECT, Common, SILENCE, hello};
 use crate::cluster::inbound::{self, Inbound, Peer};
 use crate::tasks::OnStop;
 
@@ -139,6 +139,7 @@ impl Lanes {
         if hello.to != own.incarnation {
             return Err(Status::failed_precondition(super::ANOTHER_RUN));
         }
+        hello::take(&hello, inbound);
         let lane = self.find(hello.incarnation, hello.lane)?;
         let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
         let mut taken = lane.taken.lock();
@@ -155,6 +156,7 @@ impl Lanes {
             incarnation: own.incarnation,
             lane: hello.lane,
             taken: taken.sequence,
+            held_for_dead_ms: hello::held_for_dead_ms(inbound, peer.incarnation),
             ..v1::Hello::default()
         };
         let stream = taken.stream;

@@ -20,7 +20,7 @@ use tonic::{Code, Status, Streaming};
 use super::certificates::SERVER_NAME;
 use super::grpc::{self, Connections};
 use super::queue::{Pull, Queue};
-use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE};
+use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE, hello};
 use crate::cluster::inbound::Peer;
 
 /// One run of a peer, as long as it is a member.
@@ -149,6 +149,7 @@ async fn open(
         next: queue.next(),
         taken: 0,
         to: link.peer.incarnation,
+        held_for_dead_ms: hello::held_for_dead_ms(&*common.inbound, link.peer.incarnation),
     };
     let outgoing =
         Outgoing { link: Arc::clone(link), queue: Arc::clone(queue), step: Step::Hello(hello, started) };
@@ -167,6 +168,7 @@ async fn open(
     if hello.incarnation != link.peer.incarnation {
         return Err(Status::failed_precondition(super::ANOTHER_RUN));
     }
+    hello::take(&hello, &*common.inbound);
     // The stream waits for it, unless it is gone again.
     let _ = start.send(queue.open(hello.taken));
     Ok(frames)

@@ -9,6 +9,7 @@ mod certificates;
 mod dial;
 mod grpc;
 mod handshakes;
+mod hello;
 mod presence;
 mod queue;
 #[cfg(test)]
@@ -277,7 +278,6 @@ impl Item {
                 };
                 v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
             }
-            Interest::HeldForDead => v1::item::Kind::HeldForDead(v1::HeldForDead {}),
         })
     }
 

@@ -58,9 +58,10 @@ impl Run {
     pub(super) async fn run(mut self) {
         let (seeds, names) = (std::mem::take(&mut self.seeds), std::mem::take(&mut self.names));
         let seeds = seek(self.wire.clone(), seeds, self.advertise, names);
+        let mut liveness = Liveness::new(PULSE_EVERY, Instant::now());
         let gossip = async {
             loop {
-                if let Err(error) = self.gossip().await {
+                if let Err(error) = self.gossip(&mut liveness).await {
                     tracing::error!(%error, "gossip has ended and begins anew");
                     tokio::time::sleep(SEEDS_EVERY).await;
                     self.generation += 1;
@@ -71,9 +72,9 @@ impl Run {
     }
 
     /// Ends where it is to begin anew with another generation.
-    async fn gossip(&mut self) -> anyhow::Result<()> {
+    async fn gossip(&mut self, liveness: &mut Liveness) -> anyhow::Result<()> {
         let chitchat_id = ChitchatId::new(&*self.node_id, self.generation, self.advertise);
-        let facts = self.facts.borrow_and_update().clone();
+        let facts = self.own_facts();
         let entries = facts.entries(self.incarnation).into_iter();
         let mut entries: Vec<_> = entries.map(|(key, text)| (key.to_owned(), text)).collect();
         if facts.protocol_minor > MINOR {
@@ -84,7 +85,6 @@ impl Run {
         let begun = Instant::now();
         // Where gossip begins anew it knows nobody.
         self.gossip_with_all(&handle)?;
-        let mut liveness = Liveness::new(PULSE_EVERY, Instant::now());
         let mut pulse = tokio::time::interval(PULSE_EVERY);
         pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ended = Box::pin(handle.termination_watcher());
@@ -101,7 +101,7 @@ impl Run {
             if is_new {
                 self.say(&handle).await?;
             }
-            let former = self.pulse(&handle, &mut liveness, begun).await?;
+            let former = self.pulse(&handle, liveness, begun).await?;
             if let Some(above) =
                 former.filter(|former| *former >= self.generation).and_then(|former| former.checked_add(1))
             {
@@ -114,12 +114,7 @@ impl Run {
 
     /// Tells all that are alive at once what is new of this node: who leaves may be gone before its turn comes.
     async fn say(&mut self, handle: &ChitchatHandle) -> anyhow::Result<()> {
-        let mut facts = self.facts.borrow_and_update().clone();
-        if self.ends.is_some() {
-            // Nothing may speak for it any more, or the other one ends too.
-            (facts.ready, facts.met, facts.left) = (false, false, false);
-        }
-        let entries = facts.entries(self.incarnation);
+        let entries = self.own_facts().entries(self.incarnation);
         {
             let chitchat = handle.chitchat();
             let mut chitchat = chitchat.lock().await;
@@ -128,6 +123,15 @@ impl Run {
             }
         }
         self.gossip_with_all(handle)
+    }
+
+    fn own_facts(&mut self) -> Facts {
+        let mut facts = self.facts.borrow_and_update().clone();
+        if self.ends.is_some() {
+            // Nothing may speak for it any more, or the other one ends too.
+            (facts.ready, facts.met, facts.left) = (false, false, false);
+        }
+        facts
     }
 
     fn gossip_with_all(&self, handle: &ChitchatHandle) -> anyhow::Result<()> {
@@ -156,7 +160,7 @@ impl Run {
         }
     }
 
-    /// Gives the highest generation of a run of this node that has ended.
+    /// Gives the highest generation of a run of this node that nobody hears any more.
     async fn pulse(
         &mut self,
         handle: &ChitchatHandle,
@@ -176,7 +180,12 @@ impl Run {
         let (namesakes, others): (Vec<_>, Vec<_>) =
             all.into_iter().filter(is_other).partition(|member| member.node_id == self.node_id);
         let now = Instant::now();
-        self.relayed.see(&counts, now);
+        // Gossip that has just begun anew tells of nobody yet.
+        let is_blank =
+            now.saturating_duration_since(begun) < ANEW && others.is_empty() && namesakes.is_empty();
+        if !is_blank {
+            self.relayed.see(&counts, now);
+        }
         let (heard, fresh) = {
             let mut sealed = self.wire.sealed.lock();
             (sealed.heard().collect::<HashMap<_, _>>(), sealed.take_fresh())
@@ -186,7 +195,9 @@ impl Run {
         let candidates = Candidate::of(&others, &self.members.borrow(), is_heard);
         let watched = candidates.iter().flat_map(Candidate::runs).chain(&namesakes);
         let gossip: HashMap<_, _> = watched.map(|member| (member.incarnation, member.gossip)).collect();
-        liveness.watch(gossip.keys().copied(), now);
+        if !is_blank {
+            liveness.watch(gossip.keys().copied(), now);
+        }
         heard.into_iter().for_each(|(incarnation, at)| liveness.heard(incarnation, at));
         let due = liveness.tick(now);
         if let Some(paused) = due.paused {
@@ -196,7 +207,10 @@ impl Run {
             );
             metrics::counter!("fanfare_pauses_total").increment(1);
         }
-        let (others, contested) = self.contests.decide(candidates, liveness, due.late, now);
+        let (others, contested) = match is_blank {
+            true => Default::default(),
+            false => self.contests.decide(candidates, liveness, due.late, now),
+        };
         for incarnation in due.ask.into_iter().chain(contested) {
             let known = self.wire.sealed.lock().address_of(incarnation);
             let address = known.or_else(|| gossip.get(&incarnation).copied());
@@ -208,15 +222,18 @@ impl Run {
         for address in fresh {
             handle.gossip(address)?;
         }
-        // Gossip that has just begun anew tells of nobody yet.
-        if !others.is_empty() || now.saturating_duration_since(begun) >= ANEW {
+        if !is_blank {
             self.tell(others, liveness, now);
         }
         if self.among_namesakes(handle, &namesakes, liveness, now)? {
             self.say(handle).await?;
         }
-        let ended = namesakes.iter().filter(|member| liveness.state(member.incarnation) == State::Dead);
-        Ok(ended.map(|member| member.generation).max())
+        let has_ended = |member: &&Member| {
+            let heard_here = liveness.heard_at(member.incarnation);
+            liveness.state(member.incarnation) == State::Dead
+                && !self.relayed.is_heard(member.run(), heard_here, now)
+        };
+        Ok(namesakes.iter().filter(has_ended).map(|member| member.generation).max())
     }
 
     fn tell(&self, mut others: Vec<Member>, liveness: &Liveness, now: Instant) {

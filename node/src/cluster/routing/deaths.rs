@@ -213,13 +213,13 @@ impl Deaths {
         troubled_for + lately.map_or(Duration::ZERO, |(since, _)| since.elapsed())
     }
 
-    /// To be called several times a second. For how long this node stood still, if it did.
-    pub(super) fn looked(&mut self, now: Instant) -> Option<Duration> {
+    /// To be called several times a second. Since when this node stood still, if it did.
+    pub(super) fn looked(&mut self, now: Instant) -> Option<Instant> {
         let before = self.looked.replace(now)?;
-        let stood_still = now.saturating_duration_since(before);
-        (stood_still >= STOOD_STILL).then(|| {
+        let stood_still = now.saturating_duration_since(before) >= STOOD_STILL;
+        stood_still.then(|| {
             self.stood_still = Some((before, now));
-            stood_still
+            before
         })
     }
 
@@ -365,7 +365,6 @@ impl Routing {
                 // What it has for this node comes, and the answer behind it.
                 Fate::Back => {
                     self.runs.lock().is_back(incarnation);
-                    self.say_held_for_dead(incarnation);
                     self.say_all(incarnation);
                 }
                 Fate::Gone { is_doubtful, is_met, .. } => {

@@ -181,4 +181,12 @@ mod tests {
         node.is_told_all(2);
         assert!(node.knows());
     }
+
+    #[tokio::test]
+    async fn the_hub_is_told_of_batches() {
+        let node = Node::new();
+        let before = node.routing.hub.batches_apart();
+        node.routing.batch_came(usize::MAX);
+        assert!(node.routing.hub.batches_apart() < before);
+    }
 }
