@@ -200,10 +200,7 @@ impl Node {
 
     /// What `/metrics` says of a metric without labels; 0 while it is not there.
     pub async fn metric(&self, name: &str) -> f64 {
-        let page = http::request(self.admin(), "GET", "/metrics", &[], "").await;
-        let text = String::from_utf8_lossy(&page.body).into_owned();
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.map_or(0.0, |value| value.parse().expect("a metric is a number"))
+        metric(&http::request(self.admin(), "GET", "/metrics", &[], "").await, name).unwrap_or(0.0)
     }
 
     /// Asks what only operators may, with the token of the data folder.
@@ -268,14 +265,13 @@ impl Node {
         let paused = paused.expect("it stands still");
         wait_until(crate::SOON, "the pause to be long", async || paused.elapsed() > PAUSE_MIN).await;
         self.resume();
-        let is_anew = format!("\nfanfare_runs_begun_anew_total {times}\n");
-        wait_until(START_MAX, "the node to begin anew", async || {
+        let begun = wait_for(START_MAX, "the node to begin anew", async || {
             let ask = async |path| http::try_request(self.admin(), "GET", path, &[], "").await.ok();
-            let Some(page) = ask("/metrics").await else { return false };
-            String::from_utf8_lossy(&page.body).contains(&is_anew)
-                && ask("/ready").await.is_some_and(|ready| ready.status == 200)
+            let begun = metric(&ask("/metrics").await?, "fanfare_runs_begun_anew_total")? as u64;
+            (begun >= times && ask("/ready").await?.status == 200).then_some(begun)
         })
         .await;
+        assert_eq!(begun, times, "it began anew more often than it stood still:\n{}", self.log());
     }
 
     /// Puts another directory in the place of the one that it runs with, which it is to notice by itself.
@@ -296,6 +292,13 @@ impl Node {
         self.process = Process::spawn(&self.options, self.data.path(), &self.log);
         self.addresses = self.process.ready(START_MAX, self.data.path()).await;
     }
+}
+
+/// What a page of metrics says of one without labels.
+fn metric(page: &Response, name: &str) -> Option<f64> {
+    let text = String::from_utf8_lossy(&page.body);
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    Some(value.parse().expect("a metric is a number"))
 }
 
 /// One start of a node. Dropping it ends it, and shows what it wrote when the test has failed.

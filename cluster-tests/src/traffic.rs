@@ -266,6 +266,9 @@ impl Subscriber {
 /// be well.
 pub async fn end_well(cluster: &mut Cluster, acknowledged: &Numbers, subscribers: Vec<Subscriber>) {
     end_well_after(cluster, acknowledged, &Numbers::new(), subscribers).await;
+    for node in cluster.nodes() {
+        assert_eq!(node.metric("fanfare_runs_begun_anew_total").await, 0.0, "who ran all the time goes on");
+    }
 }
 
 /// The same, where runs have ended with what they had acknowledged.

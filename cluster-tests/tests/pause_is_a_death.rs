@@ -82,7 +82,6 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     }
     let there = subscribers.remove(2);
     nodes[2].resume_anew(1).await;
-    until_said(&nodes[2], "", STOOD_STILL).await;
     assert_ne!(run_of(&nodes[2]).await, former, "it is another run");
     subscribers.push(Subscriber::after(&nodes[2], "comes back to where it was", there.leave().await).await);
     cluster.until_linked().await;

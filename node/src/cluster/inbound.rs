@@ -78,9 +78,9 @@ pub trait Inbound: Send + Sync + 'static {
     /// Nothing more comes over it. Unless it is `whole`, the peer may have acknowledged what should have come over it.
     fn lane_ended(&self, _from: &Peer, _lane: u32, _whole: bool) {}
 
-    /// Since when the run was held for dead here when it last was, which it is told with each lane.
-    fn held_for_dead(&self, _run: u64) -> Option<Duration> {
-        None
+    /// How long ago the run began to be held for dead here, the last times that it was, which it is told.
+    fn held_for_dead(&self, _run: u64) -> Vec<Duration> {
+        Vec::new()
     }
 
     /// A peer says that it began to hold this run for dead so long ago.

@@ -440,7 +440,7 @@ impl Inbound for Routing {
         self.lane_ended_by(from.incarnation, lane, whole);
     }
 
-    fn held_for_dead(&self, run: u64) -> Option<Duration> {
+    fn held_for_dead(&self, run: u64) -> Vec<Duration> {
         self.anew.held_for_dead(run)
     }
 

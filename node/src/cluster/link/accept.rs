@@ -139,7 +139,7 @@ impl Lanes {
         if hello.to != own.incarnation {
             return Err(Status::failed_precondition(super::ANOTHER_RUN));
         }
-        hello::take(&hello, inbound);
+        hello::take(&hello.held_for_dead_ms, inbound);
         let lane = self.find(hello.incarnation, hello.lane)?;
         let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
         let mut taken = lane.taken.lock();
@@ -236,6 +236,7 @@ impl Taking {
                     Kind::Confirm(v1::Confirm { sequence: open.take(batch, &*self.common.inbound)? })
                 }
                 (Some(_), Some(Kind::Ping(ping))) => {
+                    hello::take(&ping.held_for_dead_ms, &*self.common.inbound);
                     self.pinged = ping.waits_ms.map(|ms| (Instant::now(), Duration::from_millis(ms)));
                     Kind::Pong(v1::Pong { number: ping.number })
                 }

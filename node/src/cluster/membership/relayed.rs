@@ -34,6 +34,13 @@ impl Relayed {
         }
     }
 
+    /// Whether nobody has heard it for so long that it has ended, or its count was seen for long enough to say so.
+    pub(super) fn has_ended(&self, run: (u64, u64), heard_here: Option<Instant>, now: Instant) -> bool {
+        let Some(Count { since, risen, .. }) = self.0.get(&run) else { return false };
+        let last = [Some(*since), *risen, heard_here].into_iter().flatten().max().unwrap_or(now);
+        now.saturating_duration_since(last) >= SUSPECT_AFTER + PASSED_ON_WITHIN
+    }
+
     /// Whether others have heard it since this node could. A count that was on its way when it fell silent says nothing.
     pub(super) fn is_heard(&self, run: (u64, u64), heard_here: Option<Instant>, now: Instant) -> bool {
         let Some(Count { since, risen: Some(risen), .. }) = self.0.get(&run) else { return false };
@@ -61,6 +68,24 @@ mod tests {
         relayed.see(&HashMap::new(), at(at_ms));
         assert!(!relayed.is_heard(RUN, None, at(at_ms)) && relayed.0.is_empty());
         is_heard
+    }
+
+    #[test]
+    fn who_was_not_heard_by_anybody_for_long_has_ended() {
+        let (mut relayed, start) = (Relayed::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut see = |run: (u64, u64), count: u64, ms| {
+            let heartbeat = serde_json::from_value::<Heartbeat>(count.into()).expect("a number");
+            relayed.see(&HashMap::from([(run, heartbeat)]), at(ms));
+            relayed.has_ended(run, None, at(ms))
+        };
+        assert!(!see(RUN, 5, 0) && !see(RUN, 5, 4_400) && see(RUN, 5, 4_500));
+        assert!(!see(RUN, 6, 4_600) && !see(RUN, 6, 9_000) && see(RUN, 6, 9_100));
+        // It has begun its gossip anew.
+        let anew = (RUN.0, RUN.1 + 1);
+        assert!(!see(anew, 1, 9_200) && !see(anew, 2, 13_700));
+        assert!(!relayed.has_ended(anew, Some(at(14_000)), at(18_400)));
+        assert!(!relayed.has_ended(RUN, None, at(60_000)), "it is not known");
     }
 
     #[test]

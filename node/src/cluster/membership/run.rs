@@ -83,6 +83,8 @@ impl Run {
         }
         let handle = spawn_chitchat(self.config(chitchat_id), entries, &self.wire).await?;
         let begun = Instant::now();
+        // What was not heard meanwhile was not to be heard.
+        liveness.tick(begun);
         // Where gossip begins anew it knows nobody.
         self.gossip_with_all(&handle)?;
         let mut pulse = tokio::time::interval(PULSE_EVERY);
@@ -222,16 +224,15 @@ impl Run {
         for address in fresh {
             handle.gossip(address)?;
         }
-        if !is_blank {
+        // Nor of others where a namesake came first.
+        if !others.is_empty() || now.saturating_duration_since(begun) >= ANEW {
             self.tell(others, liveness, now);
         }
         if self.among_namesakes(handle, &namesakes, liveness, now)? {
             self.say(handle).await?;
         }
         let has_ended = |member: &&Member| {
-            let heard_here = liveness.heard_at(member.incarnation);
-            liveness.state(member.incarnation) == State::Dead
-                && !self.relayed.is_heard(member.run(), heard_here, now)
+            self.relayed.has_ended(member.run(), liveness.heard_at(member.incarnation), now)
         };
         Ok(namesakes.iter().filter(has_ended).map(|member| member.generation).max())
     }

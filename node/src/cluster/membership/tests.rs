@@ -124,16 +124,24 @@ async fn who_vanishes_is_dead_within_three_seconds_and_its_next_run_is_another()
 async fn a_run_whose_clock_is_behind_takes_the_place_of_the_former_one_and_gets_a_higher_generation() {
     let a = Node::start("a", ONE, &[], 1);
     let b = Node::start("b", ONE, &[a.address], 1_000);
-    a.until_alive(&[("b", &b)]).await;
+    let c = Node::start("c", ONE, &[a.address], 1);
+    a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.end().await;
     let b = Node::start("b", ONE, &[a.address], 10);
-    a.until_alive(&[("b", &b)]).await;
+    a.until_alive(&[("b", &b), ("c", &c)]).await;
+    b.until_alive(&[("a", &a), ("c", &c)]).await;
+    let mut seen = b.membership.members();
+    seen.mark_unchanged();
     let generation =
         |members: &Members| members.get("b").map(|member| (member.incarnation, member.generation));
     a.until("b is above its former run", |members| generation(members) == Some((b.incarnation, 1_001))).await;
-    a.until_alive(&[("b", &b)]).await;
-    b.until_alive(&[("a", &a)]).await;
-    for node in [a, b] {
+    a.until_alive(&[("b", &b), ("c", &c)]).await;
+    b.until_alive(&[("a", &a), ("c", &c)]).await;
+    assert!(
+        !seen.has_changed().expect("it runs"),
+        "b has begun its gossip anew, and nobody was lost: {seen:?}"
+    );
+    for node in [a, b, c] {
         node.end().await;
     }
 }

@@ -11,15 +11,18 @@ use super::Routing;
 
 /// Who stood still for less goes on as the run that it was, as behind a cut.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
-/// Who says since when it held this run for dead is heard within this. No cut that comes after the pause is a death so soon.
-const HEARD_WITHIN: Duration = Duration::from_secs(2);
+/// So much later than it was a death may seem to be, by the way of what tells it. A cut that comes after the pause is none before 1.5 s.
+const TOLD_WITHIN: Duration = Duration::from_millis(1_400);
 /// The earliest is forgotten.
 const PAUSES_MAX: usize = 16;
+/// Of each run, and runs, members or not: one that stood still for hours comes back to who has long forgotten that it was one.
+const DEATHS_MAX: usize = 4;
+const RUNS_MAX: usize = 1024;
 
 #[derive(Default)]
 pub(super) struct Anew {
-    /// When other runs were held for dead, the last time that they were.
-    deaths: Mutex<HashMap<u64, Instant>>,
+    /// When other runs were held for dead, the last time first.
+    deaths: Mutex<HashMap<u64, VecDeque<Instant>>>,
     /// When this node stood still, from when until when.
     pauses: Mutex<VecDeque<(Instant, Instant)>>,
     begins: CancellationToken,
@@ -27,16 +30,18 @@ pub(super) struct Anew {
 
 impl Anew {
     pub(super) fn hold_for_dead(&self, run: u64) {
-        self.deaths.lock().insert(run, Instant::now());
+        let mut deaths = self.deaths.lock();
+        if deaths.len() >= RUNS_MAX && !deaths.contains_key(&run) {
+            let earliest = deaths.iter().min_by_key(|(_, deaths)| deaths.front()).map(|(run, _)| *run);
+            earliest.map(|earliest| deaths.remove(&earliest));
+        }
+        let deaths = deaths.entry(run).or_default();
+        deaths.truncate(DEATHS_MAX - 1);
+        deaths.push_front(Instant::now());
     }
 
-    pub(super) fn held_for_dead(&self, run: u64) -> Option<Duration> {
-        self.deaths.lock().get(&run).map(Instant::elapsed)
-    }
-
-    /// It is no member any more.
-    pub(super) fn forget(&self, run: u64) {
-        self.deaths.lock().remove(&run);
+    pub(super) fn held_for_dead(&self, run: u64) -> Vec<Duration> {
+        self.deaths.lock().get(&run).into_iter().flatten().map(Instant::elapsed).collect()
     }
 }
 
@@ -57,7 +62,7 @@ impl Routing {
         // It may be told before the next look.
         self.look_at_the_clock();
         let Some(died) = Instant::now().checked_sub(ago) else { return };
-        let was_still = |(since, until): &(Instant, Instant)| *since <= died && died <= *until + HEARD_WITHIN;
+        let was_still = |(since, until): &(Instant, Instant)| *since <= died && died <= *until + TOLD_WITHIN;
         if self.anew.pauses.lock().iter().any(was_still) {
             self.anew.begins.cancel();
         }
@@ -146,9 +151,9 @@ mod tests {
         let node = Node::new();
         runs(&node, 50 * TICK).await;
         stands_still(&node, 2 * PAUSE_MIN).await;
-        // A silence of 2.3 s is a death, so this cut began when it ran on.
-        runs(&node, Duration::from_millis(2_300)).await;
-        for ago in [Duration::ZERO, Duration::from_secs(7), Duration::MAX] {
+        // A silence of 1.5 s is a death where the run was never heard, so that cut began when it ran on.
+        runs(&node, Duration::from_millis(1_500)).await;
+        for ago in [Duration::ZERO, Duration::from_secs(6), Duration::MAX] {
             node.routing.was_held_for_dead(ago);
             assert!(!begins_anew(&node), "{ago:?}");
         }
@@ -157,19 +162,37 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn others_are_told_when_they_were_held_for_dead_last() {
+    async fn others_are_told_when_they_were_held_for_dead() {
         let node = Node::new();
         node.finds_the_peer();
         node.does_not_hear_the_peer(false);
-        assert_eq!(node.routing.held_for_dead(PEER), None);
+        assert!(node.routing.held_for_dead(PEER).is_empty());
         node.does_not_hear_the_peer(true);
         tokio::time::advance(TICK).await;
-        assert_eq!(node.routing.held_for_dead(PEER), Some(TICK));
+        assert_eq!(node.routing.held_for_dead(PEER), [TICK]);
         node.does_not_hear_the_peer(false);
-        assert_eq!(node.routing.held_for_dead(PEER), Some(TICK), "it is back");
         node.does_not_hear_the_peer(true);
-        assert_eq!(node.routing.held_for_dead(PEER), Some(Duration::ZERO));
+        assert_eq!(node.routing.held_for_dead(PEER), [Duration::ZERO, TICK]);
         node.routing.look_for_deaths(&[]);
-        assert_eq!(node.routing.held_for_dead(PEER), None, "what is no member is forgotten");
+        assert_eq!(
+            node.routing.held_for_dead(PEER).len(),
+            2,
+            "it may come back when it is no member any more"
+        );
+        for _ in 0..DEATHS_MAX {
+            node.routing.anew.hold_for_dead(PEER);
+        }
+        assert_eq!(node.routing.held_for_dead(PEER), [Duration::ZERO; DEATHS_MAX]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_too_many_runs_that_which_died_first_is_forgotten() {
+        let node = Node::new();
+        for run in 0..=RUNS_MAX as u64 {
+            node.routing.anew.hold_for_dead(run);
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let is_known = |run| !node.routing.held_for_dead(run).is_empty();
+        assert_eq!([0, 1, RUNS_MAX as u64].map(is_known), [false, true, true]);
     }
 }

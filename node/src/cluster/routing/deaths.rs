@@ -368,7 +368,6 @@ impl Routing {
                     self.say_all(incarnation);
                 }
                 Fate::Gone { is_doubtful, is_met, .. } => {
-                    self.anew.forget(incarnation);
                     self.look_at_seats_from(incarnation);
                     let unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     let leaves = if is_doubtful { Leaves::Nothing } else { Leaves::Doubt };
