@@ -35,7 +35,7 @@ use crate::tasks::{OnStop, Tasks};
 /// A node whose seeds do not answer for so long serves alone.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
 /// What is gossiped at once, and asked for again, is at the others by then.
-const GOSSIPED_WITHIN: Duration = Duration::from_millis(100);
+const GOSSIPED_WITHIN: Duration = Duration::from_millis(250);
 
 /// What a node of a cluster has before it starts to speak.
 pub(super) struct Gossip {

@@ -76,7 +76,13 @@ pub enum ClusterKeyError {
 impl fmt::Display for ClusterKeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreadable { path, source } => write!(f, "cannot read {}: {source}", path.display()),
+            Self::Unreadable { path, source } => {
+                let path = path.display();
+                write!(
+                    f,
+                    "cannot read {path}: {source}; make it with `openssl rand -base64 32`, once for all nodes"
+                )
+            }
             Self::Malformed { path } => write!(
                 f,
                 "{} is not one or two lines of 32 bytes in base64; make it with `openssl rand -base64 32`, \
