@@ -130,18 +130,33 @@ async fn a_run_whose_clock_is_behind_takes_the_place_of_the_former_one_and_gets_
     let b = Node::start("b", ONE, &[a.address], 10);
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.until_alive(&[("a", &a), ("c", &c)]).await;
-    let mut seen = b.membership.members();
-    seen.mark_unchanged();
+    // Who has died by then stays dead.
+    c.end().await;
+    let state = |members: &Members| members.get("c").map(|member| member.state);
+    b.until("c is dead", |members| state(members) == Some(State::Dead)).await;
+    let mut views = b.membership.members();
+    views.mark_unchanged();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let collected = Arc::clone(&seen);
+    let collecting = async move {
+        while views.changed().await.is_ok() {
+            collected.lock().push(state(&views.borrow()));
+        }
+    };
     let generation =
         |members: &Members| members.get("b").map(|member| (member.incarnation, member.generation));
-    a.until("b is above its former run", |members| generation(members) == Some((b.incarnation, 1_001))).await;
-    a.until_alive(&[("b", &b), ("c", &c)]).await;
-    b.until_alive(&[("a", &a), ("c", &c)]).await;
-    assert!(
-        !seen.has_changed().expect("it runs"),
-        "b has begun its gossip anew, and nobody was lost: {seen:?}"
-    );
-    for node in [a, b, c] {
+    let raised = async {
+        a.until("b is above its former run", |members| generation(members) == Some((b.incarnation, 1_001)))
+            .await;
+        // It hears of the others by then, and looks at them.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    tokio::select! {
+        () = raised => {}
+        () = collecting => unreachable!("b has ended"),
+    }
+    assert!(seen.lock().iter().all(|state| *state == Some(State::Dead)), "{:?}", seen.lock());
+    for node in [a, b] {
         node.end().await;
     }
 }
