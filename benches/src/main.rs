@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> Result<()> {
-    os::raise_open_files()?;
+    os::make_room_for_files(os::raise_open_files()?);
     match command {
         Command::Run(options) => run::run(&options),
         Command::Peers(options) => run::peers::run(&options),

@@ -10,6 +10,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
+/// What the table of open files takes for so many is half a MB.
+const ROOM_MAX: u64 = 1 << 16;
+
 /// Lifts the soft limit on open files to the hard one, for this process and what it starts.
 ///
 /// Returns the limit in force.
@@ -23,6 +26,19 @@ pub fn raise_open_files() -> io::Result<u64> {
         }
     };
     if done { Ok(limit.rlim_cur) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Lets the kernel's table of open files have room for so many at once. Where threads share it, whoever opens a file waits each time that
+/// the table grows, for 10 to 30 ms. To be called before there are threads.
+pub fn make_room_for_files(files: u64) {
+    let highest = files.clamp(1, ROOM_MAX) - 1;
+    // SAFETY: both calls take numbers only, and the second one a file that nobody else knows.
+    unsafe {
+        let file = libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, highest);
+        if file >= 0 {
+            libc::close(file);
+        }
+    }
 }
 
 /// An error that says what to do, where a process may open fewer files than so many.
@@ -133,6 +149,15 @@ fn pid_t(pid: u32) -> io::Result<libc::pid_t> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn there_is_room_for_the_files_before_they_are_opened() {
+        let files = raise_open_files().expect("a limit");
+        make_room_for_files(files);
+        let status = fs::read_to_string("/proc/self/status").expect("of this process");
+        let room = status.lines().find_map(|line| line.strip_prefix("FDSize:")).expect("the room");
+        assert!(room.trim().parse::<u64>().expect("a number") >= files.min(ROOM_MAX), "{room} for {files}");
+    }
 
     #[test]
     fn too_few_files_are_told_with_what_to_do() {

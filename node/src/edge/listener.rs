@@ -38,6 +38,8 @@ use stream::{Headers, ReadStream};
 const BACKLOG: i32 = 4096;
 /// Files kept for everything but client connections.
 const RESERVED_FILES: u64 = 512;
+/// What the kernel's table of open files takes for so many is half a MB.
+const ROOM_MAX: u64 = 1 << 16;
 /// Of an event stream, beside that of its connection.
 const STREAM_FILES: usize = 2;
 /// One in so many connections may be an event stream, where files are scarce.
@@ -117,7 +119,23 @@ impl Acceptor {
 
 /// The limits with as many connections and event streams as there are open files for, which is lifted as far as it goes.
 pub fn within_open_files(limits: Limits) -> Limits {
-    within(open_files_max(), limits)
+    let files = open_files_max();
+    make_room(files);
+    within(files, limits)
+}
+
+/// Lets the kernel's table of open files be as large as it may get at once. It grows to twice its size, and since threads share it whoever
+/// opens a file waits each time until none of them can be looking at the old one.
+#[expect(unsafe_code, reason = "there is no safe call that says which number a file is to have")]
+fn make_room(files: u64) {
+    let highest = files.clamp(1, ROOM_MAX) - 1;
+    // SAFETY: both calls take numbers only, and the second one that of a file that nobody else knows.
+    unsafe {
+        let file = libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, highest);
+        if file >= 0 {
+            libc::close(file);
+        }
+    }
 }
 
 /// No client may take the files that the store needs.
