@@ -18,8 +18,8 @@ const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(40);
 /// Where operators are not on the node's own machine.
 const ADMIN_TOKEN: &str = "a-token-of-the-tests-and-of-nobody-else";
-/// Two seconds without a pulse are what it takes to notice it oneself.
-const PAUSE_MIN: Duration = Duration::from_millis(2_500);
+/// A pause of so long is a death.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
 const OPEN_FILES: u64 = 8192;
 /// Lines of a node's log that are kept; the last ones.
 const LOG_LINES_MAX: usize = 2000;
@@ -246,25 +246,35 @@ impl Node {
     /// Stands still, as if its machine did, with every thread when this returns; [`Node::resume`] ends that.
     pub fn pause(&self) {
         system::pause(self.pid());
-        *self.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let end = Instant::now() + crate::SOON;
         while !system::stands_still(self.pid()) {
             assert!(Instant::now() < end, "the node does not stand still");
             thread::sleep(Duration::from_millis(1));
         }
+        *self.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     pub fn resume(&self) {
         system::resume(self.pid());
     }
 
-    /// Ends a pause in which others have held it for dead when it is long enough for the node to notice it as well, and waits until it
-    /// has begun another run, the one of that number, and is ready. It is where it was, and knows nothing of its clients any more.
-    pub async fn resume_anew(&self, times: u64) {
+    /// Waits until it has stood still for so long that it is dead for its cluster.
+    pub async fn until_paused_for_long(&self) {
         let paused = *self.paused.lock().unwrap_or_else(PoisonError::into_inner);
         let paused = paused.expect("it stands still");
         wait_until(crate::SOON, "the pause to be long", async || paused.elapsed() > PAUSE_MIN).await;
+    }
+
+    /// Ends a pause when it is long enough to be a death, and waits until it has begun another run, the one of that number.
+    pub async fn resume_anew(&self, times: u64) {
+        self.until_paused_for_long().await;
         self.resume();
+        self.until_anew(times).await;
+    }
+
+    /// Waits until it has begun another run, the one of that number, and is ready. It is where it was, and knows nothing of its clients
+    /// any more.
+    pub async fn until_anew(&self, times: u64) {
         let begun = wait_for(START_MAX, "the node to begin anew", async || {
             let ask = async |path| http::try_request(self.admin(), "GET", path, &[], "").await.ok();
             let begun = metric(&ask("/metrics").await?, "fanfare_runs_begun_anew_total")? as u64;

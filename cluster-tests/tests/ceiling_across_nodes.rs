@@ -248,32 +248,44 @@ async fn the_seats_of_a_node_that_was_killed_are_free_once_that_is_noticed() {
     assert!(try_open(&nodes[2], "", KEY).await.is_none(), "it has heard of the others");
 }
 
+/// The first node has no seeds, and knows the others all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_the_first_node_stood_still_the_sum_is_right_again() {
+    after_a_pause_of(0).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_node_stood_still_the_sum_is_right_again() {
+    after_a_pause_of(2).await;
+}
+
+async fn after_a_pause_of(at: usize) {
     const CEILING: usize = 6;
     let mut cluster = cluster(CEILING as u64).await;
-    let nodes = cluster.nodes();
+    let nodes = &*cluster.nodes();
+    let (paused, others) = (&nodes[at], if at == 0 { &nodes[1..] } else { &nodes[..2] });
     let mut open = Vec::new();
-    for node in [0, 1, 2, 2] {
-        open.push(Socket::open(&nodes[node], "").await);
+    for node in [&others[0], &others[1], paused, paused] {
+        open.push(Socket::open(node, "").await);
     }
     until_counted(nodes, 4).await;
-    nodes[2].pause();
-    until_counted(&nodes[..2], 2).await;
+    paused.pause();
+    until_counted(others, 2).await;
     // The side that is left fills up to the ceiling by itself.
     for _ in 0..4 {
-        open.push(try_open(&nodes[0], "", KEY).await.expect("the rest is not there"));
+        open.push(try_open(&others[0], "", KEY).await.expect("the rest is not there"));
     }
-    until_counted(&nodes[..2], 6).await;
-    nodes[2].resume_anew(1).await;
+    until_counted(others, 6).await;
+    paused.resume_anew(1).await;
+    assert!(try_open(paused, "", KEY).await.is_none(), "it knows of the others when it is ready");
     // What the run had that stood still has ended with it.
     until_counted(nodes, 6).await;
-    for node in &*nodes {
+    for node in nodes {
         assert!(try_open(node, "", KEY).await.is_none(), "over the ceiling");
     }
     open.drain(..2);
     until_counted(nodes, 4).await;
-    open.push(try_open(&nodes[2], "", KEY).await.expect("below the ceiling again"));
+    open.push(try_open(paused, "", KEY).await.expect("below the ceiling again"));
     until_counted(nodes, 5).await;
 }
 

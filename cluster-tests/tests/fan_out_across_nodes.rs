@@ -13,6 +13,8 @@ const QUIET: Duration = Duration::from_millis(300);
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 /// What a busy machine adds to it.
 const A_WHILE: Duration = Duration::from_secs(5);
+/// One that a busy machine keeps waiting for longer is another run then.
+const TRIES: usize = 5;
 /// As many as take longer than anything else does, if each waits for a peer.
 const PUBLISHES: u32 = 20;
 
@@ -157,17 +159,25 @@ async fn who_only_published_hears_the_others_once_it_subscribes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ack_waits_for_the_other_node_but_not_for_long() {
     let mut cluster = Cluster::linked(2).await;
-    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
-    let mut publisher = Socket::open(n0, "").await;
-    let mut subscriber = Socket::open(n1, "").await;
-    subscriber.attach("room").await;
-    n1.pause();
-    let published = Instant::now();
-    publisher.publish("room", json!({"data": 1})).await;
-    let waited = published.elapsed();
-    n1.resume();
-    assert!((CONFIRM_WAIT..CONFIRM_WAIT + A_WHILE).contains(&waited), "{waited:?}");
-    assert_eq!(next_message(&mut subscriber).await["data"], 1);
+    for attempt in 1.. {
+        cluster.until_linked().await;
+        let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+        let mut publisher = Socket::open(n0, "").await;
+        let mut subscriber = Socket::open(n1, "").await;
+        subscriber.attach("room").await;
+        n1.pause();
+        let published = Instant::now();
+        publisher.publish("room", json!({"data": 1})).await;
+        let waited = published.elapsed();
+        n1.resume();
+        assert!((CONFIRM_WAIT..CONFIRM_WAIT + A_WHILE).contains(&waited), "{waited:?}");
+        // Beyond two seconds it is another run, which knows nothing of the subscriber.
+        if published.elapsed() < CONFIRM_WAIT + CONFIRM_WAIT / 2 {
+            assert_eq!(next_message(&mut subscriber).await["data"], 1);
+            break;
+        }
+        assert!(attempt < TRIES, "{waited:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

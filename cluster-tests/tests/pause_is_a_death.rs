@@ -1,7 +1,7 @@
-//! A node stands still for longer than two seconds: for the others it is dead, and when it runs on it comes back as another run. Nobody
-//! has missed anything without being told, on either side, and what others have taken up meanwhile is theirs.
+//! A node stands still for two seconds or more: that is its death, and when it runs on it comes back as another run, whether others have
+//! noticed or not. Nobody has missed anything without being told, on either side, and what others have taken up meanwhile is theirs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::presence::{Watcher, present};
@@ -10,11 +10,6 @@ use fanfare_cluster_tests::traffic::{Numbers, Publishers, Subscriber, end_well_a
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
 use tokio::time::sleep;
-
-/// Two seconds without a pulse are what it takes to notice it oneself.
-const PAUSE: Duration = Duration::from_millis(2_500);
-
-const STOOD_STILL: &str = "this node stood still, and others may have held it for dead";
 
 /// One on each node, who may be told that the outcome was not known in time.
 async fn publishers(nodes: &[Node]) -> Publishers {
@@ -128,24 +123,49 @@ async fn one_after_the_other_and_again() {
     end_well_after(&mut cluster, &acknowledged, &ended, subscribers).await;
 }
 
-/// A machine that takes a rest with all that is on it.
-#[tokio::test(flavor = "multi_thread")]
-async fn when_all_stand_still_at_once_nobody_is_dead_and_nothing_is_lost() {
+/// Those that are paused stand still for two seconds, at once, and are other runs then; the others may have noticed by that time or not.
+async fn after_two_seconds(paused: &[usize]) {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
-    let subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
-    let publishers = publishers(nodes).await;
+    let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
+    let mut publishers = publishers(nodes).await;
     sleep(Duration::from_secs(1)).await;
-    nodes.iter().for_each(Node::pause);
-    let paused = Instant::now();
-    wait_until(SOON, "the pause to be long", async || paused.elapsed() > PAUSE).await;
-    nodes.iter().for_each(Node::resume);
-    for node in &*nodes {
-        until_said(node, "", STOOD_STILL).await;
+    let mut former = Vec::new();
+    for at in paused {
+        former.push(run_of(&nodes[*at]).await);
+    }
+    paused.iter().for_each(|at| nodes[*at].pause());
+    for at in paused {
+        nodes[*at].until_paused_for_long().await;
+    }
+    paused.iter().for_each(|at| nodes[*at].resume());
+    for (at, former) in paused.iter().zip(former) {
+        nodes[*at].until_anew(1).await;
+        assert_ne!(run_of(&nodes[*at]).await, former, "it is another run");
+        let there = subscribers.remove(*at);
+        let back = Subscriber::after(&nodes[*at], "comes back to where it was", there.leave().await).await;
+        subscribers.insert(*at, back);
     }
     cluster.until_linked().await;
+    for node in &*cluster.nodes() {
+        publishers.add(node).await;
+    }
     sleep(Duration::from_secs(1)).await;
-    end_unharmed(&mut cluster, publishers, subscribers).await;
+    let has_gone_on = |from: &u64| usize::try_from(*from).is_ok_and(|at| !paused.contains(&at));
+    let goes_on: Vec<u64> = (0..6).filter(has_gone_on).collect();
+    let (acknowledged, ended) = parted(publishers.end().await, &goes_on);
+    end_well_after(&mut cluster, &acknowledged, &ended, subscribers).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_seconds_are_a_death_for_a_node_that_nobody_has_missed() {
+    after_two_seconds(&[2]).await;
+}
+
+/// A machine that takes a rest with all that is on it.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_that_stand_still_at_once_are_other_runs_and_nothing_is_missed_silently() {
+    after_two_seconds(&[0, 1, 2]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,4 +217,26 @@ async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
     for watcher in &mut watchers {
         assert!(watcher.has_by(&[].into(), tokio::time::Instant::now() + SOON).await, "{:?}", watcher.events);
     }
+}
+
+/// It was to leave, so there is no other run of it, and what it had is not handed over any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_was_leaving_ends() {
+    let mut cluster = Cluster::linked(2).await;
+    let nodes = cluster.nodes();
+    // So many that some of them are asked to go later than the pause ends.
+    let mut clients = Vec::new();
+    for _ in 0..40 {
+        clients.push(Socket::open(&nodes[1], "").await);
+    }
+    nodes[1].terminate();
+    for client in &mut clients {
+        client.find("to be asked to go", |frame| frame["op"] == 4).await;
+    }
+    nodes[1].pause();
+    nodes[1].until_paused_for_long().await;
+    nodes[1].resume();
+    assert_eq!(nodes[1].ended().await.code(), Some(1));
+    let is_said = || nodes[1].log().contains("it was dead before everything was drained");
+    wait_until(SOON, "why it ended", async || is_said()).await;
 }

@@ -92,18 +92,29 @@ async fn whoever_starts_knows_what_was_revoked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_stood_still_knows_soon_after() {
+    knows_after_a_pause(2, 0).await;
+}
+
+/// It has no seeds, and knows the others all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_node_knows_soon_after_it_stood_still() {
+    knows_after_a_pause(0, 2).await;
+}
+
+async fn knows_after_a_pause(paused: usize, other: usize) {
     let mut cluster = Cluster::linked(3).await;
-    let [n0, _, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let nodes = &*cluster.nodes();
+    let (name, paused, other) = (format!("n{paused}"), &nodes[paused], &nodes[other]);
     let ann = token("ann");
-    let mut socket = Socket::open_as(n2, "", &http::bearer(&ann)).await;
-    n2.pause();
+    let mut socket = Socket::open_as(paused, "", &http::bearer(&ann)).await;
+    paused.pause();
     wait_until(SOON, "its death to be noticed", async || {
-        told(n0).contains(&("n2".into(), "a node is dead".into()))
+        told(other).contains(&(name.clone(), "a node is dead".into()))
     })
     .await;
-    revoke(n0, "ann").await;
-    n2.resume_anew(1).await;
-    assert_eq!(status(n2, &ann).await, 401, "it is let in when it has heard of it");
+    revoke(other, "ann").await;
+    paused.resume_anew(1).await;
+    assert_eq!(status(paused, &ann).await, 401, "it is let in when it has heard of it");
     let ended = socket.to_end(SOON).await.1;
     assert!(matches!(ended, Ended::Gone | Ended::Closed(_)), "{ended:?}");
 }

@@ -245,11 +245,19 @@ impl App {
         self.operators.drain_asked().await;
     }
 
-    /// Resolves when the node is to go on as another run: others held it for dead while it stood still.
-    pub async fn begins_anew(&self) {
-        match self.publisher.routing() {
-            Some(routing) => routing.begins_anew().await,
-            None => std::future::pending().await,
+    /// Where the other members gossip that are not dead.
+    pub fn members(&self) -> Vec<SocketAddr> {
+        self.membership.as_ref().map(Membership::addresses).unwrap_or_default()
+    }
+
+    /// Resolves when the node is to go on as another run: it stood still for so long that it is dead for its cluster.
+    pub fn begins_anew(&self) -> impl Future<Output = ()> + use<> {
+        let pulse = self.membership.as_ref().map(Membership::pulse);
+        async move {
+            match pulse {
+                Some(pulse) => pulse.stood_still().await,
+                None => std::future::pending().await,
+            }
         }
     }
 

@@ -1,11 +1,11 @@
 //! A node that goes on as another run: the program once more in the place of itself, at the same addresses.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::ptr;
 
 use super::failure::Failure;
 use crate::app::Addresses;
@@ -13,18 +13,47 @@ use crate::config::Config;
 
 /// How often it has, which the program tells itself; no setting.
 const TIMES: &str = "_FANFARE_BEGUN_ANEW";
+/// Where the members gossip that the run before had, in the same way.
+const MEMBERS: &str = "_FANFARE_MEMBERS";
 
-/// Returns no more than a failure. Like a kill it ends all that the node does, and the sockets that it has.
-pub(super) fn begin(config: &Config, addresses: Addresses) -> Failure {
-    tracing::warn!("others held this node for dead while it stood still, so it begins anew as another run");
+/// Returns no more than a failure. Like a kill it ends all that the node does, and the sockets that it has. Nothing is logged, as who
+/// reads the log may stand still.
+pub(super) fn begin(config: &Config, addresses: Addresses, members: &[SocketAddr]) -> Failure {
+    let members: Vec<_> = members.iter().map(SocketAddr::to_string).collect();
+    let told = [(TIMES, (times() + 1).to_string()), (MEMBERS, members.join(","))];
     let mut given = std::env::args_os();
     let name = given.next().unwrap_or_else(|| "fanfare".into());
-    let error = program().map(|program| {
-        let mut command = Command::new(program);
-        command.arg0(name).args(arguments(given, &chosen(config, addresses)));
-        command.env(TIMES, (times() + 1).to_string()).exec()
+    let arguments = [name].into_iter().chain(arguments(given, &chosen(config, addresses)));
+    let error = program().and_then(|program| replace(program, arguments, told)).unwrap_or_else(|error| error);
+    Failure::because("cannot begin anew", &error)
+}
+
+/// The same process with another program, or why not. `CommandExt::exec` would have the signal of a broken pipe end it before: other
+/// threads still write, to peers that have gone as well.
+#[expect(unsafe_code, reason = "there is no safe call that leaves signals as they are")]
+fn replace(
+    program: PathBuf,
+    arguments: impl Iterator<Item = OsString>,
+    told: [(&str, String); 2],
+) -> io::Result<io::Error> {
+    let own = std::env::vars_os().filter(|(name, _)| told.iter().all(|(told, _)| name != told));
+    let told = told.iter().map(|(name, value)| (name.into(), value.into()));
+    let environment = own.chain(told).map(|(mut name, value)| {
+        name.extend(["=".as_ref(), &*value]);
+        name
     });
-    Failure::because("cannot begin anew", &error.unwrap_or_else(|error| error))
+    let text = |text: OsString| CString::new(text.into_vec());
+    let program = text(program.into_os_string())?;
+    let [arguments, environment] = [
+        arguments.map(text).collect::<Result<Vec<_>, _>>()?,
+        environment.map(text).collect::<Result<_, _>>()?,
+    ];
+    let pointers =
+        |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
+    let lists = [pointers(&arguments), pointers(&environment)];
+    // SAFETY: these are texts that live here, and both lists end with a null pointer.
+    unsafe { libc::execve(program.as_ptr(), lists[0].as_ptr(), lists[1].as_ptr()) };
+    Ok(io::Error::last_os_error())
 }
 
 /// Where its file is gone, or another one is in its place, what runs goes on.
@@ -36,11 +65,18 @@ fn program() -> io::Result<PathBuf> {
 /// To be called once the node has started.
 pub(super) fn count() {
     const NAME: &str = "fanfare_runs_begun_anew_total";
-    metrics::describe_counter!(
-        NAME,
-        "Times that this process began another run, since others held it for dead"
-    );
+    metrics::describe_counter!(NAME, "Times that this process began another run, since it had stood still");
     metrics::counter!(NAME).absolute(times());
+    if times() > 0 {
+        tracing::warn!("this is another run: the one before had stood still, so it was dead for its cluster");
+    }
+}
+
+/// Those whom the run before knew are asked as well, so that the node does not serve before it has met them.
+pub(super) fn with_members(mut config: Config) -> Config {
+    let before = std::env::var(MEMBERS).unwrap_or_default();
+    config.seeds.extend(before.split(',').filter(|member| !member.is_empty()).map(str::to_owned));
+    config
 }
 
 fn times() -> u64 {
@@ -78,7 +114,35 @@ fn arguments(mut given: impl Iterator<Item = OsString>, chosen: &[(&str, SocketA
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::process::Command;
+    use std::thread;
+
     use super::*;
+
+    const CHILD: &str = "cli::anew::tests::begins_anew_beside_a_thread_that_nobody_hears";
+
+    /// As those that write to peers which have gone do.
+    #[test]
+    #[ignore = "a process of its own, which another test starts"]
+    fn begins_anew_beside_a_thread_that_nobody_hears() {
+        if times() == 20 {
+            return;
+        }
+        let (reader, mut writer) = io::pipe().expect("a pipe");
+        drop(reader);
+        thread::spawn(move || while writer.write(b"?").is_err() {});
+        let addresses = Addresses { listen: at(1), admin: at(1), gossip: None, peer: None };
+        panic!("{:?}", begin(&Config::default(), addresses, &[]));
+    }
+
+    #[test]
+    fn what_other_threads_write_meanwhile_ends_nothing() {
+        let mut child = Command::new(std::env::current_exe().expect("its file"));
+        let ended = child.args(["--exact", CHILD, "--ignored"]).output().expect("a process");
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success() && said.contains("1 passed"), "{}: {said}", ended.status);
+    }
 
     fn at(port: u16) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], port))

@@ -25,6 +25,7 @@ pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
 }
 
 async fn serve(config: &Config) -> Result<Outcome, Failure> {
+    let config = &anew::with_members(config.clone());
     let mut signals = StopSignals::listen()?;
     let app = tokio::select! {
         started = App::start(config.clone()) => {
@@ -46,14 +47,16 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
         _ = signals.next() => (false, "stopping, a further signal stops at once"),
         () = app.drain_asked() => (false, "stopping as an operator asks, a signal stops at once"),
         () = app.failed() => (true, "stopping as the node cannot go on, a signal stops at once"),
-        () = app.begins_anew() => return Err(anew::begin(config, app.addresses())),
+        () = app.begins_anew() => return Err(anew::begin(config, app.addresses(), &app.members())),
     };
     tracing::info!("{told}");
+    let stood_still = app.begins_anew();
     tokio::select! {
         () = app.stop() => match failed {
             false => Ok(Outcome::Done),
             true => Err(Failure::failed("the node could not go on, its log says why")),
         },
         _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
+        () = stood_still => Err(Failure::failed("stood still, so it was dead before everything was drained")),
     }
 }

@@ -8,7 +8,6 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use fanfare_proto::peer::v1;
@@ -77,14 +76,6 @@ pub trait Inbound: Send + Sync + 'static {
 
     /// Nothing more comes over it. Unless it is `whole`, the peer may have acknowledged what should have come over it.
     fn lane_ended(&self, _from: &Peer, _lane: u32, _whole: bool) {}
-
-    /// How long ago the run began to be held for dead here, the last times that it was, which it is told.
-    fn held_for_dead(&self, _run: u64) -> Vec<Duration> {
-        Vec::new()
-    }
-
-    /// A peer says that it began to hold this run for dead so long ago.
-    fn was_held_for_dead(&self, _ago: Duration) {}
 
     /// All lanes to the peer are open, or not any more. What was reported last is the state.
     fn link(&self, to: &Peer, up: bool);

@@ -1,7 +1,6 @@
 //! Which channels go to which node: what is wanted here is told the others, and a publish goes to those that want it.
 
 mod absent;
-mod anew;
 mod ask;
 mod deaths;
 #[cfg(test)]
@@ -44,7 +43,6 @@ use tokio::time::Instant;
 pub use wants::Known;
 
 use absent::Absent;
-use anew::Anew;
 use ask::{Asked, EarlyAnswers, LOCAL_MAX};
 use deaths::Deaths;
 use ids::Ids;
@@ -94,7 +92,6 @@ pub struct Routing {
     deaths: Mutex<Deaths>,
     unreached: Mutex<Unreached>,
     absent: Mutex<Absent>,
-    anew: Anew,
     /// The nodes that are alive and cannot be reached, and since when.
     torn: Mutex<HashMap<u64, Instant>>,
     /// Who is alive, or can be reached.
@@ -170,7 +167,6 @@ impl Routing {
             deaths: Mutex::default(),
             unreached: Mutex::default(),
             absent: Mutex::default(),
-            anew: Anew::default(),
             torn: Mutex::default(),
             reach_changed: Notify::new(),
             connections: OnceLock::new(),
@@ -438,14 +434,6 @@ impl Inbound for Routing {
 
     fn lane_ended(&self, from: &Peer, lane: u32, whole: bool) {
         self.lane_ended_by(from.incarnation, lane, whole);
-    }
-
-    fn held_for_dead(&self, run: u64) -> Vec<Duration> {
-        self.anew.held_for_dead(run)
-    }
-
-    fn was_held_for_dead(&self, ago: Duration) {
-        self.begin_anew_if_still(ago);
     }
 
     fn continuity_lost(&self, from: &Peer) {

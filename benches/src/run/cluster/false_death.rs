@@ -35,8 +35,10 @@ pub(super) struct Told {
     /// Not heard for 1.5 s.
     pub(super) suspected: usize,
     pub(super) dead: usize,
-    /// A node stood still for 2 s, by its own word.
+    /// Gossip of a node stood still for 2 s, by its own word.
     pub(super) paused: usize,
+    /// A node stood still as a whole, and began anew.
+    pub(super) anew: usize,
     /// Lanes that were silent, or ended.
     pub(super) links_down: usize,
 }
@@ -78,19 +80,28 @@ impl FalseDeath {
 
     pub(super) fn bar(&self) -> Bar {
         let Self { minutes, told, .. } = self;
-        let what = format!("{NODES} nodes, {minutes} minutes without CPU to spare: held for dead");
+        let what =
+            format!("{NODES} nodes, {minutes} minutes without CPU to spare: held for dead, or begun anew");
         let too_short = (*minutes < MINUTES).then(|| format!("minutes are fewer than {MINUTES}: {minutes}"));
-        Bar::at_most(what, told.dead as f64, 0.0, |count| format!("{count:.0}")).judged_unless(too_short)
+        Bar::at_most(what, (told.dead + told.anew) as f64, 0.0, |count| format!("{count:.0}"))
+            .judged_unless(too_short)
     }
 
     pub(super) fn table(&self) -> String {
         let Self { minutes, burning_threads, busy, nodes_cpu, told } = self;
         let title = format!("{NODES} nodes, {minutes} minutes");
-        let columns =
-            ["CPU in use", "cores of the nodes", "suspected", "held for dead", "stood still", "links down"];
+        let columns = [
+            "CPU in use",
+            "cores of the nodes",
+            "suspected",
+            "held for dead",
+            "gossip stood still",
+            "begun anew",
+            "links down",
+        ];
         let mut table = Table::new(&title, &columns);
-        let Told { suspected, dead, paused, links_down } = told;
-        let counts = [suspected, dead, paused, links_down].map(ToString::to_string);
+        let Told { suspected, dead, paused, anew, links_down } = told;
+        let counts = [suspected, dead, paused, anew, links_down].map(ToString::to_string);
         let cells = [format!("{:.1} %", busy * 100.0), format!("{nodes_cpu:.3}")].into_iter().chain(counts);
         table.row(&format!("beside {burning_threads} threads that only burn"), 1, cells.collect());
         table.text()
@@ -116,7 +127,10 @@ impl Told {
             match &*line.message {
                 "a node is not heard" => self.suspected += 1,
                 "a node is dead" => self.dead += 1,
-                "this node stood still, and others may have held it for dead" => self.paused += 1,
+                "gossip stood still, and others may have held this node for dead" => self.paused += 1,
+                "this is another run: the one before had stood still, so it was dead for its cluster" => {
+                    self.anew += 1;
+                }
                 "link to a peer is down" => self.links_down += 1,
                 _ => {}
             }
@@ -157,9 +171,10 @@ mod tests {
         let mut told = Told::default();
         told.count(
             "{\"message\":\"a node is not heard\",\"node\":\"n1\"}\n{\"message\":\"a node is alive\"}\nno JSON\n\
-             {\"message\":\"a node is dead\"}\n{\"message\":\"link to a peer is down\"}\n",
+             {\"message\":\"a node is dead\"}\n{\"message\":\"link to a peer is down\"}\n\
+             {\"message\":\"this is another run: the one before had stood still, so it was dead for its cluster\"}\n",
         );
-        assert_eq!(told, Told { suspected: 1, dead: 1, paused: 0, links_down: 1 });
+        assert_eq!(told, Told { suspected: 1, dead: 1, paused: 0, anew: 1, links_down: 1 });
     }
 
     #[test]

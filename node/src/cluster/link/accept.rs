@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 
 use super::grpc::{self, Connections};
 use super::handshakes::{Handshakes, Place};
-use super::{CONNECT, Common, SILENCE, hello};
+use super::{CONNECT, Common, SILENCE};
 use crate::cluster::inbound::{self, Inbound, Peer};
 use crate::tasks::OnStop;
 
@@ -139,7 +139,6 @@ impl Lanes {
         if hello.to != own.incarnation {
             return Err(Status::failed_precondition(super::ANOTHER_RUN));
         }
-        hello::take(&hello.held_for_dead_ms, inbound);
         let lane = self.find(hello.incarnation, hello.lane)?;
         let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
         let mut taken = lane.taken.lock();
@@ -156,7 +155,6 @@ impl Lanes {
             incarnation: own.incarnation,
             lane: hello.lane,
             taken: taken.sequence,
-            held_for_dead_ms: hello::held_for_dead_ms(inbound, peer.incarnation),
             ..v1::Hello::default()
         };
         let stream = taken.stream;
@@ -236,7 +234,6 @@ impl Taking {
                     Kind::Confirm(v1::Confirm { sequence: open.take(batch, &*self.common.inbound)? })
                 }
                 (Some(_), Some(Kind::Ping(ping))) => {
-                    hello::take(&ping.held_for_dead_ms, &*self.common.inbound);
                     self.pinged = ping.waits_ms.map(|ms| (Instant::now(), Duration::from_millis(ms)));
                     Kind::Pong(v1::Pong { number: ping.number })
                 }

@@ -20,8 +20,8 @@ use tonic::{Code, Status, Streaming};
 use super::certificates::SERVER_NAME;
 use super::grpc::{self, Connections};
 use super::queue::{Pull, Queue};
-use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE, hello};
-use crate::cluster::inbound::{Inbound, Peer};
+use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE};
+use crate::cluster::inbound::Peer;
 
 /// One run of a peer, as long as it is a member.
 pub(super) struct Link {
@@ -149,11 +149,9 @@ async fn open(
         next: queue.next(),
         taken: 0,
         to: link.peer.incarnation,
-        held_for_dead_ms: hello::held_for_dead_ms(&*common.inbound, link.peer.incarnation),
     };
-    let step = Step::Hello(hello, started);
-    let (link_of, inbound) = (Arc::clone(link), Arc::clone(&common.inbound));
-    let outgoing = Outgoing { link: link_of, queue: Arc::clone(queue), inbound, step };
+    let outgoing =
+        Outgoing { link: Arc::clone(link), queue: Arc::clone(queue), step: Step::Hello(hello, started) };
     let frames = stream::unfold(outgoing, |mut outgoing| async move {
         let kind = outgoing.next().await?;
         Some((v1::Frame { kind: Some(kind) }, outgoing))
@@ -169,7 +167,6 @@ async fn open(
     if hello.incarnation != link.peer.incarnation {
         return Err(Status::failed_precondition(super::ANOTHER_RUN));
     }
-    hello::take(&hello.held_for_dead_ms, &*common.inbound);
     // The stream waits for it, unless it is gone again.
     let _ = start.send(queue.open(hello.taken));
     Ok(frames)
@@ -201,7 +198,6 @@ async fn listen(mut frames: Streaming<v1::Frame>, queue: &Queue) -> Status {
 struct Outgoing {
     link: Arc<Link>,
     queue: Arc<Queue>,
-    inbound: Arc<dyn Inbound>,
     step: Step,
 }
 
@@ -250,8 +246,7 @@ impl Outgoing {
                 let waits_ms = awaited.waits_ms(self.link.is_up(), self.queue.waits(), now);
                 // Until a peer has heard how long things wait here, it must think that something was lost when this node dies.
                 *ping_at = now + if waits_ms.is_some() { PING } else { PING_UNTIL_UP };
-                let held_for_dead_ms = hello::held_for_dead_ms(&*self.inbound, self.link.peer.incarnation);
-                return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms, held_for_dead_ms }));
+                return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
             }
             if let Some(until) = self.queue.gathers_until().filter(|until| now < *until) {
                 // Of what comes meanwhile only that wakes the task for which somebody waits.

@@ -9,7 +9,6 @@ mod certificates;
 mod dial;
 mod grpc;
 mod handshakes;
-mod hello;
 mod presence;
 mod queue;
 #[cfg(test)]

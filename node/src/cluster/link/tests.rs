@@ -8,7 +8,7 @@ mod relay;
 mod strangers;
 mod versions;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Weak;
 
 use base64::Engine as _;
@@ -46,8 +46,6 @@ struct Seen {
     ended: Vec<bool>,
     /// Who could not be sent to when the link to it was reported up.
     deaf: Vec<u64>,
-    /// How long ago others say that they held it for dead, each once.
-    deaths: HashSet<Duration>,
 }
 
 impl Seen {
@@ -99,15 +97,6 @@ impl Inbound for Recorder {
 
     fn lane_ended(&self, _from: &Peer, _lane: u32, whole: bool) {
         self.seen.send_modify(|seen| seen.ended.push(whole));
-    }
-
-    /// A number that tells who is spoken of.
-    fn held_for_dead(&self, run: u64) -> Vec<Duration> {
-        vec![Duration::from_millis(run), Duration::from_millis(100 * run)]
-    }
-
-    fn was_held_for_dead(&self, ago: Duration) {
-        self.seen.send_modify(|seen| seen.deaths.extend([ago]));
     }
 
     fn link(&self, to: &Peer, up: bool) {

@@ -24,7 +24,7 @@ pub use facts::{Facts, Member, Members};
 pub(super) use liveness::Liveness;
 pub use liveness::State;
 
-use super::ClusterKey;
+use super::{ClusterKey, Pulse};
 use crate::model::Clock;
 use crate::names::Names;
 use crate::tasks::Tasks;
@@ -47,6 +47,8 @@ pub struct Options {
     pub key: ClusterKey,
     pub facts: Facts,
     pub clock: Clock,
+    /// Of which the thread of membership is a part.
+    pub pulse: Arc<Pulse>,
 }
 
 /// This node among the others. Its thread ends when the tasks that it was started with are told to stop. Where another node has the same
@@ -55,15 +57,17 @@ pub struct Options {
 pub struct Membership {
     facts: watch::Sender<Facts>,
     members: watch::Receiver<Arc<Members>>,
+    pulse: Arc<Pulse>,
 }
 
 impl Membership {
     pub fn start(options: Options, tasks: &Tasks) -> io::Result<Self> {
-        let Options { node_id, incarnation, socket, advertise, seeds, names, key, facts, clock } = options;
+        let Options { node_id, incarnation, socket, advertise, seeds, names, key, facts, clock, pulse } =
+            options;
         transport::describe_metrics();
         metrics::describe_counter!(
             "fanfare_pauses_total",
-            "Times that this node stood still for 2 s or more"
+            "Times that gossip stood still for 2 s or more, while the node ran"
         );
         metrics::counter!("fanfare_pauses_total").increment(0);
         // A smaller buffer is no reason to stay alone.
@@ -91,6 +95,7 @@ impl Membership {
             told: None,
             ends: None,
             failed: tasks.failed(),
+            process: Arc::clone(&pulse),
         };
         let stopping = tasks.stopping();
         tasks.spawn_thread("membership", move || {
@@ -99,12 +104,24 @@ impl Membership {
             // A name that is being looked up is not waited for.
             runtime.shutdown_background();
         })?;
-        Ok(Self { facts, members })
+        Ok(Self { facts, members, pulse })
     }
 
     /// The others; the view changes when a node comes, goes, or says something else of itself.
     pub fn members(&self) -> watch::Receiver<Arc<Members>> {
         self.members.clone()
+    }
+
+    /// Whether this process runs, of which the thread of membership is a part.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
+    /// Where those gossip that are not dead.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        let members = self.members.borrow();
+        let living = members.0.iter().filter(|member| member.state != State::Dead);
+        living.map(|member| member.gossip).collect()
     }
 
     /// What is said of this node, for whoever changes it later.

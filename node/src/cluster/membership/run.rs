@@ -18,11 +18,10 @@ use super::facts::{Facts, Member, Members};
 use super::liveness::{Liveness, SUSPECT_AFTER, State};
 use super::relayed::Relayed;
 use super::transport::Wire;
+use crate::cluster::pulse::{self, Pulse};
 use crate::names::Names;
 
 const GOSSIP_EVERY: Duration = Duration::from_millis(250);
-/// How often silence is looked at.
-const PULSE_EVERY: Duration = Duration::from_millis(100);
 const SEEDS_EVERY: Duration = Duration::from_secs(1);
 /// A seed that was heard within this is not asked who it is.
 const SEED_QUIET: Duration = Duration::from_millis(1_500);
@@ -51,6 +50,7 @@ pub(super) struct Run {
     /// Since when it is known that another node has the id of this one, which is to stop.
     pub(super) ends: Option<Instant>,
     pub(super) failed: CancellationToken,
+    pub(super) process: Arc<Pulse>,
 }
 
 impl Run {
@@ -58,7 +58,7 @@ impl Run {
     pub(super) async fn run(mut self) {
         let (seeds, names) = (std::mem::take(&mut self.seeds), std::mem::take(&mut self.names));
         let seeds = seek(self.wire.clone(), seeds, self.advertise, names);
-        let mut liveness = Liveness::new(PULSE_EVERY, Instant::now());
+        let mut liveness = Liveness::new(pulse::EVERY, Instant::now());
         let gossip = async {
             loop {
                 if let Err(error) = self.gossip(&mut liveness).await {
@@ -87,10 +87,11 @@ impl Run {
         liveness.tick(begun);
         // Where gossip begins anew it knows nobody.
         self.gossip_with_all(&handle)?;
-        let mut pulse = tokio::time::interval(PULSE_EVERY);
+        let mut pulse = tokio::time::interval(pulse::EVERY);
         pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ended = Box::pin(handle.termination_watcher());
         loop {
+            self.process.beat();
             let mut is_new = false;
             tokio::select! {
                 end = &mut ended => {
@@ -205,7 +206,7 @@ impl Run {
         if let Some(paused) = due.paused {
             tracing::warn!(
                 paused_ms = paused.as_millis(),
-                "this node stood still, and others may have held it for dead"
+                "gossip stood still, and others may have held this node for dead"
             );
             metrics::counter!("fanfare_pauses_total").increment(1);
         }

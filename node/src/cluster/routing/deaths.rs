@@ -213,14 +213,13 @@ impl Deaths {
         troubled_for + lately.map_or(Duration::ZERO, |(since, _)| since.elapsed())
     }
 
-    /// To be called several times a second. Since when this node stood still, if it did.
-    pub(super) fn looked(&mut self, now: Instant) -> Option<Instant> {
-        let before = self.looked.replace(now)?;
-        let stood_still = now.saturating_duration_since(before) >= STOOD_STILL;
-        stood_still.then(|| {
+    /// To be called several times a second.
+    pub(super) fn looked(&mut self, now: Instant) {
+        if let Some(before) = self.looked.replace(now)
+            && now.saturating_duration_since(before) >= STOOD_STILL
+        {
             self.stood_still = Some((before, now));
-            before
-        })
+        }
     }
 
     pub(super) fn is_complete(&self, incarnation: u64, channel: u64) -> bool {
@@ -349,7 +348,6 @@ impl Routing {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
             match fate {
                 Fate::Died { is_doubtful, is_met } => {
-                    self.anew.hold_for_dead(incarnation);
                     self.look_at_seats_from(incarnation);
                     let mut unheard = self.unheard(incarnation, is_met, silent.filter(|_| !is_doubtful));
                     if is_doubtful {

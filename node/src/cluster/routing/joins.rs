@@ -129,7 +129,7 @@ impl Routing {
     }
 
     pub(super) fn give_up_waiting(&self) {
-        self.look_at_the_clock();
+        self.deaths.lock().looked(Instant::now());
         let waiting: Vec<(u64, Vec<u64>)> = {
             let own = self.own.lock();
             let waiting = own.iter().filter(|(_, own)| !own.waits.is_empty());

@@ -103,7 +103,6 @@ impl SimLink {
             next: queue.next(),
             taken: 0,
             to: to.peer.incarnation,
-            held_for_dead_ms: Vec::new(),
         };
         let Ok((accepted, answer)) = to.lanes.open(hello, to.peer, to.inbound) else { return };
         to.inbound.lane_opened(from.peer, lane as u32);
