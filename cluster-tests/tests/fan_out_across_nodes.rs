@@ -158,9 +158,8 @@ async fn who_only_published_hears_the_others_once_it_subscribes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ack_waits_for_the_other_node_but_not_for_long() {
-    let mut cluster = Cluster::linked(2).await;
     for attempt in 1.. {
-        cluster.until_linked().await;
+        let mut cluster = Cluster::linked(2).await;
         let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
         let mut publisher = Socket::open(n0, "").await;
         let mut subscriber = Socket::open(n1, "").await;

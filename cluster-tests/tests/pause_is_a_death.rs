@@ -224,7 +224,7 @@ async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
 async fn one_that_was_leaving_ends() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
-    // So many that some of them are asked to go later than the pause ends.
+    // So many that some of them are still there when the pause ends.
     let mut clients = Vec::new();
     for _ in 0..40 {
         clients.push(Socket::open(&nodes[1], "").await);
@@ -236,7 +236,26 @@ async fn one_that_was_leaving_ends() {
     nodes[1].pause();
     nodes[1].until_paused_for_long().await;
     nodes[1].resume();
-    assert_eq!(nodes[1].ended().await.code(), Some(1));
-    let is_said = || nodes[1].log().contains("it was dead before everything was drained");
-    wait_until(SOON, "why it ended", async || is_said()).await;
+    ends_dead(&mut nodes[1]).await;
+}
+
+/// As a supervisor does that wants to stop what is frozen.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_asked_to_leave_while_it_stands_still_ends() {
+    let mut cluster = Cluster::linked(2).await;
+    for node in cluster.nodes() {
+        node.pause();
+        node.until_paused_for_long().await;
+        node.terminate();
+        node.resume();
+        ends_dead(node).await;
+    }
+}
+
+async fn ends_dead(node: &mut Node) {
+    assert_eq!(node.ended().await.code(), Some(1));
+    wait_until(SOON, "why it ended", async || {
+        node.log().contains("it was dead before everything was drained")
+    })
+    .await;
 }

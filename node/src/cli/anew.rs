@@ -20,7 +20,10 @@ const MEMBERS: &str = "_FANFARE_MEMBERS";
 /// reads the log may stand still.
 pub(super) fn begin(config: &Config, addresses: Addresses, members: &[SocketAddr]) -> Failure {
     let members: Vec<_> = members.iter().map(SocketAddr::to_string).collect();
-    let told = [(TIMES, (times() + 1).to_string()), (MEMBERS, members.join(","))];
+    // One that had not met anybody yet has still been told of some.
+    let members =
+        Some(members.join(",")).filter(|members| !members.is_empty()).unwrap_or_else(members_before);
+    let told = [(TIMES, (times() + 1).to_string()), (MEMBERS, members)];
     let mut given = std::env::args_os();
     let name = given.next().unwrap_or_else(|| "fanfare".into());
     let arguments = [name].into_iter().chain(arguments(given, &chosen(config, addresses)));
@@ -74,9 +77,13 @@ pub(super) fn count() {
 
 /// Those whom the run before knew are asked as well, so that the node does not serve before it has met them.
 pub(super) fn with_members(mut config: Config) -> Config {
-    let before = std::env::var(MEMBERS).unwrap_or_default();
-    config.seeds.extend(before.split(',').filter(|member| !member.is_empty()).map(str::to_owned));
+    let members = members_before();
+    config.seeds.extend(members.split(',').filter(|member| !member.is_empty()).map(str::to_owned));
     config
+}
+
+fn members_before() -> String {
+    std::env::var(MEMBERS).unwrap_or_default()
 }
 
 fn times() -> u64 {

@@ -1,5 +1,7 @@
 //! `fanfare serve`: a node from start to drained.
 
+use std::time::Duration;
+
 use super::anew;
 use super::banner::Banner;
 use super::check;
@@ -9,6 +11,10 @@ use super::runtime::{self, StopSignals};
 use crate::app::App;
 use crate::config::Config;
 use crate::telemetry;
+
+/// A node that stood still may have been asked to stop meanwhile, and hears that no later than this.
+const HEARS_WITHIN: Duration = Duration::from_millis(100);
+const DEAD: &str = "stood still, so it was dead before everything was drained";
 
 pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     check::directory(config)?;
@@ -47,7 +53,18 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
         _ = signals.next() => (false, "stopping, a further signal stops at once"),
         () = app.drain_asked() => (false, "stopping as an operator asks, a signal stops at once"),
         () = app.failed() => (true, "stopping as the node cannot go on, a signal stops at once"),
-        () = app.begins_anew() => return Err(anew::begin(config, app.addresses(), &app.members())),
+        () = app.begins_anew() => {
+            let is_asked = tokio::select! {
+                biased;
+                _ = signals.next() => true,
+                () = app.drain_asked() => true,
+                () = tokio::time::sleep(HEARS_WITHIN) => false,
+            };
+            return Err(match is_asked {
+                true => Failure::failed(DEAD),
+                false => anew::begin(config, app.addresses(), &app.members()),
+            });
+        }
     };
     tracing::info!("{told}");
     let stood_still = app.begins_anew();
@@ -57,6 +74,6 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
             true => Err(Failure::failed("the node could not go on, its log says why")),
         },
         _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
-        () = stood_still => Err(Failure::failed("stood still, so it was dead before everything was drained")),
+        () = stood_still => Err(Failure::failed(DEAD)),
     }
 }

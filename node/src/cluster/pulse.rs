@@ -43,6 +43,10 @@ impl Pulse {
         }
     }
 
+    pub(super) fn is_dead(&self) -> bool {
+        self.stood_still.is_cancelled()
+    }
+
     /// Resolves when none of the threads has run for 2 s: the process is to go on as another run.
     pub async fn stood_still(&self) {
         self.stood_still.cancelled().await;

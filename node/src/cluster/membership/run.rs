@@ -91,7 +91,6 @@ impl Run {
         pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ended = Box::pin(handle.termination_watcher());
         loop {
-            self.process.beat();
             let mut is_new = false;
             tokio::select! {
                 end = &mut ended => {
@@ -101,6 +100,7 @@ impl Run {
                 Ok(()) = self.facts.changed() => is_new = true,
                 _ = pulse.tick() => {}
             }
+            self.process.beat();
             if is_new {
                 self.say(&handle).await?;
             }
@@ -203,7 +203,7 @@ impl Run {
         }
         heard.into_iter().for_each(|(incarnation, at)| liveness.heard(incarnation, at));
         let due = liveness.tick(now);
-        if let Some(paused) = due.paused {
+        if let Some(paused) = due.paused.filter(|_| !self.process.is_dead()) {
             tracing::warn!(
                 paused_ms = paused.as_millis(),
                 "gossip stood still, and others may have held this node for dead"
