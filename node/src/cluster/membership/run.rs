@@ -108,7 +108,7 @@ impl Run {
             if let Some(above) =
                 former.filter(|former| *former >= self.generation).and_then(|former| former.checked_add(1))
             {
-                tracing::info!("a former run of this node had a clock that was ahead");
+                tracing::info!("a run with the id of this node, which is gone, was said to be newer: this one is raised above it");
                 self.generation = above;
                 return handle.shutdown().await;
             }
@@ -205,7 +205,7 @@ impl Run {
         let due = liveness.tick(now);
         if let Some(paused) = due.paused.filter(|_| !self.process.is_dead()) {
             tracing::warn!(
-                paused_ms = paused.as_millis(),
+                paused_ms = u64::try_from(paused.as_millis()).unwrap_or(u64::MAX),
                 "gossip stood still, and others may have held this node for dead"
             );
             metrics::counter!("fanfare_pauses_total").increment(1);
