@@ -108,7 +108,9 @@ impl Run {
             if let Some(above) =
                 former.filter(|former| *former >= self.generation).and_then(|former| former.checked_add(1))
             {
-                tracing::info!("a run with the id of this node, which is gone, was said to be newer: this one is raised above it");
+                tracing::info!(
+                    "a run with the id of this node, which is gone, was said to be newer: this one is raised above it"
+                );
                 self.generation = above;
                 return handle.shutdown().await;
             }
