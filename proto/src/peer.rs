@@ -8,9 +8,10 @@ use prost::encoding::{
 };
 use prost::{DecodeError, Message as _};
 
-/// Generated from the schema.
+/// The messages as types, generated from the schema. `proto/tests/generated.rs` holds them to it.
 pub mod v1 {
-    include!(concat!(env!("OUT_DIR"), "/fanfare.peer.v1.rs"));
+    // Included and not a module of its own, which would be formatted differently from how it is generated.
+    include!("peer/v1.rs");
 }
 
 /// Nodes of another major do not speak to each other.
