@@ -5,7 +5,7 @@ use fanfare_cluster_tests::socket::{Ended, Socket};
 use fanfare_cluster_tests::{Node, Raw, SOON, history, http};
 use serde_json::json;
 
-use crate::{KEY, node, options, token, with_token};
+use super::{KEY, node, options, token, with_token};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_is_refused_with_its_code() {

@@ -3,8 +3,8 @@
 use fanfare_cluster_tests::clock;
 use serde_json::{Value, json};
 
-use crate::request::{Request, exchange, nonce};
-use crate::{MAC_ERROR, SECRET, node};
+use super::request::{Request, exchange, nonce};
+use super::{MAC_ERROR, SECRET, node};
 
 /// What it is, the key in the path, the body, the status, and what the error says.
 type Case = (&'static str, &'static str, Value, u16, &'static str);

@@ -2,7 +2,7 @@
 
 use fanfare_client::{Client, Credential, Draft, Error, Event, Format, Options};
 
-use crate::{EVERYTHING, node, token};
+use super::{EVERYTHING, node, token};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_client_library_speaks_with_the_node() {

@@ -4,7 +4,7 @@ use fanfare_cluster_tests::history;
 use fanfare_cluster_tests::socket::Socket;
 use serde_json::{Value, json};
 
-use crate::node;
+use super::node;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_an_array_stay_together_and_in_order() {

@@ -4,7 +4,7 @@ use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Node, Raw, SOON, Socket, http, wait_until};
 use serde_json::json;
 
-use crate::{KEY, OTHER, SECOND, directory, get, node};
+use super::{KEY, OTHER, SECOND, directory, get, node};
 
 async fn count(node: &Node, key: &str) -> serde_json::Value {
     let answer = get(node, "/api/connections/count", key).await;

@@ -4,7 +4,7 @@ use fanfare_cluster_tests::socket::{Ended, Socket};
 use fanfare_cluster_tests::{Node, SOON, clock};
 use serde_json::{Value, json};
 
-use crate::{EVERYTHING, node, options, token, with_token};
+use super::{EVERYTHING, node, options, token, with_token};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connected_says_who_and_how() {

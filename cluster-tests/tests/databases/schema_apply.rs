@@ -187,7 +187,7 @@ async fn a_database_that_is_not_there_is_named() {
 fn without_server(ci: Option<&str>) -> (bool, String) {
     let mut command = Command::new(std::env::current_exe().expect("the test executable has a path"));
     command
-        .args(["--exact", "three_that_apply_at_once_make_one_schema", "--nocapture"])
+        .args(["--exact", "schema_apply::three_that_apply_at_once_make_one_schema", "--nocapture"])
         .env_remove("FANFARE_TEST_CQL")
         .env_remove("CI")
         .env("JAVA_HOME", "/nowhere")

@@ -11,7 +11,7 @@ use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
-use crate::{KEY, OTHER, SECOND, get, node};
+use super::{KEY, OTHER, SECOND, get, node};
 
 /// Every entry over all pages, following the links.
 async fn all(node: &Node, path: &str, name: &str, key: &str) -> Vec<Value> {

@@ -4,7 +4,7 @@ use fanfare_cluster_tests::forge::{self, Signature};
 use fanfare_cluster_tests::{Response, clock, http};
 use serde_json::{Value, json};
 
-use crate::{EVERYTHING, KEY, SECRET, node};
+use super::{EVERYTHING, KEY, SECRET, node};
 
 /// A JWT in the making; a good one unless it is changed.
 struct Jwt {

@@ -6,7 +6,7 @@ use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Node, Raw, SOON, clock, http};
 use serde_json::{Value, json};
 
-use crate::{EVERYTHING, KEY, node, token, with_token};
+use super::{EVERYTHING, KEY, node, token, with_token};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_credential_is_told_before_the_upgrade_or_in_the_socket() {

@@ -4,7 +4,7 @@ use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::{Node, Response, clock, forge, http};
 use serde_json::{Value, json};
 
-use crate::{KEY, SECRET};
+use super::{KEY, SECRET};
 
 /// A TokenRequest as JSON, all seven fields, with its MAC; each field can be replaced before or after signing.
 pub(crate) struct Request {

@@ -4,8 +4,8 @@ use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::{clock, http};
 use serde_json::json;
 
-use crate::request::{Request, exchange, nonce};
-use crate::{KEY, MAC_ERROR, node};
+use super::request::{Request, exchange, nonce};
+use super::{KEY, MAC_ERROR, node};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_request_is_granted_with_details() {

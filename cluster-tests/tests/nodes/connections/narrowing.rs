@@ -8,7 +8,7 @@ use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Socket, history, http, wait_until};
 use serde_json::json;
 
-use crate::KEY;
+use super::KEY;
 
 /// By then what is attached follows the directory.
 const LIVE: Duration = Duration::from_secs(5);

@@ -1,0 +1,60 @@
+//! Real nodes, alone and in clusters: one module for each promise or fault.
+//!
+//! These tests wait more than they compute, so many of them run at once. A test belongs here unless it ends a database
+//! (`databases`) or measures a node (`alone`).
+
+mod acked_is_safe;
+mod browser;
+mod ceiling_across_nodes;
+mod close_client_everywhere;
+mod connections;
+mod continuity;
+mod delivery_window;
+mod disk_fails;
+mod drain_without_loss;
+mod fan_out_across_nodes;
+mod follow;
+mod forged_peer;
+mod gossip_alive_grpc_dead;
+mod history_copy;
+mod http_api;
+mod http_bounds;
+mod id_once_across_nodes;
+mod integrations;
+mod io_uring;
+mod key_rotation;
+mod limits;
+mod list_and_live;
+mod membership;
+mod metering;
+mod mixed_versions;
+mod node_death_tells;
+mod nonce_once;
+mod one_way_cut;
+mod operators;
+mod order_per_publisher;
+mod own_certificates;
+mod partition_heals;
+mod pause_is_a_death;
+mod positions_stay_short;
+mod presence;
+mod presence_across_nodes;
+mod presence_after_node_death;
+mod presence_change_lost;
+mod presence_http;
+mod presence_over_a_drain;
+mod presence_restart;
+mod raw_socket;
+mod rebalance;
+mod resume_on_another_node;
+mod revocation;
+mod revocation_everywhere;
+mod rolling_restart;
+mod scylla_resume;
+mod scylla_store;
+mod socket_session;
+mod sse;
+mod start_in_time;
+mod tls;
+mod token_rules;
+mod whole_node;
