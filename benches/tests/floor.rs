@@ -97,9 +97,9 @@ fn nothing_is_expected_of_who_does_not_read() {
     let outcome: FanoutOutcome = Floor::start().load(&[&fanout[..], &["--bytes", "4096"]].concat());
     assert_eq!(outcome.deliveries, 18 * 200);
     assert!(!outcome.faults.any(), "{:?}", outcome.faults);
-    // The floor gives up whom it cannot write to at once.
+    // The floor gives up each of the two as soon as it cannot be written to. For how long they were attached depends on the machine.
     let slow = outcome.slow.unwrap();
-    assert!(slow.given_up >= 2 && slow.attached > 0.0 && slow.attached < 1.0, "{slow:?}");
+    assert!(slow.given_up >= 2 && (0.0..1.0).contains(&slow.attached), "{slow:?}");
 }
 
 #[test]
