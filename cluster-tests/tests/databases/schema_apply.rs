@@ -92,8 +92,16 @@ async fn three_that_apply_at_once_make_one_schema() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_that_apply_at_once_over_three_nodes_of_the_database_make_one_schema() {
-    let Some(cassandra) = Cassandra::start(3) else { return };
+    let Some(cassandra) = Cassandra::of(3) else { return };
     make_one_schema(&cassandra).await;
+}
+
+/// Seconds for which a table remembers that a row was deleted.
+async fn grace_s(session: &Session, keyspace: &str, table: &str) -> i32 {
+    let asked =
+        "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
+    let found = session.query_unpaged(asked, (keyspace, table)).await.expect("read").into_rows_result();
+    found.expect("rows").single_row::<(i32,)>().expect("a table").0
 }
 
 async fn make_one_schema(cassandra: &Cassandra) {
@@ -111,10 +119,7 @@ async fn make_one_schema(cassandra: &Cassandra) {
     names.sort_unstable();
     assert_eq!(names, TABLES);
     for table in ["members", "revocations", "message_ids", "nonces", "policies"] {
-        let asked =
-            "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
-        let found = session.query_unpaged(asked, (&keyspace, table)).await.expect("read").into_rows_result();
-        let (grace_s,) = found.expect("rows").single_row::<(i32,)>().expect("a table");
+        let grace_s = grace_s(&session, &keyspace, table).await;
         assert_eq!(grace_s, 3_600, "{table}: what was deleted is gone within hours");
     }
     let text = said(apply(&points, &keyspace), 0).await;
@@ -156,12 +161,13 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
 
     // One of before what runs say of their channels, over which nodes that start make what is missing.
-    let dropped = async |what: String| session.query_unpaged(what, ()).await.expect("dropped");
+    let altered = async |what: String| session.query_unpaged(what, ()).await.expect("altered");
     for table in ["policies", "queues", "queue_rules"] {
-        dropped(format!("DROP TABLE {keyspace}.{table}")).await;
+        altered(format!("DROP TABLE {keyspace}.{table}")).await;
     }
-    dropped(format!("ALTER TABLE {keyspace}.history DROP is_continued")).await;
-    dropped(format!("DELETE FROM {keyspace}.schema_version WHERE part = 'marked'")).await;
+    altered(format!("ALTER TABLE {keyspace}.history DROP is_continued")).await;
+    altered(format!("ALTER TABLE {keyspace}.nonces WITH gc_grace_seconds = 864000")).await;
+    altered(format!("DELETE FROM {keyspace}.schema_version WHERE part = 'marked'")).await;
     set_version(&session, &keyspace, 1).await;
     assert!(
         refusal(&points, &keyspace, "check").await.contains("has version 1 of the schema, and 5 is needed")
@@ -171,6 +177,7 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     drop(Node::start(cassandra.store(options, &keyspace)).await);
     assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
     assert_eq!(tables(&session, &keyspace).await.len(), TABLES.len());
+    assert_eq!(grace_s(&session, &keyspace, "nonces").await, 3_600);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,8 +11,25 @@ use scylla::statement::Statement;
 use super::connection::Connection;
 
 /// The tables and columns that each version adds or alters to the one before; a keyspace has the version of the last one that was applied to it.
-const MIGRATIONS: &[(&[&str], &[Column])] =
-    &[(FIRST, &[]), (POLICIES, &[]), (&[], MARKS), (QUEUES, &[]), (GRACE, &[])];
+const MIGRATIONS: &[Migration] = &[
+    Migration { tables: FIRST, ..NOTHING },
+    Migration { tables: POLICIES, ..NOTHING },
+    Migration { columns: MARKS, ..NOTHING },
+    Migration { tables: QUEUES, ..NOTHING },
+    Migration { short_graces: GRACE, ..NOTHING },
+];
+const NOTHING: Migration = Migration { tables: &[], columns: &[], short_graces: &[] };
+
+/// A change of the schema. A new keyspace has the columns and the graces with its tables, so that nothing is altered there: each
+/// change of a schema takes a database a moment on every node.
+struct Migration {
+    /// Statements that make tables.
+    tables: &'static [&'static str],
+    columns: &'static [Column],
+    /// Tables that forget deleted rows after [`GRACE_S`].
+    short_graces: &'static [&'static str],
+}
+
 /// Of which table, its name, and its type. A table that is made now has it at once, as several may make it at the same time.
 type Column = (&'static str, &'static str, &'static str);
 
@@ -27,14 +44,18 @@ const FIRST: &[&str] = &[
      PRIMARY KEY ((account, channel, kind), day, bucket)) WITH CLUSTERING ORDER BY (day DESC, bucket DESC)",
     "CREATE TABLE IF NOT EXISTS {}.message_ids (account text, channel text, key_name text, client_id text, id text, \
      owner bigint, incarnation bigint, sequence bigint, timestamp_ms bigint, bucket int, \
-     PRIMARY KEY ((account, channel, key_name, client_id, id)))",
+     PRIMARY KEY ((account, channel, key_name, client_id, id))) \
+     WITH gc_grace_seconds = 3600",
     "CREATE TABLE IF NOT EXISTS {}.nonces (key_name text, timestamp_ms bigint, nonce text, \
-     PRIMARY KEY ((key_name, timestamp_ms, nonce)))",
+     PRIMARY KEY ((key_name, timestamp_ms, nonce))) \
+     WITH gc_grace_seconds = 3600",
     "CREATE TABLE IF NOT EXISTS {}.revocations (key_name text, client_id text, issued_before_ms bigint, \
-     PRIMARY KEY (key_name, client_id))",
+     PRIMARY KEY (key_name, client_id)) \
+     WITH gc_grace_seconds = 3600",
     "CREATE TABLE IF NOT EXISTS {}.members (node_id text, account text, channel text, connection_id blob, \
      client_id text, epoch bigint, data text, timestamp_ms bigint, \
-     PRIMARY KEY (node_id, account, channel, connection_id, client_id))",
+     PRIMARY KEY (node_id, account, channel, connection_id, client_id)) \
+     WITH gc_grace_seconds = 3600",
     "CREATE TABLE IF NOT EXISTS {}.nodes (node_id text PRIMARY KEY, runs blob, highest_ms bigint)",
     "CREATE TABLE IF NOT EXISTS {}.metrics (account text, day int, minute_ms bigint, node_id text, \
      incarnation bigint, kind text, counted bigint, bytes bigint, \
@@ -53,12 +74,8 @@ const QUEUES: &[&str] = &[
      enabled boolean, PRIMARY KEY (account, queue, id))",
 ];
 /// What was deleted, or outlived its time, is gone from the disk within hours: a scan over days of it would be refused.
-const GRACE: &[&str] = &[
-    "ALTER TABLE {}.members WITH gc_grace_seconds = 3600",
-    "ALTER TABLE {}.revocations WITH gc_grace_seconds = 3600",
-    "ALTER TABLE {}.message_ids WITH gc_grace_seconds = 3600",
-    "ALTER TABLE {}.nonces WITH gc_grace_seconds = 3600",
-];
+const GRACE: &[&str] = &["members", "revocations", "message_ids", "nonces"];
+const GRACE_S: i32 = 3_600;
 const MARKS: &[Column] = &[("history", "is_continued", "boolean static"), ("policies", "marks", "boolean")];
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text PRIMARY KEY, version int)";
 /// A table may take seconds where the database is busy.
@@ -173,12 +190,15 @@ pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<
         let marked = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('marked', 0)");
         alter(session, connection, &marked).await?;
     }
-    for (tables, columns) in MIGRATIONS.iter().skip(found.unwrap_or(0)) {
-        for table in *tables {
+    for migration in MIGRATIONS.iter().skip(found.unwrap_or(0)) {
+        for table in migration.tables {
             alter(session, connection, &table.replace("{}", keyspace)).await?;
         }
-        for column in *columns {
+        for column in migration.columns {
             add_column(session, connection, *column).await?;
+        }
+        for table in migration.short_graces {
+            shorten_grace(session, connection, table).await?;
         }
     }
     // Once, and no other: whoever is slower is not to say less than who has finished.
@@ -236,6 +256,20 @@ async fn add_column(
         Err(_) if has_column(session, keyspace, table, name).await? => Ok(()),
         altered => altered,
     }
+}
+
+async fn shorten_grace(session: &Session, connection: &Connection, table: &str) -> Result<(), SchemaError> {
+    let keyspace = &*connection.keyspace;
+    let asked =
+        "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
+    let found = session.query_unpaged(asked, (keyspace, table)).await;
+    let found = found.map_err(|error| SchemaError::of(keyspace, error))?.into_rows_result();
+    let grace = found.ok().and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
+    if grace == Some((GRACE_S,)) {
+        return Ok(());
+    }
+    let shortened = format!("ALTER TABLE {keyspace}.{table} WITH gc_grace_seconds = {GRACE_S}");
+    alter(session, connection, &shortened).await
 }
 
 async fn has_column(session: &Session, keyspace: &str, table: &str, name: &str) -> Result<bool, SchemaError> {
