@@ -1,9 +1,10 @@
 //! A real CQL server: one that the tests of a process share, or one of a test's own that it may kill.
 
 use std::io::{BufRead as _, BufReader};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
@@ -16,6 +17,9 @@ use crate::{NodeOptions, SOON, wait_for};
 /// Where the server is that all tests of a run share; `cassandra/with` sets it.
 const SHARED: &str = "FANFARE_TEST_CQL";
 
+/// Nodes of one server.
+const NODES_MAX: usize = 3;
+
 /// How the keyspaces of tests begin. The process follows that made them.
 const KEYSPACE: &str = "t_";
 
@@ -25,6 +29,17 @@ pub struct Cassandra {
     /// The contact points, each an address and a port.
     points: Arc<[String]>,
     own: Option<Arc<Own>>,
+}
+
+/// A test's turn at a server that it may kill.
+pub struct Turn(MutexGuard<'static, Option<Cassandra>>);
+
+impl Deref for Turn {
+    type Target = Cassandra;
+
+    fn deref(&self) -> &Cassandra {
+        self.0.as_ref().expect("a turn begins with a server")
+    }
 }
 
 /// A server that ends with the test.
@@ -53,10 +68,36 @@ impl Cassandra {
         started.clone()
     }
 
+    /// The server of this run if it has at least `nodes` nodes, which no test may disturb; else one of the test's own.
+    pub fn of(nodes: usize) -> Option<Self> {
+        let named = std::env::var(SHARED).unwrap_or_default();
+        if split(&named).len() >= nodes { Self::shared() } else { Self::start(nodes) }
+    }
+
     /// A server of `nodes` nodes for one test; `batch` acknowledges a write when it is on the disk. None where it cannot be
     /// started, which `CI=true` forbids.
     pub fn start(nodes: usize) -> Option<Self> {
         Self::start_with(&["--nodes", &nodes.to_string()])
+    }
+
+    /// A server of `nodes` nodes that a test may stop, stall and kill, and has for itself meanwhile. The tests of a process take turns at
+    /// one server, since a start costs more than most of them; after a test that failed the next one has a new server. None where it
+    /// cannot be started, which `CI=true` forbids. Blocks.
+    pub fn to_kill(nodes: usize) -> Option<Turn> {
+        static SERVERS: [Mutex<Option<Cassandra>>; NODES_MAX + 1] =
+            [const { Mutex::new(None) }; NODES_MAX + 1];
+        let mut kept = SERVERS[nodes].lock().unwrap_or_else(|poisoned| {
+            let mut kept = poisoned.into_inner();
+            *kept = None;
+            SERVERS[nodes].clear_poison();
+            kept
+        });
+        match &*kept {
+            None => *kept = Some(Self::start(nodes)?),
+            // As the test before may have left it.
+            Some(server) => server.recover(),
+        }
+        Some(Turn(kept))
     }
 
     /// The same, of one node that asks who it is; it knows [`Cassandra::ADMIN`].
@@ -123,6 +164,16 @@ impl Cassandra {
             .environment("FANFARE_STORE", "scylla")
             .environment("FANFARE_SCYLLA_NODE", &self.points.join(","))
             .environment("FANFARE_SCYLLA_KEYSPACE", keyspace)
+    }
+
+    /// Ends every stall, starts the nodes again that do not run, and waits until all answer.
+    fn recover(&self) {
+        let own = self.own.as_ref().expect("a server of the test's own");
+        for node in 1..=self.points.len() {
+            // A node that does not run takes no signal.
+            let _ = own.run(&["signal", "CONT", "--node", &node.to_string()]);
+        }
+        self.restart();
     }
 
     /// A session that asks the server without a node of ours between.
@@ -216,7 +267,7 @@ fn script(name: &str) -> PathBuf {
 fn keeper(folder: &TempDir) -> Child {
     use std::os::unix::process::CommandExt as _;
     Command::new("sh")
-        .args(["-c", "cat >/dev/null; \"$0\" signal KILL --dir \"$1\" 2>/dev/null"])
+        .args(["-c", "cat >/dev/null; \"$0\" signal KILL --dir \"$1\" 2>/dev/null; rm -rf \"$1\""])
         .arg(script("cassandra"))
         .arg(folder.path())
         .stdin(Stdio::piped())

@@ -141,7 +141,7 @@ async fn under_load_the_only_subscriber_of_a_dead_node_misses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn both_hold_over_three_nodes_of_the_database() {
-    let Some(cassandra) = Cassandra::start(3) else { return };
+    let Some(cassandra) = Cassandra::of(3) else { return };
     acknowledged_last(cluster_over(&cassandra, 3).await).await;
     subscriber_of_a_dead_node(cluster_over(&cassandra, 3).await).await;
 }

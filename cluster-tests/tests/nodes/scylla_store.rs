@@ -280,7 +280,7 @@ async fn each_presence_event_is_stored_once_by_the_node_of_its_connection() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_of_that_holds_over_three_nodes_of_the_database() {
-    let Some(cassandra) = Cassandra::start(3) else { return };
+    let Some(cassandra) = Cassandra::of(3) else { return };
     stored_once(&cassandra).await;
     read_at_once(&cassandra).await;
     an_id_once(&cassandra, true).await;

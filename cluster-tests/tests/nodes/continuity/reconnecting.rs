@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::*;
 
 /// How long it goes on, in seconds; the environment may ask for another time.
-const SECONDS: u64 = 60;
+const SECONDS: u64 = 15;
 const CHANNEL: &str = "fast";
 /// How long the client may need from one event to the next.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
