@@ -38,7 +38,7 @@ pub struct Options {
     /// Also writes everything that was measured to this file, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
+    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
     /// How often everything is measured; the table has the medians.
@@ -114,7 +114,10 @@ fn build_bare(this: &Path) -> Result<PathBuf> {
     build(this, "fanfare-benches", "bench-bare", "--bare")
 }
 
-/// The release build of a binary of the checkout that this one was built from, wherever it is started. An error names the option
+/// How a binary that is measured is built; also the name of the folder that it comes to be in.
+const PROFILE: &str = "dist";
+
+/// The `dist` build of a binary of the checkout that this one was built from, wherever it is started. An error names the option
 /// that names another binary.
 fn build(this: &Path, package: &str, binary: &str, option: &str) -> Result<PathBuf> {
     let (manifest, target) = (Path::new(CHECKOUT).join("Cargo.toml"), target_folder(this)?);
@@ -128,10 +131,10 @@ fn build(this: &Path, package: &str, binary: &str, option: &str) -> Result<PathB
     let mut command = Command::new(cargo);
     // What the folder that it is started in sets for builds is not for this one.
     command.current_dir(CHECKOUT);
-    command.args(["build", "--release", "--locked", "-p", package, "--bin", binary]);
+    command.args(["build", "--profile", PROFILE, "--locked", "-p", package, "--bin", binary]);
     command.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(target);
     match command.status() {
-        Ok(built) if built.success() => Ok(target.join("release").join(binary)),
+        Ok(built) if built.success() => Ok(target.join(PROFILE).join(binary)),
         Ok(_) => Err(format!("{binary} could not be built; name a built one with {option}").into()),
         Err(error) => {
             Err(format!("cargo, to build {binary}: {error}; name a built one with {option}").into())

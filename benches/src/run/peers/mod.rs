@@ -41,7 +41,7 @@ pub struct Options {
     /// `peers.md` there, and removes pictures of what was not measured; where a measurement failed all stays as it was.
     #[arg(long)]
     pub plots: Option<PathBuf>,
-    /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
+    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
     /// Where the peers' binaries are; without it where `make peers` puts them.

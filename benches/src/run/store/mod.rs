@@ -32,10 +32,10 @@ pub struct Options {
     /// Also writes everything that was measured to this file, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Measures this binary; without it the release build of this checkout, built first when it is not fresh.
+    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
-    /// The binary with the driver alone; without it the release build of this checkout.
+    /// The binary with the driver alone; without it the `dist` build of this checkout.
     #[arg(long)]
     pub bare: Option<PathBuf>,
     /// How often everything is measured; the tables have the medians.
