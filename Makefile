@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench peers go-peers bench-peers bench-cluster bench-store format-and-clippy components cargo-deny asyncapi
+.PHONY: help run test check lint bench peers go-peers bench-peers bench-cluster bench-store components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -8,7 +8,8 @@ CARGO_DENY = $(shell PATH="$(TOOLS)/bin:$$PATH" command -v cargo-deny || echo "$
 
 help:
 	@echo "make run    build for release and start a node on 127.0.0.1:8080"
-	@echo "make test   format check, clippy, all tests; all that a change must pass"
+	@echo "make check  format check, clippy, unit tests and one test of a cluster: what each edit must pass, within minutes"
+	@echo "make test   the same and all other tests: all that a change must pass"
 	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
 	@echo "make bench-cluster  measure several nodes beside one, and a link alone"
@@ -19,37 +20,106 @@ help:
 run:
 	cargo run --release --locked
 
+# Everything that a change must pass. What is found missing is fetched while the tests are built. Tests that end databases, and tests that
+# measure a node, come when no others run.
+test: export NODE_IS_BUILT := true
+test:
+	@cluster-tests/steps.sh format 'build+tools!' clippy test-nodes test-rest \
+  test-one-database+test-three-databases+test-benches test-replicated test-alone test-docs openapi
+
+# What each edit must pass: the same without databases, and of the tests of real nodes only the fan-out across a cluster.
+check: export NODE_IS_BUILT := true
+check:
+	@cluster-tests/steps.sh format clippy 'check-build!' check-units+check-cluster
+
+# How many tests run at once: those that wait for nodes do so together, those that compute have a core each.
+WIDE := 12
+CARGO_TEST := cargo test --locked --workspace --no-fail-fast
+UNITS := $(foreach tests,asyncapi cli generated golden_* hostile* layout mutations stored_once,--test '$(tests)')
+REPLICATED := $(addprefix scylla::tests::,replicas nonce_claimed_by_many revocations_of_many members_that_change ids_while \
+  ids::an_id_whose_node append_then_read history_survives)
+OVER_THREE := over_three_nodes_of_the_database
+
+.PHONY: format clippy node-alone build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches \
+  test-replicated test-replicated-store test-over-three \
+  test-alone test-docs openapi check-build check-units check-cluster
+
+format: components
+	cargo fmt --all --check
+
+# The node also as it is shipped, since with the whole workspace it has the features of others' dependencies.
+clippy: components
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo check --locked -p fanfare
+
 # The tests of the cluster run the real binary, which is built with them: alone it would have its dependencies with other features, so most of
 # them once more.
-test: export NODE_IS_BUILT := true
-test: format-and-clippy asyncapi
+build:
+	$(CARGO_TEST) --no-run
+
+tools: asyncapi
 	cluster-tests/needs.sh chromium chromium chromium-browser google-chrome
 	cluster-tests/needs.sh valgrind valgrind
 	cluster-tests/needs.sh haproxy haproxy
 	cluster-tests/needs.sh iproute2 ip
-	cargo test --locked --workspace --no-run
-	cluster-tests/cassandra/with $(MAKE) --no-print-directory test-all
-	cluster-tests/cassandra/with --nodes 3 cargo test --locked --workspace --lib origin::history::scylla
-	cluster-tests/openapi.sh
+	cluster-tests/needs.sh openjdk-17-jre-headless java
+	cluster-tests/needs.sh maven mvn
+	cluster-tests/cassandra/cassandra fetch || test "$$CI" != true
+	cluster-tests/openapi.sh --fetch
 
-# Two halves side by side, since nodes of a cluster wait for each other more than they work; the test files go by their names, so that each half
-# takes about as long; the examples in the docs are tried beside the longer one. Each says what it has to say when it has ended. What kills
-# databases, and waits for them to come back, has the machine for itself.
-.PHONY: test-all test-from-a test-from-pr test-docs
-test-all:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-from-pr test-from-a test-docs
-	cargo test --locked --workspace --test 'sc*'
+test-nodes:
+	$(CARGO_TEST) --test nodes -- --test-threads=$(WIDE) --skip scylla --skip history_copy
 
-test-from-a:
-	cargo test --locked --workspace --test '[!p-z]*' --test 'p[!r]*'
+# Unit tests, those of the protocol and the client, and clusters over one database.
+test-rest:
+	cluster-tests/cassandra/with $(MAKE) --keep-going test-units test-store
 
-test-from-pr:
-	cargo test --locked --workspace --lib --bins --test 'pr*' --test '[q-rt-z]*' --test 's[!c]*'
+test-units:
+	$(CARGO_TEST) --lib --bins $(UNITS) -- --test-threads=$(WIDE) $(REPLICATED:%=--skip %)
+
+test-store:
+	$(CARGO_TEST) --test nodes -- scylla history_copy --test-threads=4 --skip $(OVER_THREE)
+
+# Databases that tests stall and kill, of one node and of three.
+test-one-database:
+	cluster-tests/cassandra/with $(CARGO_TEST) --test databases -- --test-threads=3 --skip three_nodes
+
+test-three-databases:
+	$(CARGO_TEST) --test databases three_nodes -- --skip $(OVER_THREE)
+
+# The generator of the benchmarks, which counts.
+test-benches:
+	$(CARGO_TEST) --test floor --test link
+
+# What copies on several nodes can make different: who asks which node, what a quorum sees, and what many claim at once.
+test-replicated:
+	cluster-tests/cassandra/with --nodes 3 $(MAKE) --keep-going test-replicated-store test-over-three
+
+test-replicated-store:
+	$(CARGO_TEST) --lib -- $(REPLICATED)
+
+test-over-three:
+	$(CARGO_TEST) --test nodes --test databases $(OVER_THREE)
+
+test-alone:
+	$(CARGO_TEST) --test alone --test instructions -- --test-threads=1
 
 test-docs:
-	cargo test --locked --workspace --doc
+	$(CARGO_TEST) --doc
 
-lint: format-and-clippy cargo-deny
+openapi:
+	cluster-tests/openapi.sh
+
+check-build:
+	$(CARGO_TEST) --no-run --lib --bins $(UNITS) --test nodes
+
+check-units:
+	$(CARGO_TEST) --lib --bins $(UNITS) -- --test-threads=$(WIDE) --skip scylla::tests
+
+check-cluster:
+	$(CARGO_TEST) --test nodes fan_out_across_nodes
+
+lint: format clippy cargo-deny
 	$(CARGO_DENY) --locked check bans licenses sources
 	@if $(CARGO_DENY) --locked fetch db; then \
 	  $(CARGO_DENY) --locked check --disable-fetch advisories; \
@@ -58,14 +128,14 @@ lint: format-and-clippy cargo-deny
 	fi
 
 bench:
-	cargo build --release --locked -p fanfare
-	cargo run --release --locked -p fanfare-benches --bin bench -- run $(OPTIONS)
+	cargo build --profile dist --locked -p fanfare
+	cargo run --profile dist --locked -p fanfare-benches --bin bench -- run $(OPTIONS)
 
 # The database has half of the cores, so that it has as much beside a node as beside the driver alone.
 bench-store: OPTIONS := --apart
 bench-cluster bench-store:
-	cargo build --release --locked -p fanfare -p fanfare-benches
-	cargo run --release --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) --out "$(TARGET)/$@.json" $(OPTIONS)
+	cargo build --profile dist --locked -p fanfare -p fanfare-benches
+	cargo run --profile dist --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) --out "$(TARGET)/$@.json" $(OPTIONS)
 
 # The peers are built once for each version. Go keeps its modules in its own cache, and checks them against go.sum.
 PEERS := $(TOOLS)/peers
@@ -80,9 +150,9 @@ bench-peers: OPTIONS := --seconds 3
 bench-peers: RUN := $(TARGET)/tools/bench-peers
 bench-peers: PAGE = $(if $(filter command,$(origin OPTIONS)),$(RUN),docs/benchmarks)
 bench-peers: bench-peers-needs peers
-	cargo build --release --locked -p fanfare
+	cargo build --profile dist --locked -p fanfare
 	@mkdir -p "$(RUN)"
-	cargo run --release --locked -p fanfare-benches --bin bench -- peers --peers "$(TARGET)/tools/peers" --plots "$(PAGE)" --out "$(RUN)/peers.json" $(OPTIONS)
+	cargo run --profile dist --locked -p fanfare-benches --bin bench -- peers --peers "$(TARGET)/tools/peers" --plots "$(PAGE)" --out "$(RUN)/peers.json" $(OPTIONS)
 
 peers: peers-needs go-peers $(PEERS)/sockudo-$(SOCKUDO)
 
@@ -110,12 +180,6 @@ bench-peers-needs:
 .PHONY: go
 go:
 	@command -v go >/dev/null || { echo "go is missing: install it from https://go.dev/dl"; exit 1; }
-
-# The node also as it is shipped, since with the whole workspace it has the features of others' dependencies.
-format-and-clippy: components
-	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo check --locked -p fanfare
 
 # The page of the socket for tools, against the schema of AsyncAPI. Only this needs Node.js.
 CHECK := $(TOOLS)/docs-check

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# steps.sh STEP...: runs targets of the Makefile in order, and targets joined by "+" side by side. A step that fails does not keep
+# later ones from running, unless its name ends with "!". The last lines give the time of each step and every test that failed.
+set -uo pipefail
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+summary=()
+failed=()
+
+# Runs one target; its output goes to a file, and with a second argument to the terminal too.
+run() {
+    local begun=$SECONDS status=0
+    if [[ ${2:-} ]]; then
+        "${MAKE:-make}" --no-print-directory "$1" 2>&1 | tee "$logs/$1" || status=$?
+    else
+        "${MAKE:-make}" --no-print-directory "$1" >"$logs/$1" 2>&1 || status=$?
+    fi
+    echo "$status $((SECONDS - begun))" >"$logs/$1.result"
+}
+
+note() {
+    local status seconds
+    read -r status seconds <"$logs/$1.result"
+    if [[ $status == 0 ]]; then
+        summary+=("$(printf '%5d s  passed  %s' "$seconds" "$1")")
+    else
+        summary+=("$(printf '%5d s  FAILED  %s' "$seconds" "$1")")
+        failed+=("$1")
+    fi
+}
+
+finish() {
+    local step
+    echo
+    printf '%s\n' "${summary[@]}"
+    printf '%5d s  in all\n' "$SECONDS"
+    for step in "${failed[@]}"; do
+        printf '\n%s failed' "$step"
+        # The test runner's lines; a step without any has said above what is wrong.
+        grep -hE '^test .* FAILED$' "$logs/$step" | sed 's/^test \(.*\) \.\.\. FAILED$/  \1/' | sort -u | { echo; cat; }
+    done
+    exit $((${#failed[@]} > 0))
+}
+
+for group in "$@"; do
+    IFS=+ read -ra names <<<"${group%!}"
+    if [[ ${#names[@]} == 1 ]]; then
+        printf '\n=== %s\n' "${names[0]}"
+        run "${names[0]}" shown
+    else
+        for name in "${names[@]}"; do run "$name" & done
+        wait
+        for name in "${names[@]}"; do
+            printf '\n=== %s\n' "$name"
+            cat "$logs/$name"
+        done
+    fi
+    before=${#failed[@]}
+    for name in "${names[@]}"; do note "$name"; done
+    [[ $group != *! || ${#failed[@]} == "$before" ]] || finish
+done
+finish
