@@ -5,6 +5,8 @@ set -uo pipefail
 
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
+# What runs in the background does not hear of Ctrl-C by itself.
+trap 'trap - TERM; kill 0' INT TERM
 summary=()
 failed=()
 
@@ -45,17 +47,15 @@ finish() {
 
 for group in "$@"; do
     IFS=+ read -ra names <<<"${group%!}"
-    if [[ ${#names[@]} == 1 ]]; then
-        printf '\n=== %s\n' "${names[0]}"
-        run "${names[0]}" shown
-    else
-        for name in "${names[@]}"; do run "$name" & done
-        wait
-        for name in "${names[@]}"; do
-            printf '\n=== %s\n' "$name"
-            cat "$logs/$name"
-        done
-    fi
+    # Of those side by side the first is shown while it runs, the others when all have ended.
+    for name in "${names[@]:1}"; do run "$name" & done
+    printf '\n=== %s\n' "${names[0]}"
+    run "${names[0]}" shown
+    wait
+    for name in "${names[@]:1}"; do
+        printf '\n=== %s\n' "$name"
+        cat "$logs/$name"
+    done
     before=${#failed[@]}
     for name in "${names[@]}"; do note "$name"; done
     [[ $group != *! || ${#failed[@]} == "$before" ]] || finish
