@@ -24,7 +24,7 @@ run:
 # measure a node, come when no others run.
 test: export NODE_IS_BUILT := true
 test:
-	@cluster-tests/steps.sh format 'build+tools!' clippy test-nodes test-rest \
+	@cluster-tests/steps.sh format 'build!+tools+asyncapi' clippy test-nodes test-rest \
   test-one-database+test-three-databases+test-benches test-replicated test-alone test-docs openapi
 
 # What each edit must pass: the same without databases, and of the tests of real nodes only the fan-out across a cluster.
@@ -35,12 +35,16 @@ check:
 # How many tests run at once: those that wait for nodes do so together, those that compute have a core each.
 WIDE := 12
 CARGO_TEST := cargo test --locked --workspace --no-fail-fast
-UNITS := $(foreach tests,asyncapi cli generated golden_* hostile* layout mutations stored_once,--test '$(tests)')
+# Test programs that have a step of their own; those of all crates besides are unit tests.
+APART := nodes databases alone floor link instructions
+PROGRAMS = $(basename $(notdir $(wildcard */tests/*.rs clients/*/tests/*.rs))) \
+  $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs clients/*/tests/*/main.rs)))
+UNITS = $(foreach program,$(filter-out $(APART),$(PROGRAMS)),--test $(program))
 REPLICATED := $(addprefix scylla::tests::,replicas nonce_claimed_by_many revocations_of_many members_that_change ids_while \
   ids::an_id_whose_node append_then_read history_survives)
 OVER_THREE := over_three_nodes_of_the_database
 
-.PHONY: format clippy node-alone build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches \
+.PHONY: format clippy build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches \
   test-replicated test-replicated-store test-over-three \
   test-alone test-docs openapi check-build check-units check-cluster
 
@@ -57,7 +61,7 @@ clippy: components
 build:
 	$(CARGO_TEST) --no-run
 
-tools: asyncapi
+tools:
 	cluster-tests/needs.sh chromium chromium chromium-browser google-chrome
 	cluster-tests/needs.sh valgrind valgrind
 	cluster-tests/needs.sh haproxy haproxy
