@@ -24,9 +24,9 @@ const REFUSED_WITHIN: Duration = Duration::from_millis(2_000 + 1_500);
 /// From when the database answers.
 const WELL_WITHIN: Duration = Duration::from_secs(5);
 const PUBLISHERS: usize = 8;
-/// From an answer to a publisher's next attempt, so that most have a request under way at any time, and a database is not
-/// driven to its limit, which leaves no processor to those who watch.
-const EVERY: Duration = Duration::from_millis(5);
+/// From an answer to a publisher's next attempt. Some have a request under way at any time, and a database is not driven to its
+/// limit, which leaves no processor to those who watch.
+const EVERY: Duration = Duration::from_millis(20);
 
 async fn node(cassandra: &Cassandra) -> Node {
     node_with(cassandra, &cassandra.keyspace()).await
