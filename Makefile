@@ -20,8 +20,8 @@ help:
 run:
 	cargo run --release --locked
 
-# Everything that a change must pass. What is found missing is fetched while the tests are built. Tests that end databases, and tests that
-# measure a node, come when no others run.
+# Everything that a change must pass. The tools are fetched while the tests are built. Tests that end databases run beside those of the
+# generator, which mostly wait; tests that need the machine for themselves run alone.
 test: export NODE_IS_BUILT := true
 test:
 	@cluster-tests/steps.sh format 'build!+tools+asyncapi' clippy test-nodes test-rest \
@@ -32,7 +32,7 @@ check: export NODE_IS_BUILT := true
 check:
 	@cluster-tests/steps.sh format clippy 'check-build!' check-units+check-cluster
 
-# How many tests run at once: those that wait for nodes do so together, those that compute have a core each.
+# How many tests run at once, most of which wait for nodes.
 WIDE := 12
 CARGO_TEST := cargo test --locked --workspace --no-fail-fast
 # Test programs that have a step of their own; those of all crates besides are unit tests.

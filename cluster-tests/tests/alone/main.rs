@@ -1,3 +1,3 @@
-//! What a node takes of its machine. These tests run one at a time, after all others.
+//! Tests of the memory that a node takes. They run one at a time, while no others do.
 
 mod memory;

@@ -11,8 +11,8 @@ async fn copies(cassandra: &Cassandra, keyspace: &str) -> String {
     found.into_rows_result().expect("rows").single_row::<(String,)>().expect("a keyspace").0
 }
 
-/// Whether nobody is refused while one of three nodes stands still, in one of three attempts: a machine may do so too. Who gives ids
-/// asks more often, and may be refused until the connections to that node are given up.
+/// Whether nobody is refused while one of three nodes stands still, in one of three attempts: a machine may do so too. A
+/// publisher with ids asks the database more often, and may be refused until the connections to that node are given up.
 async fn is_passed_over(cassandra: &Cassandra, node: &Node) -> bool {
     for attempt in 0..3 {
         cassandra.signal("STOP", Some(2));
