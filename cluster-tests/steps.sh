@@ -7,6 +7,8 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 # What runs in the background does not hear of Ctrl-C by itself.
 trap 'trap - TERM; kill 0' INT TERM
+# Lines of what failed tests said, at most.
+TOLD_MAX=60
 summary=()
 failed=()
 
@@ -42,6 +44,9 @@ finish() {
         # A test program without tests of its own, or one that was aborted, is named by cargo alone.
         grep -hE '^test .* FAILED$|^    `-p .*`$|^error: could not compile' "$logs/$step" |
             sed -E 's/^test (.*) \.\.\. FAILED$/\1/; s/^ */  /' | sort -u | { echo; cat; }
+        # How each test ended: where it panicked, and what it said, whose middle is left out where it is long.
+        sed -nE '/^---- .* stdout ----$/p; /^thread .* panicked at /,/^(note: run with .*|stack backtrace:|)$/{/^(note: run with|stack backtrace:|$)/!p}' "$logs/$step" |
+            sed -E 's/^(.{600}).{100,}(.{300})$/\1 … \2/; s/^/    /' | head -n "$TOLD_MAX"
     done
     exit $((${#failed[@]} > 0))
 }
