@@ -227,9 +227,9 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
             Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Invalid, _))) => {
                 return Ok(None);
             }
-            Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::ServerError, _)))
-                if attempt < ATTEMPTS =>
-            {
+            // One of its nodes may not have heard yet what another one has just altered, and fails to read by the schema that it knows.
+            Err(error) if attempt < ATTEMPTS && !is_forbidden(&error) => {
+                tracing::warn!(%error, "the database did not tell the version of its schema, once more");
                 attempt += 1;
                 tokio::time::sleep(ATTEMPT_EACH).await;
             }
