@@ -250,17 +250,6 @@ impl App {
         self.membership.as_ref().map(Membership::addresses).unwrap_or_default()
     }
 
-    /// Resolves when the node is to go on as another run: it stood still for so long that it is dead for its cluster.
-    pub fn begins_anew(&self) -> impl Future<Output = ()> + use<> {
-        let pulse = self.membership.as_ref().map(Membership::pulse);
-        async move {
-            match pulse {
-                Some(pulse) => pulse.stood_still().await,
-                None => std::future::pending().await,
-            }
-        }
-    }
-
     /// Not ready, no new connections, clients sent to other nodes or told to come back, requests under way finished, leaves and counts stored,
     /// the store flushed. Members whose connections are lost by this stay in the store, for the next run.
     pub async fn stop(self) {

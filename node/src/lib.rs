@@ -14,6 +14,7 @@ pub mod model;
 pub mod names;
 pub mod origin;
 pub mod publish;
+pub mod pulse;
 pub mod session;
 pub mod tasks;
 pub mod telemetry;

@@ -28,6 +28,7 @@ use crate::model::{
     Published, Stamp, UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
+use crate::pulse;
 use crate::telemetry::OFTEN;
 
 pub use departures::Departure;
@@ -170,6 +171,7 @@ impl Publisher {
     /// they pass the store's look-up of ids first, in the order of the calls: a caller that has such a publish
     /// under way queues what follows, and so keeps its order.
     pub fn publish(&self, request: PublishRequest, queued: bool, done: PublishDone) {
+        pulse::pass();
         if request.messages.is_empty() {
             return done(Err(PublishError::Draft(DraftError::Bad("messages must not be empty".into()))));
         }
@@ -343,6 +345,7 @@ impl Inner {
             let (inner, stored) = (Arc::clone(self), Arc::clone(&published));
             let done: Done = Box::new(move |result| match result {
                 Ok(()) => {
+                    pulse::pass();
                     inner.published.increment(count);
                     usage.count(UsageKind::Publish, count, stored.bytes);
                     answer.give(Some(&stored));

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::{Cluster, told};
 use fanfare_cluster_tests::presence::{Watcher, present};
+use fanfare_cluster_tests::raw::Raw;
 use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::traffic::{Numbers, Publishers, Subscriber, end_well_after};
-use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
+use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -217,6 +218,63 @@ async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
     for watcher in &mut watchers {
         assert!(watcher.has_by(&[].into(), tokio::time::Instant::now() + SOON).await, "{:?}", watcher.events);
     }
+}
+
+/// What its clients said while it stood still, and what was on its way to them, is nothing that a dead node still does.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_it_when_it_runs_on_is_not_handled() {
+    let mut cluster = Cluster::linked(2).await;
+    let nodes = cluster.nodes();
+    let mut elsewhere = Socket::open(&nodes[0], "").await;
+    elsewhere.attach("room").await;
+    let mut here = Vec::new();
+    for _ in 0..20 {
+        let mut socket = Socket::open(&nodes[1], "").await;
+        socket.attach("room").await;
+        here.push(socket);
+    }
+    let mut requests = Vec::new();
+    for _ in 0..20 {
+        let mut raw = Raw::connect(nodes[1].addr()).await;
+        let request = publish_request(&nodes[1].key());
+        assert!(raw.write(request.as_bytes()).await);
+        assert_eq!(raw.response(SOON).await.expect("an answer").0, 200);
+        requests.push((raw, request));
+    }
+    for socket in here.iter_mut().chain([&mut elsewhere]) {
+        for _ in 0..requests.len() {
+            socket.message("room").await;
+        }
+    }
+    nodes[1].pause();
+    for socket in &mut here {
+        socket.start(json!({"op": 13, "channel": "room", "messages": [{"data": "late"}]})).await;
+    }
+    for (raw, request) in &mut requests {
+        assert!(raw.write(request.as_bytes()).await);
+    }
+    // Whoever publishes elsewhere has it wait for the node, too.
+    elsewhere.publish("room", json!({"data": "elsewhere"})).await;
+    assert_eq!(elsewhere.message("room").await["messages"][0]["data"], "elsewhere");
+    nodes[1].resume_anew(1).await;
+    for mut socket in here {
+        assert_eq!(socket.to_end(SOON).await, (Vec::new(), Ended::Gone));
+    }
+    for (mut raw, _) in requests {
+        assert_eq!(raw.text_to_end(SOON).await.0, "");
+    }
+    elsewhere.publish("room", json!({"data": "the next"})).await;
+    let next = elsewhere.find("a message", |frame| frame["op"] == 13).await;
+    assert_eq!(next["messages"][0]["data"], "the next");
+}
+
+fn publish_request(key: &str) -> String {
+    let (authorization, body) = (http::basic(key), json!({"data": "before"}).to_string());
+    format!(
+        "POST /api/channels/room/publish HTTP/1.1\r\nhost: node\r\nauthorization: {authorization}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// It was to leave, so there is no other run of it, and what it had is not handed over any more.

@@ -16,11 +16,11 @@ use super::tokens::Others;
 use super::{Addresses, StartError, nodes, stored, thread_count};
 use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::{Authenticator, ConnectionKeys};
+use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{self, LinkSettings, Links, PeerFiles, PeerTls};
 use crate::cluster::membership::{Facts, Membership, Options};
 use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats};
-use crate::cluster::{ClusterKey, Pulse};
 use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
@@ -30,6 +30,7 @@ use crate::model::{
 };
 use crate::names::Names;
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
+use crate::pulse;
 use crate::tasks::{OnStop, Tasks};
 
 /// A node whose seeds do not answer for so long serves alone.
@@ -44,7 +45,6 @@ pub(super) struct Gossip {
     address: SocketAddr,
     peers: TcpListener,
     peer_address: SocketAddr,
-    pulse: Arc<Pulse>,
 }
 
 /// None for a node that is alone.
@@ -66,7 +66,7 @@ pub(super) fn bind(config: &Config) -> Result<Option<Gossip>, StartError> {
     let peers = TcpListener::bind(peer_address).map_err(StartError::at(at()))?;
     peers.set_nonblocking(true).map_err(StartError::at(at()))?;
     let peer_address = peers.local_addr().map_err(StartError::at(at()))?;
-    Ok(Some(Gossip { key, socket, address, peers, peer_address, pulse: Arc::default() }))
+    Ok(Some(Gossip { key, socket, address, peers, peer_address }))
 }
 
 fn is_open_to_all(file: &Path) -> bool {
@@ -123,7 +123,7 @@ impl Gossip {
             .map_err(StartError::at("cannot start threads for peers"))?;
         let (of_links, runtime) = of_links;
         for threads in [&**tasks, &of_links] {
-            threads.spawn("pulse", OnStop::Cancel, Arc::clone(&self.pulse).beats());
+            threads.spawn("pulse", OnStop::Cancel, pulse::beats());
         }
         let links = Links::new(own, tls, inbound, Arc::new(of_links), LinkSettings::default());
         let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));
@@ -145,7 +145,12 @@ impl Gossip {
 /// thread to another wakes both.
 fn links_apart(tasks: &Tasks, threads: usize) -> io::Result<(Tasks, Handle)> {
     let mut builder = Builder::new_multi_thread();
-    let runtime = builder.worker_threads(threads.div_ceil(4)).thread_name("links").enable_all().build()?;
+    let runtime = builder
+        .worker_threads(threads.div_ceil(4))
+        .thread_name("links")
+        .on_thread_unpark(pulse::pass)
+        .enable_all()
+        .build()?;
     let (handle, stopping) = (runtime.handle().clone(), tasks.stopping());
     let runtime = Unwaited(Some(runtime));
     tasks.spawn_thread("links", move || {
@@ -374,7 +379,7 @@ pub(super) fn join(
     routing: Option<Arc<Routing>>,
     tasks: &Tasks,
 ) -> Result<Option<Membership>, StartError> {
-    let Some(Gossip { key, socket, address, peer_address, pulse, .. }) = gossip else { return Ok(None) };
+    let Some(Gossip { key, socket, address, peer_address, .. }) = gossip else { return Ok(None) };
     let options = Options {
         node_id: Arc::clone(node_id),
         incarnation,
@@ -391,7 +396,6 @@ pub(super) fn join(
             ..Facts::default()
         },
         clock: Clock::system(),
-        pulse,
     };
     let membership = Membership::start(options, tasks).map_err(StartError::at("cannot start gossip"))?;
     if let Some(routing) = routing {

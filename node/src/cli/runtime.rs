@@ -4,6 +4,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::failure::{Failure, Outcome};
+use crate::pulse;
 
 /// `threads` workers; 0: one per core.
 pub(super) fn multi_thread(threads: usize) -> Result<Runtime, Failure> {
@@ -11,8 +12,14 @@ pub(super) fn multi_thread(threads: usize) -> Result<Runtime, Failure> {
     if threads > 0 {
         builder.worker_threads(threads);
     }
-    let built = builder.thread_name("fanfare").enable_all().build();
+    let built = builder.thread_name("fanfare").on_thread_unpark(pulse::pass).enable_all().build();
     built.map_err(|error| Failure::because("cannot start threads", &error))
+}
+
+/// Runs `work` on this thread, whatever becomes of others.
+pub(super) fn alone<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let built = Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| Failure::because("cannot start the runtime", &error))?.block_on(work)
 }
 
 /// Runs the work of a client command, unless a signal ends it first.

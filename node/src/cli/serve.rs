@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+use tokio::task::JoinError;
+
 use super::anew;
 use super::banner::Banner;
 use super::check;
@@ -10,7 +13,7 @@ use super::output;
 use super::runtime::{self, StopSignals};
 use crate::app::App;
 use crate::config::Config;
-use crate::telemetry;
+use crate::{pulse, telemetry};
 
 /// A node that stood still may have been asked to stop meanwhile, and hears that no later than this.
 const HEARS_WITHIN: Duration = Duration::from_millis(100);
@@ -23,19 +26,23 @@ pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     check::peer_files(config)?;
     telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
+    if config.gossip_listen.is_some() {
+        pulse::watch();
+    }
     let runtime = runtime::multi_thread(config.threads)?;
-    let outcome = runtime.block_on(serve(config));
+    // This thread has a runtime of its own: it is the one that goes on after the process has stood still.
+    let outcome = runtime::alone(serve(config, runtime.handle()));
     // Whatever still runs had its time.
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(config: &Config) -> Result<Outcome, Failure> {
+async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
     let config = &anew::with_members(config.clone());
     let mut signals = StopSignals::listen()?;
     let app = tokio::select! {
-        started = App::start(config.clone()) => {
-            started.map_err(|error| Failure::because("cannot start", &error))?
+        started = threads.spawn(App::start(config.clone())) => {
+            whole(started).map_err(|error| Failure::because("cannot start", &error))?
         }
         _ = signals.next() => return Ok(Outcome::Done),
     };
@@ -53,7 +60,7 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
         _ = signals.next() => (false, "stopping, a further signal stops at once"),
         () = app.drain_asked() => (false, "stopping as an operator asks, a signal stops at once"),
         () = app.failed() => (true, "stopping as the node cannot go on, a signal stops at once"),
-        () = app.begins_anew() => {
+        () = pulse::stood_still() => {
             let is_asked = tokio::select! {
                 biased;
                 _ = signals.next() => true,
@@ -67,13 +74,20 @@ async fn serve(config: &Config) -> Result<Outcome, Failure> {
         }
     };
     tracing::info!("{told}");
-    let stood_still = app.begins_anew();
     tokio::select! {
-        () = app.stop() => match failed {
-            false => Ok(Outcome::Done),
-            true => Err(Failure::failed("the node could not go on, its log says why")),
-        },
+        stopped = threads.spawn(app.stop()) => {
+            whole(stopped);
+            match failed {
+                false => Ok(Outcome::Done),
+                true => Err(Failure::failed("the node could not go on, its log says why")),
+            }
+        }
         _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
-        () = stood_still => Err(Failure::failed(DEAD)),
+        () = pulse::stood_still() => Err(Failure::failed(DEAD)),
     }
+}
+
+/// What a task gave that nobody cancels. Its panic is that of whoever waits for it.
+fn whole<T>(joined: Result<T, JoinError>) -> T {
+    joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

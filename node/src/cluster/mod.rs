@@ -4,10 +4,8 @@ pub mod inbound;
 mod key;
 pub mod link;
 pub mod membership;
-mod pulse;
 pub mod routing;
 #[cfg(test)]
 mod simulation;
 
 pub use key::{ClusterKey, ClusterKeyError};
-pub use pulse::Pulse;

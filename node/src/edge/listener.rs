@@ -30,6 +30,7 @@ use super::{ClientSocket, PeerAddress};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::model::Limits;
+use crate::pulse;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use stream::{Headers, ReadStream};
@@ -350,10 +351,10 @@ async fn respond(
     thin(request.headers_mut());
     request.extensions_mut().insert(PeerAddress(peer.ip()));
     request.extensions_mut().insert(socket);
-    match services.router.clone().call(request.map(Body::new)).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    }
+    pulse::pass();
+    let Ok(response) = services.router.clone().call(request.map(Body::new)).await;
+    pulse::pass();
+    response
 }
 
 /// An upgrade that comes here followed another request on its connection, as through a proxy.

@@ -10,6 +10,7 @@ use crate::accounts::Account;
 use crate::hub::{Change, PresenceRefused};
 use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind, message_bytes};
 use crate::origin::history::Done;
+use crate::pulse;
 use crate::telemetry::OFTEN;
 
 /// What a client does on a channel, under a principal whose capability was checked.
@@ -57,6 +58,7 @@ impl Publisher {
     /// Carries out a presence request; `done` runs exactly once, at once for what changes nothing, else when the event
     /// is stored and other nodes have it, on any thread. The change is made and on its way when this returns.
     pub fn present(&self, request: PresenceRequest, done: PresenceDone) {
+        pulse::pass();
         let inner = &self.inner;
         let bytes = request.data.as_ref().map_or(0, |data| data.get().len());
         let bytes_max = inner.limits.presence_data_bytes;

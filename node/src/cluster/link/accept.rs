@@ -19,6 +19,7 @@ use super::grpc::{self, Connections};
 use super::handshakes::{Handshakes, Place};
 use super::{CONNECT, Common, SILENCE};
 use crate::cluster::inbound::{self, Inbound, Peer};
+use crate::pulse;
 use crate::tasks::OnStop;
 
 /// Connections of peers; whoever comes beyond is closed, and tries again.
@@ -218,6 +219,7 @@ impl Taking {
                 self.ending = Ending::Silent;
                 return Err(Status::deadline_exceeded("the peer is silent"));
             };
+            pulse::pass();
             let Some(frame) = frame? else {
                 self.ending = Ending::Ended;
                 return Ok(None);

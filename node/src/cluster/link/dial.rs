@@ -22,6 +22,7 @@ use super::grpc::{self, Connections};
 use super::queue::{Pull, Queue};
 use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE};
 use crate::cluster::inbound::Peer;
+use crate::pulse;
 
 /// One run of a peer, as long as it is a member.
 pub(super) struct Link {
@@ -185,6 +186,7 @@ async fn listen(mut frames: Streaming<v1::Frame>, queue: &Queue) -> Status {
             Ok(Err(status)) => return status,
             Ok(Ok(None)) => return Status::unavailable("it ended the lane"),
             Ok(Ok(Some(frame))) => {
+                pulse::pass();
                 // A pong says no more than that it came; what is unknown came with a later minor.
                 if let Some(Kind::Confirm(confirm)) = frame.kind {
                     queue.confirm(confirm.sequence);
@@ -240,6 +242,7 @@ impl Outgoing {
         tokio::task::yield_now().await;
         let Step::Open { stream, ping_at, pings, awaited } = &mut self.step else { return None };
         loop {
+            pulse::pass();
             let now = Instant::now();
             if now >= *ping_at {
                 *pings += 1;

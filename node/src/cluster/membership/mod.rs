@@ -24,9 +24,10 @@ pub use facts::{Facts, Member, Members};
 pub(super) use liveness::Liveness;
 pub use liveness::State;
 
-use super::{ClusterKey, Pulse};
+use super::ClusterKey;
 use crate::model::Clock;
 use crate::names::Names;
+use crate::pulse;
 use crate::tasks::Tasks;
 
 /// So that a burst of datagrams waits for a thread that is late, and is not lost.
@@ -47,8 +48,6 @@ pub struct Options {
     pub key: ClusterKey,
     pub facts: Facts,
     pub clock: Clock,
-    /// Of which the thread of membership is a part.
-    pub pulse: Arc<Pulse>,
 }
 
 /// This node among the others. Its thread ends when the tasks that it was started with are told to stop. Where another node has the same
@@ -57,13 +56,11 @@ pub struct Options {
 pub struct Membership {
     facts: watch::Sender<Facts>,
     members: watch::Receiver<Arc<Members>>,
-    pulse: Arc<Pulse>,
 }
 
 impl Membership {
     pub fn start(options: Options, tasks: &Tasks) -> io::Result<Self> {
-        let Options { node_id, incarnation, socket, advertise, seeds, names, key, facts, clock, pulse } =
-            options;
+        let Options { node_id, incarnation, socket, advertise, seeds, names, key, facts, clock } = options;
         transport::describe_metrics();
         metrics::describe_counter!(
             "fanfare_pauses_total",
@@ -73,7 +70,10 @@ impl Membership {
         // A smaller buffer is no reason to stay alone.
         socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BYTES).ok();
         socket.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .on_thread_unpark(pulse::pass)
+            .enable_all()
+            .build()?;
         let socket = {
             let _in_runtime = runtime.enter();
             tokio::net::UdpSocket::from_std(socket)?
@@ -95,7 +95,6 @@ impl Membership {
             told: None,
             ends: None,
             failed: tasks.failed(),
-            process: Arc::clone(&pulse),
         };
         let stopping = tasks.stopping();
         tasks.spawn_thread("membership", move || {
@@ -104,17 +103,12 @@ impl Membership {
             // A name that is being looked up is not waited for.
             runtime.shutdown_background();
         })?;
-        Ok(Self { facts, members, pulse })
+        Ok(Self { facts, members })
     }
 
     /// The others; the view changes when a node comes, goes, or says something else of itself.
     pub fn members(&self) -> watch::Receiver<Arc<Members>> {
         self.members.clone()
-    }
-
-    /// Whether this process runs, of which the thread of membership is a part.
-    pub fn pulse(&self) -> Arc<Pulse> {
-        Arc::clone(&self.pulse)
     }
 
     /// Where those gossip that are not dead.

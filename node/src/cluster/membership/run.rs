@@ -18,8 +18,8 @@ use super::facts::{Facts, Member, Members};
 use super::liveness::{Liveness, SUSPECT_AFTER, State};
 use super::relayed::Relayed;
 use super::transport::Wire;
-use crate::cluster::pulse::{self, Pulse};
 use crate::names::Names;
+use crate::pulse;
 
 const GOSSIP_EVERY: Duration = Duration::from_millis(250);
 const SEEDS_EVERY: Duration = Duration::from_secs(1);
@@ -50,7 +50,6 @@ pub(super) struct Run {
     /// Since when it is known that another node has the id of this one, which is to stop.
     pub(super) ends: Option<Instant>,
     pub(super) failed: CancellationToken,
-    pub(super) process: Arc<Pulse>,
 }
 
 impl Run {
@@ -87,8 +86,8 @@ impl Run {
         liveness.tick(begun);
         // Where gossip begins anew it knows nobody.
         self.gossip_with_all(&handle)?;
-        let mut pulse = tokio::time::interval(pulse::EVERY);
-        pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut due = tokio::time::interval(pulse::EVERY);
+        due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ended = Box::pin(handle.termination_watcher());
         loop {
             let mut is_new = false;
@@ -98,9 +97,9 @@ impl Run {
                     anyhow::bail!("its task is over");
                 }
                 Ok(()) = self.facts.changed() => is_new = true,
-                _ = pulse.tick() => {}
+                _ = due.tick() => {}
             }
-            self.process.beat();
+            pulse::beat();
             if is_new {
                 self.say(&handle).await?;
             }
@@ -205,7 +204,7 @@ impl Run {
         }
         heard.into_iter().for_each(|(incarnation, at)| liveness.heard(incarnation, at));
         let due = liveness.tick(now);
-        if let Some(paused) = due.paused.filter(|_| !self.process.is_dead()) {
+        if let Some(paused) = due.paused {
             tracing::warn!(
                 paused_ms = u64::try_from(paused.as_millis()).unwrap_or(u64::MAX),
                 "gossip stood still, and others may have held this node for dead"

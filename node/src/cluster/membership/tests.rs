@@ -38,7 +38,6 @@ impl Node {
             key: ClusterKey::parse(key).expect("a good key"),
             facts: Facts { listen: format!("{name}:1"), version: "0.1.0".to_owned(), ..Facts::default() },
             clock: Clock::manual(now_ms),
-            pulse: Arc::default(),
         };
         let membership = Membership::start(options, &tasks).expect("a thread");
         Self { membership, incarnation, address, tasks }

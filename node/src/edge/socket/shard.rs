@@ -31,6 +31,7 @@ use super::timers::Timers;
 use super::{Input, Services, ShardHandle};
 use crate::hub::Subscribers;
 use crate::model::Tenure;
+use crate::pulse;
 use crate::session::{Context, Output, PublishResult};
 pub(super) use attach::Attaching;
 pub(super) use replay::Replay;
@@ -175,6 +176,7 @@ impl Shard {
                 }
             }
             self.handle.inbox.woke();
+            pulse::pass();
             match polled {
                 Ok(()) => {}
                 // What came meanwhile is seen before any time is taken for over.

@@ -1,0 +1,159 @@
+//! Whether this process runs at all. One that stood still is dead for its cluster, and does nothing more before it begins another run.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+/// How often some of the threads say that they run, also where there is nothing to do.
+pub const EVERY: Duration = Duration::from_millis(100);
+/// A process that stood still for so long is dead for its cluster.
+const DEAD_AFTER_MS: u64 = 2_000;
+
+/// Of a process that is a node of a cluster: of another one nobody can have taken anything while it stood still.
+static PROCESS: OnceLock<Pulse> = OnceLock::new();
+
+/// From now on it counts whether this process stands still.
+pub fn watch() {
+    PROCESS.get_or_init(Pulse::default);
+}
+
+/// The thread of the caller runs. From the first beat on pauses count: what it takes to start is none.
+pub fn beat() {
+    if let Some(process) = PROCESS.get() {
+        process.begin(now_ms());
+        pass();
+    }
+}
+
+/// Beats until it is dropped.
+pub async fn beats() {
+    loop {
+        beat();
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Returns only if the process has not stood still. To be called before anything is done for a client or a peer, whatever was begun
+/// before: others may have told its clients, let its members leave, or taken its connections meanwhile.
+pub fn pass() {
+    let Some(process) = PROCESS.get() else { return };
+    if process.stands_still_at(now_ms()) {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// Resolves when none of the threads has run for 2 s: the process is to go on as another run.
+pub async fn stood_still() {
+    match PROCESS.get() {
+        Some(process) => process.stood_still.cancelled().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// When any of some threads ran last. One that is held up alone says nothing of the others.
+#[derive(Debug, Default)]
+struct Pulse {
+    /// 0 as long as none ran.
+    last_ms: AtomicU64,
+    stood_still: CancellationToken,
+}
+
+impl Pulse {
+    fn begin(&self, now_ms: u64) {
+        // Where another one has begun there is nothing to do.
+        self.last_ms.compare_exchange(0, now_ms, Ordering::Relaxed, Ordering::Relaxed).ok();
+    }
+
+    /// `now_ms` was read before: a thread that was held up with it says nothing. Whoever comes after the pause finds it, since nobody
+    /// notes a time behind it.
+    fn stands_still_at(&self, now_ms: u64) -> bool {
+        let last_ms = self.last_ms.load(Ordering::Relaxed);
+        let paused_ms = now_ms.saturating_sub(last_ms);
+        if last_ms > 0 && paused_ms >= DEAD_AFTER_MS {
+            let is_first = !self.stood_still.is_cancelled();
+            self.stood_still.cancel();
+            if is_first {
+                // Last, since who reads the log may stand still as well.
+                tracing::warn!(paused_ms, "this node stood still as a whole");
+            }
+            return true;
+        }
+        if last_ms > 0 && paused_ms > 0 {
+            self.last_ms.fetch_max(now_ms, Ordering::Relaxed);
+        }
+        self.stood_still.is_cancelled()
+    }
+}
+
+/// Since some moment; goes on while the machine is suspended, where the system has such a clock.
+#[expect(unsafe_code, reason = "there is no safe call for this clock")]
+fn now_ms() -> u64 {
+    #[cfg(target_os = "linux")]
+    const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
+    #[cfg(not(target_os = "linux"))]
+    const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call gets a valid pointer to a time that lives here.
+    unsafe { libc::clock_gettime(CLOCK, &raw mut now) };
+    let [seconds, nanoseconds] = [now.tv_sec, now.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
+    seconds * 1_000 + nanoseconds / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether it was found to stand still when its threads ran at these times.
+    fn stood_still(ran_ms: &[u64]) -> bool {
+        let pulse = Pulse::default();
+        pulse.begin(ran_ms[0]);
+        ran_ms.iter().any(|ran_ms| pulse.stands_still_at(*ran_ms))
+    }
+
+    #[test]
+    fn a_process_of_which_no_thread_ran_for_two_seconds_stood_still() {
+        for (pause_ms, is_dead) in [(100, false), (1_999, false), (2_000, true), (3_600_000, true)] {
+            assert_eq!(stood_still(&[7_000, 7_000 + pause_ms]), is_dead, "{pause_ms}");
+        }
+    }
+
+    #[test]
+    fn one_thread_that_runs_is_enough() {
+        assert!(!stood_still(&[7_000, 8_500, 10_000, 11_500]));
+    }
+
+    #[test]
+    fn who_was_held_up_with_a_time_that_it_had_read_changes_nothing() {
+        assert!(!stood_still(&[7_000, 9_000 - 1, 7_100, 10_900]));
+        assert!(!stood_still(&[9_000, 6_000, 9_100]));
+    }
+
+    #[test]
+    fn what_it_takes_to_start_is_no_pause() {
+        let pulse = Pulse::default();
+        assert!(!pulse.stands_still_at(1_000_000));
+        assert!(!pulse.stands_still_at(1_009_000), "nothing beats yet");
+    }
+
+    #[tokio::test]
+    async fn no_thread_passes_after_the_pause() {
+        let pulse = Pulse::default();
+        pulse.begin(7_000);
+        for ran_ms in [9_000, 9_001, 9_500] {
+            assert!(pulse.stands_still_at(ran_ms), "{ran_ms}");
+        }
+        assert!(pulse.stands_still_at(8_000), "its time was read before, and it is known by now");
+        pulse.stood_still.cancelled().await;
+    }
+
+    #[test]
+    fn of_a_process_that_is_not_in_a_cluster_nothing_is_known() {
+        beat();
+        pass();
+        assert!(PROCESS.get().is_none());
+    }
+}
