@@ -5,6 +5,7 @@
 pub mod balancer;
 mod binary;
 pub mod cassandra;
+pub mod chaos;
 pub mod clock;
 pub mod cluster;
 pub mod command;

@@ -6,6 +6,7 @@
 mod acked_is_safe;
 mod browser;
 mod ceiling_across_nodes;
+mod chaos;
 mod close_client_everywhere;
 mod connections;
 mod continuity;

@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use crate::pulse;
 pub use members::{MemberState, MemberView, MembersView, NodeView};
 pub use serve::serve;
 pub use token::{AdminToken, AdminTokenError};
@@ -83,7 +84,9 @@ async fn guard(State(state): State<AdminState>, request: Request, next: Next) ->
     if !open && !is_operator(headers, &state.token) {
         return refusal(StatusCode::UNAUTHORIZED, "unauthorized");
     }
-    next.run(request).await
+    let response = next.run(request).await;
+    pulse::pass();
+    response
 }
 
 async fn metrics(State(state): State<AdminState>) -> Response {
