@@ -38,6 +38,9 @@ pub struct Reading {
     pub(super) owed: Vec<u64>,
     /// Up to where that has been done of those that are gone. What they have stored since, as they may behind a cut, is handed on later.
     pub(super) handed: Serial,
+    /// What was delivered here of runs that are held for dead and may go on storing it, before the reader came: it is missing until it
+    /// is read.
+    pub(super) awaited: Serial,
     /// The next row is behind this one, and none is as late as that.
     pub(super) cursor: Position,
     pub(super) end_ms: u64,
@@ -48,13 +51,19 @@ pub struct Reading {
 impl Reading {
     #[cfg(test)]
     pub(in crate::edge::socket) fn at(has: Serial, stands: Serial) -> Self {
-        let (living, owed, handed) = (Serial::default(), Vec::new(), Serial::default());
-        Self { has, stands, living, owed, handed, cursor: behind(0), end_ms: 0, sure_ms: 0 }
+        let (living, handed, awaited) = Default::default();
+        let owed = Vec::new();
+        Self { has, stands, living, owed, handed, awaited, cursor: behind(0), end_ms: 0, sure_ms: 0 }
     }
 
     /// Up to where the rows of runs are given whose further messages come by delivery.
     fn until(&self) -> Serial {
         self.living.join(&self.handed)
+    }
+
+    /// All that is awaited has been read.
+    fn is_whole(&self) -> bool {
+        self.awaited.entries().iter().all(|(run, sequence)| self.has.covers_one(*run, *sequence))
     }
 
     /// Who has read it all has all that the channel's deliveries behind its attach do not bring.
@@ -201,6 +210,8 @@ impl Rows<'_> {
             }
         }
         reading.has = before(&reading.stands, &found);
+        // A rewind is of what is stored.
+        reading.awaited = Serial::default();
         if let (Some(newest), Some(oldest)) = (found.first(), found.last()) {
             reading.end_ms = newest.timestamp_ms + 1;
             let sequence = oldest.sequence.saturating_sub(1);
@@ -243,7 +254,14 @@ impl Rows<'_> {
         for run in owed.iter().filter(|run| !runs.contains(run)) {
             handed.advance(*run, self.channel.handed(*run));
         }
-        Some(Reading { has, stands, living, owed, handed, cursor: behind(0), end_ms: 0, sure_ms: 0 })
+        let mut awaited = Serial::default();
+        for (run, sequence) in stands.entries() {
+            if !runs.contains(run) && routing.may_come(*run) && !known.covers_one(*run, *sequence) {
+                awaited.advance(*run, *sequence);
+            }
+        }
+        let cursor = behind(0);
+        Some(Reading { has, stands, living, owed, handed, awaited, cursor, end_ms: 0, sure_ms: 0 })
     }
 
     /// For as long as anybody may come back, all runs have kept the history of the same channels as this one. Those that live have
@@ -330,6 +348,9 @@ impl Rows<'_> {
             };
             let frames = self.frames_of(&mut reading, &page, format, without, &mut amount)?;
             let is_end = page.next.is_none();
+            if is_end && !reading.is_whole() {
+                return None;
+            }
             if is_end || !frames.is_empty() {
                 return Some(Found::Read { frames, amount, reading, is_end });
             }

@@ -21,8 +21,9 @@ fn reading(bench: &Bench, has: &Serial, stands: &Serial) -> Reading {
     let living = living.map(|run| (run, stands.sequence_of(run).unwrap_or(0)));
     let cursor = Position { timestamp_ms: 0, sequence: 0, incarnation: 0 };
     let (has, stands) = (has.clone(), stands.clone());
-    let (living, owed, handed) = (serial(&living), Vec::new(), Serial::default());
-    Reading { has, stands, living, owed, handed, cursor, end_ms: 0, sure_ms: 0 }
+    let (living, owed) = (serial(&living), Vec::new());
+    let (handed, awaited) = Default::default();
+    Reading { has, stands, living, owed, handed, awaited, cursor, end_ms: 0, sure_ms: 0 }
 }
 
 impl Bench {
@@ -211,4 +212,26 @@ async fn what_a_run_that_is_held_for_dead_stores_after_it_was_read_is_not_given_
     assert_eq!(bench.given(found).await, Some((vec![71, 8], end)));
     let known = bench.channel.mark().serial();
     assert_eq!(known.sequence_of(DEAD), None, "it comes by delivery");
+}
+
+/// It was delivered here before the reader came, and is in the position that the reader would have at the end.
+#[tokio::test]
+async fn what_a_run_that_is_held_for_dead_has_not_stored_yet_is_no_silent_gap() {
+    let bench = Bench::new();
+    for (age_ms, run, sequence) in [(60_000, THERE, 7), (50_000, DEAD, 70), (30_000, THERE, 8)] {
+        bench.store(run, sequence, age_ms);
+    }
+    bench.shared.store.settled().await.expect("the store is well");
+    let (has, stands) = (serial(&[(THERE, 7), (DEAD, 69)]), serial(&[(THERE, 8), (DEAD, 71)]));
+    let reads = async |awaited: &Serial| {
+        let reading = Reading { awaited: awaited.clone(), ..reading(&bench, &has, &stands) };
+        let found = bench.rows().begin_after(reading, Some(240_000)).await;
+        Some(bench.given(found).await?.0)
+    };
+    assert_eq!(reads(&Serial::default()).await, Some(vec![70, 8]), "it will not store any more");
+    let awaited = serial(&[(DEAD, 71)]);
+    assert_eq!(reads(&awaited).await, None);
+    bench.store(DEAD, 71, 40_000);
+    bench.shared.store.settled().await.expect("the store is well");
+    assert_eq!(reads(&awaited).await, Some(vec![70, 71, 8]));
 }
