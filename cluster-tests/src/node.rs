@@ -1,6 +1,6 @@
 //! One running node: started, killed, stopped, started again on the same data.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
@@ -31,6 +31,7 @@ pub struct NodeOptions {
     key: Option<String>,
     environment: Vec<(String, String)>,
     host: Option<Host>,
+    is_unread: bool,
 }
 
 impl NodeOptions {
@@ -49,6 +50,12 @@ impl NodeOptions {
 
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Nobody reads what it writes, and there is no room for more of it.
+    pub fn unread(mut self) -> Self {
+        self.is_unread = true;
         self
     }
 
@@ -243,6 +250,11 @@ impl Node {
         self.process.ended().await
     }
 
+    /// Sends SIGUSR1 and SIGUSR2, which mean nothing to it.
+    pub fn signal_in_vain(&self) {
+        system::signal_in_vain(self.pid());
+    }
+
     /// Stands still, as if its machine did, with every thread when this returns; [`Node::resume`] ends that.
     pub fn pause(&self) {
         system::pause(self.pid());
@@ -390,13 +402,30 @@ fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
+    let unread = options.is_unread.then(full_pipe);
+    if let Some((_, full)) = &unread {
+        let end = || full.try_clone().expect("a pipe");
+        command.stdout(end()).stderr(end());
+    }
     let mut start = || command.spawn().expect("the node can be started");
     let mut process = match &options.host {
         Some(host) => host.within(start),
         None => start(),
     };
-    log.follow(process.stderr.take().expect("piped"));
+    match unread {
+        // Closed, it would be one that nobody is to read any more.
+        Some((reader, _)) => log.hold(reader),
+        None => log.follow(process.stderr.take().expect("piped")),
+    }
     process
+}
+
+/// Both ends of a pipe that takes nothing more.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    const PIPE_BYTES: usize = 65_536;
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    writer.write_all(&[b'.'; PIPE_BYTES]).expect("that much is what a pipe holds");
+    (reader, writer)
 }
 
 /// What the node wrote, over all its starts.
@@ -409,6 +438,7 @@ struct Lines {
     panicked: bool,
     /// Starts that may still write.
     followed: usize,
+    unread: Vec<PipeReader>,
 }
 
 impl Log {
@@ -424,6 +454,10 @@ impl Log {
             }
             log.lines().followed -= 1;
         });
+    }
+
+    fn hold(&self, unread: PipeReader) {
+        self.lines().unread.push(unread);
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {

@@ -60,6 +60,11 @@ pub(crate) fn woken(pid: u32, name: &str) -> u64 {
     threads.filter_map(Result::ok).filter_map(|thread| of_thread(&thread.path())).sum()
 }
 
+pub(crate) fn signal_in_vain(pid: u32) {
+    signal(pid, libc::SIGUSR1);
+    signal(pid, libc::SIGUSR2);
+}
+
 pub(crate) fn resume(pid: u32) {
     signal(pid, libc::SIGCONT);
 }

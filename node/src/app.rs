@@ -458,6 +458,7 @@ async fn upkeep(metrics: PrometheusHandle) {
         tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
         metrics.run_upkeep();
         telemetry::tell_held_back();
+        telemetry::count_dropped_lines();
     }
 }
 

@@ -3,6 +3,7 @@
 mod merged;
 
 use std::future::Future;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -115,6 +116,20 @@ impl Tasks {
             tracing::warn!("threads did not end in time");
         }
     }
+}
+
+/// Runs `act` on a thread of its own, and waits for it no longer than that: for what may never end, as writing to who does not read.
+///
+/// # Errors
+/// It has not ended by then, or no thread can be started.
+pub fn at_most<T: Send + 'static>(
+    deadline: Duration,
+    act: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RecvTimeoutError> {
+    let (give, given) = std::sync::mpsc::channel();
+    let started = std::thread::Builder::new().spawn(move || give.send(act()).ok());
+    started.map_err(|_| RecvTimeoutError::Disconnected)?;
+    given.recv_timeout(deadline)
 }
 
 struct ThreadEnd {

@@ -2,10 +2,13 @@
 
 mod often;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal as _;
+use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -21,12 +24,18 @@ pub enum LogFormat {
     Json,
 }
 
+/// Lines of the log that wait for who reads them; further ones are dropped.
+const LINES_MAX: usize = 4_096;
+const LINES_DROPPED: &str = "fanfare_log_lines_dropped_total";
+static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+
 /// Bounds of every histogram of seconds, from a delivery (0.1 ms) to a drain.
 const SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 25.0];
 
 /// Counters without labels, there from the start, and what they count.
-const COUNTERS: [(&str, &str); 8] = [
+const COUNTERS: [(&str, &str); 9] = [
+    (LINES_DROPPED, "Lines of the log dropped, since nobody read those before"),
     ("fanfare_published_messages_total", "Messages acknowledged"),
     ("fanfare_deliveries_total", "Messages handed to a socket"),
     ("fanfare_slow_consumers_total", "Connections ended because they did not read"),
@@ -42,24 +51,50 @@ const GAUGES: [(&str, &str); 3] = [
     ("fanfare_directory_generation", "Rises when a changed directory file is taken"),
 ];
 
-/// Sends logs to stderr. `filter` is one that the configuration has accepted.
+/// Sends logs, panics among them, to stderr, by a thread of their own: nobody who logs waits for who reads. What is given ends that
+/// when it is dropped, after what waits was written, or a second later. `filter` is one that the configuration has accepted.
 ///
 /// # Errors
 /// The process has a log subscriber already.
-pub fn start_logs(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
+pub fn start_logs(filter: &str, format: LogFormat) -> Result<WorkerGuard, TryInitError> {
     let text = match format {
         LogFormat::Auto => std::io::stderr().is_terminal(),
         LogFormat::Text => true,
         LogFormat::Json => false,
     };
-    let lines = fmt::layer().with_writer(std::io::stderr);
+    let (writer, end) = NonBlockingBuilder::default()
+        .buffered_lines_limit(LINES_MAX)
+        .lossy(true)
+        .thread_name("log")
+        .finish(std::io::stderr());
+    DROPPED.set(writer.error_counter()).ok();
+    let lines = fmt::layer().with_writer(writer);
     let filter = EnvFilter::new(with_quiet_driver(filter));
     let registry = tracing_subscriber::registry().with(filter).with(often::Once);
     if text {
-        registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()
+        registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()?;
     } else {
-        registry.with(lines.json().flatten_event(true).with_current_span(false)).try_init()
+        registry.with(lines.json().flatten_event(true).with_current_span(false)).try_init()?;
     }
+    std::panic::set_hook(Box::new(log_panic));
+    Ok(end)
+}
+
+/// The hook of the standard library writes to stderr itself, and waits for who reads.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or_default();
+    let backtrace = Backtrace::capture();
+    match backtrace.status() {
+        BacktraceStatus::Captured => tracing::error!(thread, %backtrace, "{panic}"),
+        _ => tracing::error!(thread, "{panic}"),
+    }
+}
+
+/// To be called every few seconds.
+pub fn count_dropped_lines() {
+    let dropped = DROPPED.get().map_or(0, ErrorCounter::dropped_lines);
+    metrics::counter!(LINES_DROPPED).absolute(dropped as u64);
 }
 
 /// The driver of the database tells of each of its connections as the node tells of itself.

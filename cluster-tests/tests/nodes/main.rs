@@ -58,4 +58,5 @@ mod sse;
 mod start_in_time;
 mod tls;
 mod token_rules;
+mod unread_log;
 mod whole_node;

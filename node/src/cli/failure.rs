@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 
+use super::output;
 use super::runtime::StopSignal;
+use crate::tasks;
 
 /// A command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,9 +80,8 @@ impl Failure {
             Self::Failed(text) => (text, 1),
             Self::Usage(text) => (text, 2),
         };
-        for line in text.lines() {
-            eprintln!("fanfare: {line}");
-        }
+        let tell = move || text.lines().for_each(output::tell);
+        tasks::at_most(output::READ_WITHIN, tell).ok();
         ExitCode::from(code)
     }
 }

@@ -1,10 +1,14 @@
 //! Writing to stdout. A reader that goes away, as in `fanfare sub demo | head -1`, ends a command without a failure.
 
 use std::io::{self, ErrorKind, Write as _};
+use std::time::Duration;
 
 use fanfare_client::Event;
 
 use super::failure::{Failure, Outcome};
+
+/// Who does not read by then keeps no node from serving, and no command from ending.
+pub(super) const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// Writes `text` as it is.
 pub(super) fn print(text: &str) -> Result<Outcome, Failure> {

@@ -40,6 +40,12 @@ pub(super) fn interruptible(
     outcome
 }
 
+/// SIGUSR1 and SIGUSR2, which would end the process otherwise, for nothing.
+pub(super) fn ignore_user_signals() -> Result<[Signal; 2], Failure> {
+    let ignore = |kind| signal(kind).map_err(|error| Failure::because("cannot listen for signals", &error));
+    Ok([ignore(SignalKind::user_defined1())?, ignore(SignalKind::user_defined2())?])
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopSignal {
     Interrupt,

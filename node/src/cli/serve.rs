@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinError;
+use tracing_appender::non_blocking::WorkerGuard;
 
 use super::anew;
 use super::banner::Banner;
@@ -13,7 +14,7 @@ use super::output;
 use super::runtime::{self, StopSignals};
 use crate::app::App;
 use crate::config::Config;
-use crate::{pulse, telemetry};
+use crate::{pulse, tasks, telemetry};
 
 /// A node that stood still may have been asked to stop meanwhile, and hears that no later than this.
 const HEARS_WITHIN: Duration = Duration::from_millis(100);
@@ -24,8 +25,9 @@ pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
     check::certificate(config)?;
     check::cluster_key(config)?;
     check::peer_files(config)?;
-    telemetry::start_logs(&config.log, config.log_format)
+    let logs = telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
+    let _logs = Logs(Some(logs));
     if config.gossip_listen.is_some() {
         pulse::watch();
     }
@@ -40,6 +42,7 @@ pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
 async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
     let config = &anew::with_members(config.clone());
     let mut signals = StopSignals::listen()?;
+    let _others = runtime::ignore_user_signals()?;
     let app = tokio::select! {
         started = threads.spawn(App::start(config.clone())) => {
             whole(started).map_err(|error| Failure::because("cannot start", &error))?
@@ -54,7 +57,8 @@ async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
         key: app.development_key(),
     };
     // A closed stdout is no reason to stop a node.
-    output::write(&banner.text()).ok();
+    let text = banner.text();
+    tasks::at_most(output::READ_WITHIN, move || output::write(&text)).ok();
     let (failed, told) = tokio::select! {
         biased;
         _ = signals.next() => (false, "stopping, a further signal stops at once"),
@@ -84,6 +88,16 @@ async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
         }
         _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
         () = pulse::stood_still() => Err(Failure::failed(DEAD)),
+    }
+}
+
+/// Writes the last lines at its end, unless nobody reads them: then the writer would tell that, and wait.
+struct Logs(Option<WorkerGuard>);
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        let writer = self.0.take();
+        tasks::at_most(output::READ_WITHIN, move || drop(writer)).ok();
     }
 }
 
