@@ -1,5 +1,6 @@
 //! Logs and metrics of the process.
 
+mod help;
 mod often;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -130,7 +131,7 @@ fn install_recorder() -> PrometheusHandle {
         metrics::describe_gauge!(name, help);
         metrics::gauge!(name).increment(0.0);
     }
-    metrics::describe_counter!("fanfare_http_requests_total", "HTTP requests answered, by route and status");
+    help::describe();
     handle
 }
 

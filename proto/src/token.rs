@@ -204,11 +204,21 @@ pub struct Revoked {
     pub issued_before: u64,
 }
 
-/// The claims of a service JWT; times in epoch seconds.
+/// The claims of a service JWT; times in epoch seconds. A NumericDate with a fraction is floored.
+///
+/// Only JSON text is read into it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceClaims {
+    #[serde(deserialize_with = "numeric_date")]
     pub iat: u64,
+    #[serde(deserialize_with = "numeric_date")]
     pub exp: u64,
+    /// From when on the token is valid.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_numeric_date")]
+    pub nbf: Option<u64>,
+    /// The services that the token is for.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some")]
+    pub aud: Option<Audience>,
     /// The capability map as JSON text.
     #[serde(rename = "x-service-capability")]
     pub capability: String,
@@ -217,13 +227,57 @@ pub struct ServiceClaims {
         rename = "x-service-client-id",
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "string"
+        deserialize_with = "some"
     )]
     pub client_id: Option<String>,
 }
 
-fn string<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    String::deserialize(deserializer).map(Some)
+/// RFC 7519 §4.1.3: one name, or a list of names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Audience {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Audience {
+    pub fn names(&self, service: &str) -> bool {
+        match self {
+            Self::One(name) => name == service,
+            Self::Several(names) => names.iter().any(|name| name == service),
+        }
+    }
+}
+
+/// Present, so that `null` is not taken for absent.
+fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
+}
+
+fn some_numeric_date<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    numeric_date(deserializer).map(Some)
+}
+
+/// From the text of the number, since a float cannot hold every second with its fraction.
+fn numeric_date<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let value = Box::<RawValue>::deserialize(deserializer)?;
+    floored(value.get()).ok_or_else(|| de::Error::custom("a time must be a number of seconds, not negative"))
+}
+
+fn floored(number: &str) -> Option<u64> {
+    if !number.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    if number.contains(['e', 'E']) {
+        let seconds: f64 = number.parse().ok()?;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "within the range of a u64"
+        )]
+        return (0.0..u64::MAX as f64).contains(&seconds).then_some(seconds as u64);
+    }
+    number.split_once('.').map_or(number, |(seconds, _)| seconds).parse().ok()
 }
 
 /// The fields of a TokenRequest, each still as text.
@@ -337,6 +391,35 @@ mod tests {
     fn a_mac_is_padded_base64_of_hmac_sha256() {
         let expected = "W9zBRr9gdU5qBCQmCJV1x1oAPwidJzmDnexYuWTsOEM=";
         assert_eq!(mac(b"Jefe", "what do ya want for nothing?"), expected);
+    }
+
+    #[test]
+    fn a_numeric_date_is_floored() {
+        for (text, seconds) in [
+            ("1767225600", Some(1_767_225_600)),
+            ("1767225600.5", Some(1_767_225_600)),
+            ("1767225600.99999999999999999", Some(1_767_225_600)),
+            ("1.7672256005e9", Some(1_767_225_600)),
+            ("17672256005E-1", Some(1_767_225_600)),
+            ("0.9", Some(0)),
+            ("18446744073709551616", None),
+            ("1e30", None),
+            ("-1", None),
+            ("-0.5", None),
+            ("\"1767225600\"", None),
+            ("null", None),
+            ("[1]", None),
+        ] {
+            assert_eq!(floored(text), seconds, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_audience_is_a_name_or_several() {
+        let names = |text: &str| serde_json::from_str::<Audience>(text).map(|aud| aud.names("chat"));
+        assert!(names(r#""chat""#).unwrap() && names(r#"["other","chat"]"#).unwrap());
+        assert!(!names(r#""chat2""#).unwrap() && !names("[]").unwrap());
+        assert!(names("null").is_err() && names("{}").is_err() && names(r#"["chat",1]"#).is_err());
     }
 
     #[test]

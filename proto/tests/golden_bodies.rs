@@ -243,6 +243,8 @@ fn token_details_and_claims() {
     let claims = ServiceClaims {
         iat: 1_764_000_000,
         exp: 1_764_003_600,
+        nbf: None,
+        aud: None,
         capability: r#"{"*":["subscribe"]}"#.into(),
         client_id: Some("alice".into()),
     };

@@ -75,7 +75,7 @@ impl Publishing {
         let auth = Authenticator::new(Accounts::from_text(&directory)?, NoTokens, clock, &limits, true);
         // `secret.key` as Basic.
         let authorization = vec![&b"Basic c2VjcmV0LmtleQ=="[..]];
-        let credentials = Credentials { authorization, query: "", socket: false };
+        let credentials = Credentials { authorization, query: "", socket: false, address: None };
         let principal = auth.authenticate(&credentials).map_err(|_| "the key of the directory is refused")?;
         let names = channels.iter().map(|name| ChannelName::new(name, &limits));
         let channels: std::result::Result<Vec<_>, _> = names.collect();

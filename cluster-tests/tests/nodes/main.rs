@@ -47,6 +47,7 @@ mod presence_over_a_drain;
 mod presence_restart;
 mod raw_socket;
 mod rebalance;
+mod refused_credentials;
 mod resume_on_another_node;
 mod revocation;
 mod revocation_everywhere;

@@ -1,9 +1,11 @@
 //! What operators may ask of a node: to stop, and whom it knows.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::raw::Raw;
+use fanfare_cluster_tests::tls::Tls;
 use fanfare_cluster_tests::{Balancer, Node, NodeOptions, SOON, Socket, http, wait_until};
 use serde_json::json;
 
@@ -20,6 +22,43 @@ async fn a_drain_that_is_asked_for_ends_the_node_as_a_signal_does() {
     let goodbye = socket.find("a goodbye", |frame| frame["op"] == 4).await;
     assert_eq!(goodbye["code"], 50003, "{goodbye}");
     assert_eq!(node.ended().await.code(), Some(0));
+}
+
+/// The names behind `# TYPE` and those behind `# HELP`.
+async fn described(node: &Node) -> [BTreeSet<String>; 2] {
+    let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
+    let page = String::from_utf8(page.body.to_vec()).expect("text");
+    ["# TYPE ", "# HELP "].map(|kind| {
+        let lines = page.lines().filter_map(|line| line.strip_prefix(kind)?.split_once(' '));
+        lines.filter(|(_, text)| !text.is_empty()).map(|(name, _)| name.to_owned()).collect()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_metric_has_a_help_line() {
+    let tls = Tls::default();
+    let mut cluster = Cluster::linked_with(2, |options| {
+        options
+            .environment("FANFARE_TLS_CERT", &tls.certificate().display().to_string())
+            .environment("FANFARE_TLS_KEY", &tls.key().display().to_string())
+    })
+    .await;
+    let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
+    for node in [&*n0, &*n1] {
+        let mut client = tls.http(node.addr()).await;
+        let basic = http::basic(&node.key());
+        let path = "/api/channels/a/publish";
+        let answer =
+            client.request("POST", path, &[("authorization", &basic)], r#"{"id":"1","data":1}"#).await;
+        let answer = answer.expect("an answer");
+        assert_eq!(answer.status, 200, "{:?}", answer.body);
+    }
+    let [typed, helped] = described(n0).await;
+    assert!(typed.contains("fanfare_peers_known") && typed.contains("fanfare_tls_certificate_generation"));
+    assert_eq!(typed, helped);
+    let [typed, helped] = described(&Node::start(NodeOptions::default()).await).await;
+    assert!(typed.contains("fanfare_auth_failures_total") && !typed.contains("fanfare_peers_known"));
+    assert_eq!(typed, helped);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,6 +15,7 @@ pub use connections::{Seat, TenantConnections};
 pub use directory::{
     Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant,
 };
+pub use parse::is_key_name;
 pub use reader::{DirectoryError, Mistake};
 pub use secret::Secret;
 pub use usages::Usages;

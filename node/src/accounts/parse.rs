@@ -301,7 +301,8 @@ fn is_id(text: &str) -> bool {
         && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
-fn is_key_name(text: &str) -> bool {
+/// Whether a key may be called so: `[A-Za-z0-9_-]{1,64}`.
+pub fn is_key_name(text: &str) -> bool {
     (1..=64).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
 }

@@ -46,7 +46,8 @@ pub(super) async fn open_auth(
         others: others.clone(),
         wait: Duration::from_millis(config.limits.store_wait_ms),
     };
-    let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth);
+    let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth)
+        .for_audience(config.audience.as_deref());
     let revoked = revoked_tokens(store).await;
     auth.restore_revocations(&revoked.map_err(StartError::at("cannot read the revocations in the store"))?);
     Ok((Arc::new(auth), others))

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::Unauthorized;
+use super::refused::Reason;
 
 /// Where a request may carry a credential.
 pub struct Credentials<'a> {
@@ -16,6 +17,8 @@ pub struct Credentials<'a> {
     /// `accessToken`, its alias `token`, `key`, and `clientId`.
     pub query: &'a str,
     pub socket: bool,
+    /// The client's, for the log of refusals.
+    pub address: Option<IpAddr>,
 }
 
 impl fmt::Debug for Credentials<'_> {
@@ -34,7 +37,7 @@ pub(super) enum Presented<'a> {
 
 impl<'a> Credentials<'a> {
     /// None, one that is malformed, and several that differ are all refused.
-    pub(super) fn presented(&self) -> Result<Presented<'a>, Unauthorized> {
+    pub(super) fn presented(&self) -> Result<Presented<'a>, Reason> {
         let from_headers = self.authorization.iter().map(|value| of_header(value));
         let from_query = self.parameters().filter_map(|(name, value)| match name.as_ref() {
             "accessToken" | "token" => Some(Ok(Presented::Token(value))),
@@ -42,10 +45,10 @@ impl<'a> Credentials<'a> {
             _ => None,
         });
         let mut all = from_headers.chain(from_query);
-        let first = all.next().ok_or(Unauthorized)??;
+        let first = all.next().ok_or(Reason::Missing)??;
         for other in all {
             if other? != first {
-                return Err(Unauthorized);
+                return Err(Reason::Conflicting);
             }
         }
         Ok(first)
@@ -62,18 +65,18 @@ impl<'a> Credentials<'a> {
 }
 
 /// Reads `Basic <base64 of the whole key>` or `Bearer <service JWT>`.
-pub(super) fn of_header<'a>(value: &'a [u8]) -> Result<Presented<'a>, Unauthorized> {
-    let value = std::str::from_utf8(value).map_err(|_| Unauthorized)?.trim_ascii();
-    let (scheme, rest) = value.split_once(' ').ok_or(Unauthorized)?;
+pub(super) fn of_header<'a>(value: &'a [u8]) -> Result<Presented<'a>, Reason> {
+    let value = std::str::from_utf8(value).map_err(|_| Reason::Malformed)?.trim_ascii();
+    let (scheme, rest) = value.split_once(' ').ok_or(Reason::Malformed)?;
     let rest = rest.trim_ascii_start();
     if scheme.eq_ignore_ascii_case("bearer") {
         return Ok(Presented::Token(rest.into()));
     }
     if !scheme.eq_ignore_ascii_case("basic") {
-        return Err(Unauthorized);
+        return Err(Reason::Malformed);
     }
-    let key = STANDARD.decode(rest).map_err(|_| Unauthorized)?;
-    let key = String::from_utf8(key).map_err(|_| Unauthorized)?;
+    let key = STANDARD.decode(rest).map_err(|_| Reason::Malformed)?;
+    let key = String::from_utf8(key).map_err(|_| Reason::Malformed)?;
     // `user:password` is no key, whatever its parts are.
-    if key.contains(':') { Err(Unauthorized) } else { Ok(Presented::Key(key.into())) }
+    if key.contains(':') { Err(Reason::Malformed) } else { Ok(Presented::Key(key.into())) }
 }

@@ -11,6 +11,7 @@ use subtle::ConstantTimeEq as _;
 
 use super::credentials::Credentials;
 use super::principal::PrincipalKind;
+use super::refused::{Reason, Refused};
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
 use crate::model::{Capability, ClientId, Limits, Nonce, UsageKind};
@@ -18,11 +19,12 @@ use crate::model::{Capability, ClientId, Limits, Nonce, UsageKind};
 /// Why no token was issued, in the order of the checks; the text is what the client is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExchangeError {
-    /// Too many failures of this address with this key within the second: nothing was looked at.
+    /// It fails, and so many of this address with this key have failed within the second that it is not said why.
     TooMany,
     Malformed(String),
-    /// Unknown or revoked key, wrong MAC, or a credential beside it that is not the key's.
-    Mac,
+    /// Unknown or revoked key, wrong MAC, or a credential beside it that is not the key's; which of them is for the
+    /// operator alone.
+    Mac(Reason),
     Timestamp {
         window_ms: u64,
     },
@@ -40,7 +42,7 @@ impl fmt::Display for ExchangeError {
         match self {
             Self::TooMany => f.write_str("too many failed token requests"),
             Self::Malformed(text) => f.write_str(text),
-            Self::Mac => f.write_str("invalid token request mac"),
+            Self::Mac(_) => f.write_str("invalid token request mac"),
             Self::Timestamp { window_ms } => {
                 let window = Span(*window_ms);
                 write!(f, "token request timestamp is not within {window} of the server's clock")
@@ -56,9 +58,23 @@ impl fmt::Display for ExchangeError {
 
 impl std::error::Error for ExchangeError {}
 
+impl ExchangeError {
+    /// `None`: the request may be a good one.
+    fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Malformed(_) => Some(Reason::Malformed),
+            Self::Mac(reason) => Some(*reason),
+            Self::Timestamp { .. } => Some(Reason::Timestamp),
+            Self::Capability { .. } => Some(Reason::CapabilityExceedsKey),
+            Self::NonceUsed => Some(Reason::NonceUsed),
+            Self::TooMany | Self::Unavailable => None,
+        }
+    }
+}
+
 impl Authenticator {
     /// `path_key` is the key name of the path, decoded; `authorization` the values of those headers; `address`
-    /// the client's, by which failures are limited.
+    /// the client's, by which failures are limited and logged.
     pub async fn exchange(
         &self,
         address: Option<IpAddr>,
@@ -67,12 +83,13 @@ impl Authenticator {
         body: &[u8],
     ) -> Result<TokenDetails, ExchangeError> {
         let now_ms = self.clock.now_ms();
-        if self.failures.too_many(address, path_key, now_ms) {
-            return Err(ExchangeError::TooMany);
-        }
         let outcome = self.try_exchange(path_key, authorization, body, now_ms).await;
-        if outcome.as_ref().is_err_and(|error| *error != ExchangeError::Unavailable) {
-            self.failures.add(address, path_key, now_ms);
+        // Only what fails runs into the limit: others behind the same address go on.
+        if let Some(reason) = outcome.as_ref().err().and_then(ExchangeError::reason) {
+            self.note(&Refused::of(path_key, reason), address);
+            if self.failures.is_one_too_many(address, path_key, now_ms) {
+                return Err(ExchangeError::TooMany);
+            }
         }
         outcome
     }
@@ -124,7 +141,7 @@ impl Authenticator {
             }
             Err(TokenRequestError::CapabilityNotText { key_name }) => {
                 let _same_time_as_a_wrong_mac = self.mac_of(&key_name, "");
-                return Err(ExchangeError::Mac);
+                return Err(ExchangeError::Mac(Reason::Malformed));
             }
         };
         if request.key_name != path_key {
@@ -148,11 +165,13 @@ impl Authenticator {
         let beside = if authorization.is_empty() {
             None
         } else {
-            let credentials = Credentials { authorization: authorization.to_vec(), query: "", socket: false };
-            let principal = credentials.presented().and_then(|presented| self.check(presented));
-            let principal = principal.map_err(|_| ExchangeError::Mac)?;
+            let authorization = authorization.to_vec();
+            let credentials = Credentials { authorization, query: "", socket: false, address: None };
+            let presented = credentials.presented().map_err(Refused::from);
+            let principal = presented.and_then(|presented| self.check(presented));
+            let principal = principal.map_err(|refused| ExchangeError::Mac(refused.reason))?;
             if *principal.key_name != *request.key_name {
-                return Err(ExchangeError::Mac);
+                return Err(ExchangeError::Mac(Reason::OtherKey));
             }
             Some(principal.kind)
         };
@@ -160,7 +179,13 @@ impl Authenticator {
             Some(mac) => mac.as_bytes().ct_eq(expected.as_bytes()).into(),
             None => beside == Some(PrincipalKind::Key),
         };
-        key.filter(|key| vouched && key.active).ok_or(ExchangeError::Mac)
+        let reason = match key {
+            None => Reason::UnknownKey,
+            Some(_) if !vouched => Reason::BadMac,
+            Some(key) if !key.active => Reason::RevokedKey,
+            Some(key) => return Ok(key),
+        };
+        Err(ExchangeError::Mac(reason))
     }
 
     fn mac_of(&self, key_name: &str, text: &str) -> (Option<Arc<Key>>, String) {
@@ -182,6 +207,8 @@ impl Authenticator {
         let claims = ServiceClaims {
             iat,
             exp: iat + ttl_ms.div_ceil(1000),
+            nbf: None,
+            aud: None,
             capability: capability.canonical(),
             client_id: asked.client_id.as_ref().map(|id| id.as_str().to_owned()),
         };

@@ -1,4 +1,4 @@
-//! Slows down who guesses at the token exchange.
+//! Limits how many failures at the token exchange are answered in full.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -29,19 +29,15 @@ impl Failures {
         Self { per_second, hasher: RandomState::new(), window: Mutex::default() }
     }
 
-    pub(super) fn too_many(&self, address: Option<IpAddr>, key_name: &str, now_ms: u64) -> bool {
+    /// Counts one more failure; true: there were as many as the limit allows before it.
+    pub(super) fn is_one_too_many(&self, address: Option<IpAddr>, key_name: &str, now_ms: u64) -> bool {
         if self.per_second == 0 {
             return false;
         }
         let mut window = self.window.lock();
-        *window.at(now_ms).count(self.pair(address, key_name)) >= self.per_second
-    }
-
-    pub(super) fn add(&self, address: Option<IpAddr>, key_name: &str, now_ms: u64) {
-        if self.per_second > 0 {
-            let mut window = self.window.lock();
-            *window.at(now_ms).entry(self.pair(address, key_name)) += 1;
-        }
+        let count = window.at(now_ms).entry(self.pair(address, key_name));
+        *count = count.saturating_add(1);
+        *count > self.per_second
     }
 
     /// One customer holds a whole IPv6 /64.
@@ -61,11 +57,6 @@ impl Window {
             *self = Self { second, ..Self::default() };
         }
         self
-    }
-
-    fn count(&self, pair: u64) -> &u32 {
-        let full = self.counts.len() >= COUNTED_MAX;
-        self.counts.get(&pair).unwrap_or(if full { &self.uncounted } else { &0 })
     }
 
     fn entry(&mut self, pair: u64) -> &mut u32 {

@@ -1,14 +1,32 @@
 //! The service JWT: HS256 with a key's secret, `kid` naming the key.
 
-use std::collections::HashSet;
+use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use fanfare_proto::json;
 use fanfare_proto::token::ServiceClaims;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, decode_header, encode};
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, crypto, encode};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
+use super::refused::Reason;
 use crate::accounts::{Key, Secret};
 use crate::model::{Capability, ClientId, Limits};
 
+/// A token whose signature is still to be verified.
+#[derive(Debug)]
+pub(super) struct Unverified<'a> {
+    /// As the header has it, in any form.
+    pub(super) key_name: String,
+    /// Header and claims, which the signature covers.
+    signed: &'a str,
+    claims: &'a str,
+    signature: &'a str,
+}
+
 /// What the claims of a verified token grant.
+#[derive(Debug)]
 pub(super) struct Granted {
     pub(super) capability: Capability,
     pub(super) client_id: Option<ClientId>,
@@ -16,40 +34,108 @@ pub(super) struct Granted {
     pub(super) expires_ms: u64,
 }
 
-/// The signature and nothing else: times are checked on the node's own clock, `aud` and `iss` mean nothing here.
-pub(super) fn validation() -> Validation {
-    let mut validation = Validation::new(Algorithm::HS256);
-    validation.required_spec_claims = HashSet::new();
-    validation.validate_exp = false;
-    validation.validate_aud = false;
-    validation
+/// What of a header decides. `crit` lists extensions that must be understood, and none is.
+#[derive(Deserialize)]
+struct ReadHeader {
+    alg: String,
+    kid: Option<String>,
+    crit: Option<IgnoredAny>,
 }
 
-/// The `kid`, if the header is one that is understood.
-pub(super) fn key_name(token: &str) -> Option<String> {
-    let header = decode_header(token).ok()?;
-    let understood = header.alg == Algorithm::HS256 && header.crit.is_none();
-    header.kid.filter(|_| understood)
+impl<'a> Unverified<'a> {
+    pub(super) fn read(token: &'a str, limits: &Limits) -> Result<Self, Reason> {
+        if token.len() > limits.token_bytes {
+            return Err(Reason::TooLong);
+        }
+        let (signed, signature) = token.rsplit_once('.').ok_or(Reason::Malformed)?;
+        let (header, claims) = signed.split_once('.').ok_or(Reason::Malformed)?;
+        let header = object(header, limits).ok_or(Reason::Malformed)?;
+        let header: ReadHeader = serde_json::from_str(&header).map_err(|_| Reason::Malformed)?;
+        if header.alg != "HS256" || header.crit.is_some() {
+            return Err(Reason::Unsupported);
+        }
+        let key_name = header.kid.ok_or(Reason::NoKid)?;
+        Ok(Self { key_name, signed, claims, signature })
+    }
+
+    pub(super) fn is_signed_with(&self, secret: &Secret) -> bool {
+        let key = DecodingKey::from_secret(secret.as_bytes());
+        crypto::verify(self.signature, self.signed.as_bytes(), &key, Algorithm::HS256).unwrap_or(false)
+    }
+
+    /// What is granted when the signature is good.
+    pub(super) fn claimed(
+        &self,
+        limits: &Limits,
+        audience: Option<&str>,
+        now_ms: u64,
+    ) -> Result<Granted, Reason> {
+        let claims = self.claims_text(limits).ok_or(Reason::BadClaims)?;
+        check_claims(&claims, limits, audience, now_ms)
+    }
+
+    /// The JSON text of the claims; `None`: they are no object, not UTF-8, or nested too deep.
+    pub(super) fn claims_text(&self, limits: &Limits) -> Option<String> {
+        object(self.claims, limits)
+    }
 }
 
-pub(super) fn verify(token: &str, secret: &Secret, validation: &Validation) -> Option<ServiceClaims> {
-    let key = DecodingKey::from_secret(secret.as_bytes());
-    Some(decode::<ServiceClaims>(token, &key, validation).ok()?.claims)
+impl Granted {
+    /// The same, unless it goes beyond what the key may do.
+    pub(super) fn within(self, key: &Key) -> Result<Self, Reason> {
+        match self.capability.is_subset_of(&key.capability) {
+            true => Ok(self),
+            false => Err(Reason::CapabilityExceedsKey),
+        }
+    }
+}
+
+/// The key that a token names, if it has signed it.
+pub(super) fn usable_key(key: Option<&Arc<Key>>, is_signed: bool) -> Result<&Arc<Key>, Reason> {
+    let key = key.ok_or(Reason::UnknownKey)?;
+    if !is_signed {
+        return Err(Reason::BadSignature);
+    }
+    if key.active { Ok(key) } else { Err(Reason::RevokedKey) }
+}
+
+/// The text of a part that is an object.
+fn object(part: &str, limits: &Limits) -> Option<String> {
+    let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
+    let text = json::tidy(&bytes, limits.nesting).ok()?;
+    text.starts_with('{').then(|| text.into_owned())
 }
 
 /// Everything about the claims that needs no key. The lifetime is also what catches an `exp` in milliseconds.
-pub(super) fn check_claims(claims: &ServiceClaims, limits: &Limits, now_ms: u64) -> Option<Granted> {
-    let lifetime_s = claims.exp.checked_sub(claims.iat)?;
-    let expires_ms = claims.exp.checked_mul(1000)?;
-    let timely = (1..=limits.jwt_lifetime_ms / 1000).contains(&lifetime_s)
-        && claims.iat.checked_mul(1000)? <= now_ms.saturating_add(limits.jwt_ahead_ms)
-        && now_ms < expires_ms;
-    if !timely {
-        return None;
+fn check_claims(text: &str, limits: &Limits, audience: Option<&str>, now_ms: u64) -> Result<Granted, Reason> {
+    let bad = Reason::BadClaims;
+    let claims: ServiceClaims = serde_json::from_str(text).map_err(|_| bad)?;
+    let ms = |seconds: u64| seconds.checked_mul(1000).ok_or(bad);
+    let lifetime_s = claims.exp.checked_sub(claims.iat).ok_or(Reason::Lifetime)?;
+    let (issued_ms, expires_ms) = (ms(claims.iat)?, ms(claims.exp)?);
+    if !(1..=limits.jwt_lifetime_ms / 1000).contains(&lifetime_s) {
+        return Err(Reason::Lifetime);
     }
-    Some(Granted {
-        capability: Capability::parse_json(&claims.capability).ok()?,
-        client_id: claims.client_id.as_deref().map(|id| ClientId::new(id, limits)).transpose().ok()?,
+    if expires_ms <= now_ms {
+        return Err(Reason::Expired);
+    }
+    if issued_ms > now_ms.saturating_add(limits.jwt_ahead_ms) {
+        return Err(Reason::IssuedInFuture);
+    }
+    if claims.nbf.is_some_and(|nbf| nbf.saturating_mul(1000) > now_ms) {
+        return Err(Reason::NotYetValid);
+    }
+    if claims.aud.is_some_and(|aud| !audience.is_some_and(|own| aud.names(own))) {
+        return Err(Reason::WrongAudience);
+    }
+    Ok(Granted {
+        capability: Capability::parse_json(&claims.capability).map_err(|_| bad)?,
+        client_id: claims
+            .client_id
+            .as_deref()
+            .map(|id| ClientId::new(id, limits))
+            .transpose()
+            .map_err(|_| bad)?,
         issued_s: claims.iat,
         expires_ms,
     })

@@ -6,14 +6,17 @@ mod connection_key;
 mod credentials;
 mod exchange;
 mod failures;
+mod inspect;
 mod jwt;
 mod principal;
+mod refused;
 mod revocation;
 mod store;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::accounts::{Account, Accounts, Directory, Key, Secret};
@@ -22,15 +25,19 @@ use crate::model::{AccountId, Capability, Clock, Limits, random_bytes};
 pub use connection_key::ConnectionKeys;
 pub use credentials::Credentials;
 pub use exchange::ExchangeError;
+pub use inspect::{Inspection, inspect};
 pub use principal::{Principal, PrincipalKind};
+pub use refused::{Reason, Refused};
 pub use revocation::RevokeError;
 pub use store::{Claim, Kept, TokenStore, TokenStoreError};
 
 use credentials::Presented;
 use failures::Failures;
+use jwt::Unverified;
+use refused::Refusals;
 use revocation::Revocations;
 
-/// No usable credential. Malformed, wrong, unknown and revoked are told apart by nobody.
+/// No usable credential, as the client is told. Malformed, wrong, unknown and revoked are told apart for the operator alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unauthorized;
 
@@ -50,11 +57,13 @@ pub struct Authenticator {
     clock: Clock,
     limits: Limits,
     failures: Failures,
+    refusals: Refusals,
+    /// What `aud` must name where a token has one; none: such a token is refused.
+    audience: Option<String>,
     /// Whom everybody is when authentication is off.
     anonymous: Option<Arc<Account>>,
     /// Stands in for an unknown key, which then takes as long to refuse as a wrong secret.
     decoy: Secret,
-    validation: jsonwebtoken::Validation,
 }
 
 impl Authenticator {
@@ -81,30 +90,39 @@ impl Authenticator {
             clock,
             limits: limits.clone(),
             failures: Failures::new(limits.failed_token_requests_per_second),
+            refusals: Refusals::new(),
+            audience: None,
             anonymous,
             decoy: Secret::new(&decoy).expect("hexadecimal digits make a secret"),
-            validation: jwt::validation(),
         }
     }
 
-    /// For HTTP the Authorization header decides, for the socket also the query.
+    /// Takes tokens that are for this service by name.
+    #[must_use]
+    pub fn for_audience(self, audience: Option<&str>) -> Self {
+        Self { audience: audience.map(str::to_owned), ..self }
+    }
+
+    /// For HTTP the Authorization header decides, for the socket also the query. A refusal is counted and logged.
     pub fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Principal, Unauthorized> {
-        if let Some(account) = &self.anonymous {
-            return Ok(Principal::anonymous(account.clone()));
-        }
-        let principal = self.check(credentials.presented()?)?;
-        match (&principal.client_id, credentials.chosen_client_id()) {
-            (Some(forced), Some(chosen)) if forced.as_str() != chosen => Err(Unauthorized),
-            _ => Ok(principal),
-        }
+        self.check_credentials(credentials).map_err(|refused| {
+            self.note(&refused, credentials.address);
+            Unauthorized
+        })
     }
 
-    /// For the refresh of a connection; whether the principal may take it over is the session's to say.
-    pub fn authenticate_token(&self, jwt: &str) -> Result<Principal, Unauthorized> {
+    /// For the refresh of a connection; whether the principal may take it over is the session's to say. A refusal is
+    /// the caller's to note.
+    pub fn authenticate_token(&self, jwt: &str) -> Result<Principal, Refused> {
         match &self.anonymous {
             Some(account) => Ok(Principal::anonymous(account.clone())),
             None => self.check_token(jwt),
         }
+    }
+
+    /// Counts a refusal, and logs it once in a while.
+    pub fn note(&self, refused: &Refused, address: Option<IpAddr>) {
+        self.refusals.note(refused, address, &self.accounts.current());
     }
 
     /// Changes whenever the directory does, or a token is revoked.
@@ -145,7 +163,20 @@ impl Authenticator {
         (known.unwrap_or_else(|| Arc::new(Account::plain(account.as_str()))), granted)
     }
 
-    fn check(&self, presented: Presented<'_>) -> Result<Principal, Unauthorized> {
+    fn check_credentials(&self, credentials: &Credentials<'_>) -> Result<Principal, Refused> {
+        if let Some(account) = &self.anonymous {
+            return Ok(Principal::anonymous(account.clone()));
+        }
+        let principal = self.check(credentials.presented()?)?;
+        match (&principal.client_id, credentials.chosen_client_id()) {
+            (Some(forced), Some(chosen)) if forced.as_str() != chosen => {
+                Err(Refused::of(&principal.key_name, Reason::OtherClientId))
+            }
+            _ => Ok(principal),
+        }
+    }
+
+    fn check(&self, presented: Presented<'_>) -> Result<Principal, Refused> {
         match presented {
             Presented::Key(text) => self.check_key(&text),
             Presented::Token(jwt) => self.check_token(&jwt),
@@ -153,30 +184,35 @@ impl Authenticator {
     }
 
     /// Takes `<secret>.<keyName>`.
-    fn check_key(&self, text: &str) -> Result<Principal, Unauthorized> {
-        let (secret, name) = text.rsplit_once('.').ok_or(Unauthorized)?;
+    fn check_key(&self, text: &str) -> Result<Principal, Refused> {
+        let (secret, name) = text.rsplit_once('.').ok_or(Reason::Malformed)?;
         let directory = self.accounts.current();
         let (key, own_secret) = self.key_or_decoy(&directory, name);
         let matches = own_secret.matches(secret.as_bytes());
-        let key = key.filter(|key| matches && key.active).ok_or(Unauthorized)?;
+        // Without a key by that name the text may be a secret, with its parts in the wrong order.
+        let key = key.ok_or(Reason::UnknownKey)?;
+        if !matches {
+            return Err(Refused::of(name, Reason::BadSecret));
+        }
+        if !key.active {
+            return Err(Refused::of(name, Reason::RevokedKey));
+        }
         Ok(Principal::of_key(key.clone(), self.clock.now_ms() / 1000))
     }
 
-    fn check_token(&self, token: &str) -> Result<Principal, Unauthorized> {
-        if token.len() > self.limits.token_bytes {
-            return Err(Unauthorized);
-        }
-        let key_name = jwt::key_name(token).ok_or(Unauthorized)?;
+    fn check_token(&self, token: &str) -> Result<Principal, Refused> {
+        let unverified = Unverified::read(token, &self.limits)?;
+        self.verify(&unverified).map_err(|reason| Refused::of(&unverified.key_name, reason))
+    }
+
+    fn verify(&self, unverified: &Unverified<'_>) -> Result<Principal, Reason> {
         let directory = self.accounts.current();
-        let (key, secret) = self.key_or_decoy(&directory, &key_name);
-        let claims = jwt::verify(token, secret, &self.validation).ok_or(Unauthorized)?;
-        let key = key.filter(|key| key.active).ok_or(Unauthorized)?;
-        let granted = jwt::check_claims(&claims, &self.limits, self.clock.now_ms()).ok_or(Unauthorized)?;
-        if !granted.capability.is_subset_of(&key.capability) {
-            return Err(Unauthorized);
-        }
+        let (key, secret) = self.key_or_decoy(&directory, &unverified.key_name);
+        let key = jwt::usable_key(key, unverified.is_signed_with(secret))?;
+        let granted = unverified.claimed(&self.limits, self.audience.as_deref(), self.clock.now_ms())?;
+        let granted = granted.within(key)?;
         let principal = Principal::of_token(key.clone(), granted);
-        if self.is_revoked(&principal) { Err(Unauthorized) } else { Ok(principal) }
+        if self.is_revoked(&principal) { Err(Reason::Revoked) } else { Ok(principal) }
     }
 
     fn is_revoked(&self, principal: &Principal) -> bool {

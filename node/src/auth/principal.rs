@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::jwt::Granted;
+use super::refused::{Reason, Refused};
 use crate::accounts::{Account, Key};
 use crate::model::{Capability, ChannelKey, ChannelName, ClientId, KeyName, Operation};
 
@@ -39,6 +40,11 @@ impl Principal {
 
     pub fn allows(&self, channel: &str, operation: Operation) -> bool {
         self.capability.allows(channel, operation)
+    }
+
+    /// Why it is not taken all the same.
+    pub fn refused(&self, reason: Reason) -> Refused {
+        Refused::of(&self.key_name, reason)
     }
 
     pub(super) fn of_key(key: Arc<Key>, now_s: u64) -> Self {

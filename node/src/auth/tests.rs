@@ -4,6 +4,7 @@ mod credentials;
 mod exchange;
 mod jwt;
 mod principal;
+mod refused;
 mod revocation;
 
 use std::collections::HashSet;
@@ -91,12 +92,13 @@ impl Fixture {
             authorization,
             query: "accessToken=x&clientId=y",
             socket: false,
+            address: None,
         })
     }
 
     fn socket(&self, headers: &[&str], query: &str) -> Result<Principal, Unauthorized> {
         let authorization = headers.iter().map(|value| value.as_bytes()).collect();
-        self.auth.authenticate(&Credentials { authorization, query, socket: true })
+        self.auth.authenticate(&Credentials { authorization, query, socket: true, address: None })
     }
 }
 

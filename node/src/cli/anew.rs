@@ -67,9 +67,7 @@ fn program() -> io::Result<PathBuf> {
 
 /// To be called once the node has started.
 pub(super) fn count() {
-    const NAME: &str = "fanfare_runs_begun_anew_total";
-    metrics::describe_counter!(NAME, "Times that this process began another run, since it had stood still");
-    metrics::counter!(NAME).absolute(times());
+    metrics::counter!("fanfare_runs_begun_anew_total").absolute(times());
     if times() > 0 {
         tracing::warn!("this is another run: the one before had stood still, so it was dead for its cluster");
     }

@@ -5,6 +5,7 @@ mod banner;
 mod check;
 mod failure;
 mod history;
+mod inspect;
 mod key;
 mod output;
 mod presence;
@@ -74,7 +75,8 @@ fn command() -> Command {
             Command::new("sub").about("Follows channels and prints what is published, one line per message"),
         ))
         .subcommand(token::Arguments::augment_args(
-            Command::new("token").about("Signs a token request with a key, without asking a node"),
+            Command::new("token")
+                .about("Signs a token request with a key, or inspects a token, without asking a node"),
         ))
         .subcommand(key_command())
         .subcommand(schema_command())

@@ -68,8 +68,7 @@ impl KeyArguments {
     }
 
     fn data_dir(&self) -> PathBuf {
-        let given = self.data_dir.clone().or_else(|| variable("FANFARE_DATA_DIR").map(PathBuf::from));
-        given.unwrap_or_else(|| PathBuf::from("./data"))
+        data_dir(self.data_dir.clone())
     }
 }
 
@@ -185,6 +184,12 @@ pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
         SocketAddr::V6(v6) if v6.ip().is_unspecified() => (Ipv6Addr::LOCALHOST, v6.port()).into(),
         other => other,
     }
+}
+
+/// The data folder of a node on this machine.
+pub(super) fn data_dir(given: Option<PathBuf>) -> PathBuf {
+    let given = given.or_else(|| variable("FANFARE_DATA_DIR").map(PathBuf::from));
+    given.unwrap_or_else(|| PathBuf::from("./data"))
 }
 
 fn variable(name: &str) -> Option<String> {

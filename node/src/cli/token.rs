@@ -1,12 +1,12 @@
 //! `fanfare token`: signs with a key, without asking a node.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use fanfare_client::Key;
 use fanfare_client::sign::{self, JwtParams, TokenParams};
 
 use super::failure::{Failure, Outcome};
-use super::output;
 use super::target::KeyArguments;
+use super::{inspect, output};
 use crate::config::parse_duration;
 use crate::model::{Capability, ClientId, Limits};
 
@@ -15,7 +15,11 @@ const ALL: &str = r#"{"*":["subscribe","publish","presence","history","amqp-subs
 const JWT_TTL_MS: u64 = 3_600_000;
 
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     #[command(flatten)]
     key: KeyArguments,
 
@@ -36,6 +40,12 @@ pub(super) struct Arguments {
     jwt: bool,
 }
 
+#[derive(Subcommand)]
+enum Command {
+    /// Says what a token holds and why a node would refuse it, without asking a node
+    Inspect(inspect::Arguments),
+}
+
 fn ttl_ms(text: &str) -> Result<u64, String> {
     let ttl = parse_duration(text)?;
     u64::try_from(ttl.as_millis())
@@ -45,6 +55,9 @@ fn ttl_ms(text: &str) -> Result<u64, String> {
 }
 
 pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
+    if let Some(Command::Inspect(inspected)) = arguments.command {
+        return inspect::run(inspected);
+    }
     let key: Key = arguments.key.key()?.parse().map_err(|error| unusable(&error))?;
     check(&arguments)?;
     if arguments.jwt && arguments.capability.is_none() {
@@ -103,12 +116,12 @@ fn unusable(error: &dyn std::error::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Command, FromArgMatches as _};
+    use clap::FromArgMatches as _;
 
     use super::*;
 
     fn arguments(given: &[&str]) -> Arguments {
-        let command = Arguments::augment_args(Command::new("token").no_binary_name(true));
+        let command = Arguments::augment_args(clap::Command::new("token").no_binary_name(true));
         Arguments::from_arg_matches(&command.get_matches_from(given)).expect("good arguments")
     }
 

@@ -217,6 +217,17 @@ fn read_endpoint(text: &str) -> Result<String, String> {
     }
 }
 
+/// As a token has it: any text, compared as it is.
+pub(super) fn read_audience(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.trim() != text || text.chars().any(char::is_control) {
+        return Err(format!(
+            "expected a name such as https://chat.example, without outer space and control characters, got `{}`",
+            text.escape_debug()
+        ));
+    }
+    Ok(text.to_owned())
+}
+
 /// A name or an address, without a port.
 pub(super) fn read_host(text: &str) -> Result<String, String> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);

@@ -66,6 +66,8 @@ pub struct Config {
     pub scylla_password_file: Option<PathBuf>,
     pub drain_timeout: Duration,
     pub auth: bool,
+    /// The name of this service in `aud` of tokens.
+    pub audience: Option<String>,
     pub insecure: bool,
     /// Shards and runtime workers, each; 0: one per core.
     pub threads: usize,
@@ -123,6 +125,7 @@ impl Default for Config {
             scylla_password_file: None,
             drain_timeout: Duration::from_secs(25),
             auth: true,
+            audience: None,
             insecure: false,
             threads: 0,
             io_uring: true,

@@ -2,8 +2,8 @@
 
 use super::Config;
 use super::field::{
-    Field, Form, read_host, read_keyspace, read_log_filter, read_node_id, read_replication, read_switch,
-    read_threads,
+    Field, Form, read_audience, read_host, read_keyspace, read_log_filter, read_node_id, read_replication,
+    read_switch, read_threads,
 };
 use super::limits::LIMITS;
 
@@ -138,6 +138,9 @@ static SETTINGS: &[Setting] = &[
         ..setting!("auth", auth: bool, "on|off",
             "Whether clients need a credential; off is for local experiments only", read_switch, show_switch)
     },
+    setting!("audience", audience: Option<String>, "NAME",
+        "What the aud of a token must name, where it has one; when not given, a token with aud is refused",
+        |text| read_audience(text).map(Some), Field::show),
     setting!("insecure", insecure: bool, "true|false",
         "Allows auth = off when listen is beyond loopback"),
     setting!("threads", threads: usize, "COUNT",

@@ -183,7 +183,7 @@ impl From<ExchangeError> for Refusal {
         let kind = match &error {
             ExchangeError::TooMany => return Self::rate_limit(1),
             ExchangeError::Malformed(_) => Kind::Malformed,
-            ExchangeError::Mac | ExchangeError::Timestamp { .. } | ExchangeError::NonceUsed => {
+            ExchangeError::Mac(_) | ExchangeError::Timestamp { .. } | ExchangeError::NonceUsed => {
                 Kind::TokenRefused
             }
             ExchangeError::Capability { .. } => Kind::Forbidden,

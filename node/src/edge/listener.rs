@@ -7,7 +7,7 @@ mod tests;
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -344,7 +344,7 @@ async fn respond(
     adoption: Adoption,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    if let Some(mut response) = upgrade(&services, &adoption, &request) {
+    if let Some(mut response) = upgrade(&services, peer.ip(), &adoption, &request) {
         cors::on_every(response.headers_mut());
         return response;
     }
@@ -360,6 +360,7 @@ async fn respond(
 /// An upgrade that comes here followed another request on its connection, as through a proxy.
 fn upgrade(
     services: &HttpServices,
+    peer: IpAddr,
     adoption: &Adoption,
     request: &Request<Incoming>,
 ) -> Option<Response<Body>> {
@@ -371,7 +372,8 @@ fn upgrade(
             return None;
         }
         let HttpServices { auth, connections, identities, limits, .. } = services;
-        head.decide(Gate { auth, connections, identities: Some(identities), limits })
+        let (identities, address) = (Some(&**identities), Some(peer));
+        head.decide(Gate { auth, connections, identities, limits, address })
     };
     let (accept, adopt): (_, Box<dyn FnOnce(ReadStream) -> Option<Input> + Send>) = match decision {
         Decision::Refuse(refusal) => return Some(axum::response::IntoResponse::into_response(refusal)),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fanfare_proto::frame::{Connected, ServerFrame, close, code};
 
 use super::{Context, Output, Session};
-use crate::auth::Principal;
+use crate::auth::{Principal, Reason};
 
 /// A client is asked for a new token this long before the old one expires.
 const REFRESH_AHEAD_MS: u64 = 30_000;
@@ -55,10 +55,15 @@ impl Session {
 
     /// Op 15: the new token takes over if it keeps the account and the clientId, else the old credential stands.
     pub(super) fn refresh(&mut self, cx: Context<'_>, id: Option<&str>, token: &str, out: &mut Vec<Output>) {
-        let Ok(principal) = cx.auth.authenticate_token(token) else {
-            return self.nack(id, code::TOKEN, "the token is not valid", None, out);
+        let principal = match cx.auth.authenticate_token(token) {
+            Ok(principal) => principal,
+            Err(refused) => {
+                out.push(Output::NoteRefused(refused));
+                return self.nack(id, code::TOKEN, "the token is not valid", None, out);
+            }
         };
         if principal.account.id != self.principal.account.id {
+            out.push(Output::NoteRefused(principal.refused(Reason::OtherAccount)));
             return self.nack(id, code::TOKEN, "the token is of another account", None, out);
         }
         let keeps_client_id = match &principal.client_id {
@@ -66,6 +71,7 @@ impl Session {
             None => self.principal.client_id.is_none(),
         };
         if !keeps_client_id {
+            out.push(Output::NoteRefused(principal.refused(Reason::OtherClientId)));
             return self.nack(id, code::TOKEN, "the token is of another clientId", None, out);
         }
         self.principal = Arc::new(principal);

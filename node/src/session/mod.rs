@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame, close, code};
 
-use crate::auth::{Authenticator, ConnectionKeys, Principal};
+use crate::auth::{Authenticator, ConnectionKeys, Principal, Refused};
 use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp, Tenure};
 use crate::publish::{PresenceRequest, PublishRequest};
 use attach::Attachment;
@@ -53,6 +53,8 @@ pub enum Output {
     Present { ticket: u64, request: Box<PresenceRequest> },
     /// Members of this connection leave at once.
     Leave(Leaving),
+    /// Count and log that a new token was refused.
+    NoteRefused(Refused),
     /// Begin delivery if `delivers` (else end it), and give the standing back by [`Session::attached`]: at once, or
     /// later for a `begin` that is looked for.
     Attach { delivers: bool, begin: Begin, reply: AttachReply },

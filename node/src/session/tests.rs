@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::auth::Credentials;
+use crate::auth::{Credentials, Reason};
 use crate::model::{Clock, Place, PresenceAction};
 use crate::testing::{DirectoryText, NoTokens};
 
@@ -55,6 +55,8 @@ struct Client {
     looked_for: Vec<(Begin, AttachReply)>,
     /// Members that were told to leave, kept apart from the rest.
     left: Vec<Leaving>,
+    /// Tokens that were refused, kept apart as well.
+    refused: Vec<Reason>,
 }
 
 const TENURE: Tenure = Tenure {
@@ -93,14 +95,27 @@ impl Client {
         let clock = Clock::manual(NOW_MS);
         let accounts = Accounts::from_text(directory().text()).unwrap();
         let auth = Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true);
-        let credentials =
-            Credentials { authorization: vec![authorization.as_bytes()], query: "", socket: true };
+        let credentials = Credentials {
+            authorization: vec![authorization.as_bytes()],
+            query: "",
+            socket: true,
+            address: None,
+        };
         let principal = auth.authenticate(&credentials).unwrap();
         let client_id = principal.client_id.clone().or(chosen.map(ClientId::of));
         let tenure = Tenure { connection_id: ConnectionId::random(), ..TENURE };
         let session = Session::new(Arc::new(principal), client_id, tenure, format);
         let keys = ConnectionKeys::new(&[1; 32]);
-        Self { auth, clock, limits, keys, session, looked_for: Vec::new(), left: Vec::new() }
+        Self {
+            auth,
+            clock,
+            limits,
+            keys,
+            session,
+            looked_for: Vec::new(),
+            left: Vec::new(),
+            refused: Vec::new(),
+        }
     }
 
     /// Runs `step`, then what it put out.
@@ -133,6 +148,7 @@ impl Client {
                     action: request.action,
                 }),
                 Output::Leave(leaving) => self.left.push(leaving),
+                Output::NoteRefused(refused) => self.refused.push(refused.reason),
                 Output::End { code, after_ms } => seen.push(Seen::End { code, after_ms }),
             }
         }

@@ -3,6 +3,7 @@
 //! Every rule is a function from text to findings, tried on a bad sample in its own file and on the tree here.
 
 mod imports;
+mod metrics;
 mod places;
 mod residue;
 mod sizes;
@@ -32,6 +33,11 @@ fn files_and_functions_keep_their_size() {
 #[test]
 fn what_has_one_place_stays_there() {
     assert_none(&places::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn every_metric_has_help_and_a_row() {
+    assert_none(&metrics::check(&Tree::of_workspace()));
 }
 
 #[test]

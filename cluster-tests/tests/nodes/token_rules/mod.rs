@@ -14,6 +14,10 @@ const MAC_ERROR: &str = "invalid token request mac";
 const EVERYTHING: &str = r#"{"*":["subscribe","publish","presence","history"]}"#;
 
 async fn node() -> Node {
+    Node::start(options()).await
+}
+
+fn options() -> NodeOptions {
     let directory = Directory::default()
         .account("acme")
         .key("k1", SECRET, ALL)
@@ -21,5 +25,5 @@ async fn node() -> Node {
         .revoked_key("gone", "gone")
         .account("other")
         .key("k2", "k2", ALL);
-    Node::start(NodeOptions::default().directory(directory, KEY)).await
+    NodeOptions::default().directory(directory, KEY)
 }

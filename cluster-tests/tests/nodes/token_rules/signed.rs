@@ -1,10 +1,10 @@
 //! Service JWTs that were not issued by the node.
 
 use fanfare_cluster_tests::forge::{self, Signature};
-use fanfare_cluster_tests::{Response, clock, http};
+use fanfare_cluster_tests::{Node, Response, clock, http};
 use serde_json::{Value, json};
 
-use super::{EVERYTHING, KEY, SECRET, node};
+use super::{EVERYTHING, KEY, SECRET, options};
 
 /// A JWT in the making; a good one unless it is changed.
 struct Jwt {
@@ -123,6 +123,7 @@ fn signatures() -> Vec<Case> {
 fn times() -> Vec<Case> {
     let jwt = Jwt::new;
     let now_s = clock::now_s();
+    let fraction = jwt().claim("iat", json!(now_s as f64 - 0.5)).claim("exp", json!(now_s as f64 + 600.5));
     let (now_ms, later_ms) = (json!(now_s * 1000), json!((now_s + 600) * 1000));
     vec![
         ("iat 110 s ahead", jwt().times(110, 600).sign(), true),
@@ -140,7 +141,20 @@ fn times() -> Vec<Case> {
         ("exp as a string", jwt().claim("exp", json!((now_s + 600).to_string())).sign(), false),
         ("iat negative", jwt().claim("iat", json!(-1)).sign(), false),
         ("exp beyond every integer", jwt().claim("exp", json!(1e300)).sign(), false),
+        ("iat and exp with a fraction", fraction.sign(), true),
+        (
+            "exp with a fraction in this second",
+            jwt().times(-60, 0).claim("exp", json!(now_s as f64 + 0.9)).sign(),
+            false,
+        ),
+        ("nbf in the past", jwt().claim("nbf", json!(now_s - 1)).sign(), true),
+        ("nbf in the future", jwt().claim("nbf", json!(now_s + 500)).sign(), false),
+        ("nbf as a string", jwt().claim("nbf", json!("0")).sign(), false),
     ]
+}
+
+fn nested(depth: usize) -> Value {
+    (1..depth).fold(json!([]), |inner, _| json!([inner]))
 }
 
 fn contents() -> Vec<Case> {
@@ -148,6 +162,12 @@ fn contents() -> Vec<Case> {
     vec![
         ("with a clientId", jwt().who(json!("ann")).sign(), true),
         ("with an unknown claim", jwt().claim("more", json!(1)).sign(), true),
+        ("for this service", jwt().claim("aud", json!("chat")).sign(), true),
+        ("for this service and others", jwt().claim("aud", json!(["other", "chat"])).sign(), true),
+        ("for another service", jwt().claim("aud", json!("other")).sign(), false),
+        ("for no service", jwt().claim("aud", json!([])).sign(), false),
+        ("a claim nested 62 deep", jwt().claim("more", nested(62)).sign(), true),
+        ("a claim nested 64 deep", jwt().claim("more", nested(64)).sign(), false),
         ("no capability", jwt().without("x-service-capability").sign(), false),
         ("capability as an object", jwt().may(json!({"*": ["subscribe"]})).sign(), false),
         ("capability that is no JSON", jwt().may(json!("all")).sign(), false),
@@ -170,7 +190,7 @@ fn contents() -> Vec<Case> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_signed_elsewhere_are_judged_by_rule() {
-    let node = node().await;
+    let node = Node::start(options().environment("FANFARE_AUDIENCE", "chat")).await;
     let mut refusal: Option<Response> = None;
     for (what, token, accepted) in [signatures(), times(), contents()].concat() {
         let headers = [("authorization", http::bearer(&token))];

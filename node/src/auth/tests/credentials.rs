@@ -50,7 +50,8 @@ fn the_header_carries_the_whole_key_or_a_token() {
         assert_eq!(node.http(&[value]).err(), Some(Unauthorized), "{value}");
     }
     assert_eq!(node.http(&[]).err(), Some(Unauthorized));
-    let not_text = Credentials { authorization: vec![b"Bearer \xff"], query: "", socket: false };
+    let not_text =
+        Credentials { authorization: vec![b"Bearer \xff"], query: "", socket: false, address: None };
     assert_eq!(node.auth.authenticate(&not_text).err(), Some(Unauthorized));
 }
 
@@ -101,7 +102,7 @@ fn several_credentials_must_be_the_same_one() {
 fn the_query_counts_on_the_socket_only() {
     let node = Fixture::new();
     let query = format!("accessToken={}", sign("k1", &claims()));
-    let http = Credentials { authorization: Vec::new(), query: &query, socket: false };
+    let http = Credentials { authorization: Vec::new(), query: &query, socket: false, address: None };
     assert!(node.auth.authenticate(&http).is_err());
     assert!(node.socket(&[], &query).is_ok());
 }
@@ -135,7 +136,8 @@ fn nothing_that_is_printed_holds_a_credential() {
     let token = sign("k1", &claims());
     let query = format!("accessToken={token}");
     let header = basic("s.e.c.k1");
-    let credentials = Credentials { authorization: vec![header.as_bytes()], query: &query, socket: true };
+    let authorization = vec![header.as_bytes()];
+    let credentials = Credentials { authorization, query: &query, socket: true, address: None };
     let by_key = node.http(&[&header]).unwrap();
     let by_token = node.socket(&[], &query).unwrap();
     let printed = format!("{credentials:?} {by_key:?} {by_token:?} {Unauthorized}");

@@ -98,7 +98,7 @@ fn kind<T>(outcome: &Result<T, ExchangeError>) -> &'static str {
         Ok(_) => "token",
         Err(ExchangeError::TooMany) => "too many",
         Err(ExchangeError::Malformed(_)) => "malformed",
-        Err(ExchangeError::Mac) => "mac",
+        Err(ExchangeError::Mac(_)) => "mac",
         Err(ExchangeError::Timestamp { .. }) => "timestamp",
         Err(ExchangeError::Capability { .. }) => "capability",
         Err(ExchangeError::NonceUsed) => "nonce",
@@ -319,20 +319,37 @@ async fn failures_are_limited_by_address_and_key() {
     let node = Fixture::new();
     let here = Some("192.0.2.1".parse().unwrap());
     let there = Some("192.0.2.2".parse().unwrap());
-    let good = Sent::new().signed();
-    for _ in 0..100 {
+    let forged = Sent::new().body(Some("forged"));
+    for _ in 0..50 {
         assert_eq!(kind(&node.auth.exchange(here, "k1", &[], b"{").await), "malformed");
+        assert_eq!(kind(&node.auth.exchange(here, "k1", &[], forged.as_bytes()).await), "mac");
     }
-    assert_eq!(kind(&node.auth.exchange(here, "k1", &[], good.as_bytes()).await), "too many");
-    assert_eq!(
-        kind(&node.auth.exchange(here, "narrow", &[], Sent::of("narrow").signed().as_bytes()).await),
-        "token"
-    );
-    assert_eq!(kind(&node.auth.exchange(there, "k1", &[], good.as_bytes()).await), "token");
+    for beyond in [b"{", forged.as_bytes()] {
+        assert_eq!(kind(&node.auth.exchange(here, "k1", &[], beyond).await), "too many");
+    }
+    let others = [node.auth.exchange(here, "narrow", &[], b"{"), node.auth.exchange(there, "k1", &[], b"{")];
+    for other in others {
+        assert_eq!(kind(&other.await), "malformed", "another key, another address");
+    }
     node.clock.raise(NOW_MS + 1000);
-    assert_eq!(
-        kind(&node.auth.exchange(here, "k1", &[], good.as_bytes()).await),
-        "nonce",
-        "a second later it is heard"
-    );
+    assert_eq!(kind(&node.auth.exchange(here, "k1", &[], b"{").await), "malformed", "a second later");
+}
+
+#[tokio::test]
+async fn a_good_request_passes_whatever_fails_beside_it() {
+    let node = Fixture::new();
+    let here = Some("192.0.2.1".parse().unwrap());
+    let forged = Sent::new().body(Some("forged"));
+    let mut outcomes = Vec::new();
+    for round in 0..100 {
+        for _ in 0..3 {
+            node.auth.exchange(here, "k1", &[], forged.as_bytes()).await.unwrap_err();
+        }
+        let good = Sent { nonce: format!("a-nonce-of-round-{round}"), ..Sent::new() }.signed();
+        outcomes.push(kind(&node.auth.exchange(here, "k1", &[], good.as_bytes()).await));
+    }
+    assert_eq!(outcomes, ["token"; 100]);
+    let again = Sent { nonce: "a-nonce-of-round-0".to_owned(), ..Sent::new() }.signed();
+    let repeated = node.auth.exchange(here, "k1", &[], again.as_bytes()).await;
+    assert_eq!(kind(&repeated), "too many", "what has failed is not told why");
 }

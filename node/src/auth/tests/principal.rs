@@ -19,7 +19,7 @@ fn without_authentication_all_work_in_one_account() {
         node.http(&[]),
         node.http(&["nonsense"]),
         node.socket(&[], "key=x"),
-        node.auth.authenticate_token("x"),
+        node.auth.authenticate_token("x").map_err(|_| Unauthorized),
     ] {
         let principal = principal.unwrap();
         assert_eq!((principal.account.id.as_str(), principal.kind), ("default", PrincipalKind::Anonymous));

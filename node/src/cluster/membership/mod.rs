@@ -61,11 +61,7 @@ pub struct Membership {
 impl Membership {
     pub fn start(options: Options, tasks: &Tasks) -> io::Result<Self> {
         let Options { node_id, incarnation, socket, advertise, seeds, names, key, facts, clock } = options;
-        transport::describe_metrics();
-        metrics::describe_counter!(
-            "fanfare_pauses_total",
-            "Times that gossip stood still for 2 s or more, while the node ran"
-        );
+        transport::begin_metrics();
         metrics::counter!("fanfare_pauses_total").increment(0);
         // A smaller buffer is no reason to stay alone.
         socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BYTES).ok();

@@ -81,8 +81,7 @@ fn count(dropped: Dropped) {
 }
 
 /// Makes the counters, so that they are there before anything was dropped.
-pub(super) fn describe_metrics() {
-    metrics::describe_counter!("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason");
+pub(super) fn begin_metrics() {
     for dropped in Dropped::ALL {
         metrics::counter!("fanfare_gossip_dropped_total", "reason" => dropped.name()).increment(0);
     }

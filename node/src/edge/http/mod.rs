@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -12,7 +13,8 @@ use std::time::Instant;
 use axum::Router;
 use axum::extract::Request;
 use axum::http::header::AUTHORIZATION;
-use axum::http::{HeaderMap, Method};
+use axum::http::request::Parts;
+use axum::http::{Extensions, HeaderMap, Method};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::any;
@@ -23,9 +25,9 @@ use self::body::Unread;
 use self::rate::KeyRates;
 use self::room::Room;
 use self::route::{Action, Route};
-use super::Services;
 use super::errors::Refusal;
 use super::socket::ChannelOrder;
+use super::{PeerAddress, Services};
 use crate::auth::{Credentials, Principal};
 use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
 
@@ -118,7 +120,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         }
         _ => {}
     }
-    let principal = api.authenticate(&head.headers)?;
+    let principal = api.authenticate(&head)?;
     let usage = &principal.account.usage;
     usage.count(UsageKind::Api, 1, 0);
     if !matches!(route.action, Action::NotFound | Action::Malformed(_)) {
@@ -164,8 +166,13 @@ fn time(api: &Api) -> Response {
 }
 
 impl Api {
-    fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, Refusal> {
-        let credentials = Credentials { authorization: authorization(headers), query: "", socket: false };
+    fn authenticate(&self, head: &Parts) -> Result<Principal, Refusal> {
+        let credentials = Credentials {
+            authorization: authorization(&head.headers),
+            query: "",
+            socket: false,
+            address: address(&head.extensions),
+        };
         Ok(self.services.auth.authenticate(&credentials)?)
     }
 
@@ -187,6 +194,11 @@ impl Api {
         let taken = self.publishes.take(&principal.key_name, messages, Instant::now());
         taken.map_err(Refusal::rate_limit)
     }
+}
+
+/// The client's, or that of whoever passes its requests on.
+fn address(extensions: &Extensions) -> Option<IpAddr> {
+    extensions.get::<PeerAddress>().map(|peer| peer.0)
 }
 
 fn authorization(headers: &HeaderMap) -> Vec<&[u8]> {

@@ -1,16 +1,13 @@
 //! `POST /keys/{keyName}/requestToken`, the one resource whose credential is its body, and `…/revokeTokens`.
 
-use std::net::IpAddr;
-
 use axum::http::HeaderValue;
 use axum::http::header::CACHE_CONTROL;
 use axum::http::request::Parts;
 use axum::response::Response;
 
 use super::body::{self, Unread};
-use super::{Api, authorization};
+use super::{Api, address, authorization};
 use crate::auth::Principal;
-use crate::edge::PeerAddress;
 use crate::edge::errors::Refusal;
 use crate::model::AccountId;
 
@@ -22,8 +19,8 @@ pub(super) async fn exchange(
 ) -> Result<Response, Refusal> {
     // Before it is known whose it is.
     let text = body.read(api, &AccountId::new(""), api.services.limits.token_request_bytes).await?;
-    let peer: Option<IpAddr> = head.extensions.get::<PeerAddress>().map(|peer| peer.0);
-    let details = api.services.auth.exchange(peer, key_name, &authorization(&head.headers), &text).await?;
+    let address = address(&head.extensions);
+    let details = api.services.auth.exchange(address, key_name, &authorization(&head.headers), &text).await?;
     let mut response = body::json(&details);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     Ok(response)

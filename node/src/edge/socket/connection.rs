@@ -1,5 +1,6 @@
 //! One socket of a shard, from its first byte to its last.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -164,6 +165,11 @@ impl Open {
 }
 
 impl Connection {
+    /// The client's; none within the process, as of an event stream.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.link.socket.peer_addr().ok().map(|peer| peer.ip())
+    }
+
     pub(super) fn new(link: Link<TcpStream>, permit: Permit, generation: u32, now_ms: u64) -> Self {
         Self {
             link,

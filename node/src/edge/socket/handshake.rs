@@ -1,5 +1,6 @@
 //! From a request's head to an open socket, or to the answer that refuses it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -66,6 +67,8 @@ pub struct Gate<'a> {
     /// None: nothing is taken up here.
     pub identities: Option<&'a Identities>,
     pub limits: &'a Limits,
+    /// The client's.
+    pub address: Option<IpAddr>,
 }
 
 /// Why a socket is refused after its upgrade.
@@ -165,7 +168,8 @@ impl<'a> Head<'a> {
         };
         let accept = accept_of(key);
         let authorization: Vec<&[u8]> = self.all("authorization").collect();
-        let credentials = Credentials { authorization, query: self.query, socket: true };
+        let address = gate.address;
+        let credentials = Credentials { authorization, query: self.query, socket: true, address };
         let parameters = Parameters::read(self.query);
         let (principal, parameters) = match (gate.auth.authenticate(&credentials), parameters) {
             (Err(_), Some(Parameters { errors_in_socket: true, format, .. })) => {

@@ -12,6 +12,7 @@ mod survey;
 mod tests;
 mod timers;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -130,9 +131,9 @@ pub struct Services {
 }
 
 impl Services {
-    fn gate(&self) -> Gate<'_> {
+    fn gate(&self, address: Option<IpAddr>) -> Gate<'_> {
         let Self { auth, connections, identities, limits, .. } = self;
-        Gate { auth, connections, identities: Some(identities), limits }
+        Gate { auth, connections, identities: Some(identities), limits, address }
     }
 }
 

@@ -359,6 +359,7 @@ impl Shard {
                 }
                 Output::Present { ticket, request } => self.present(connection, slot, ticket, *request),
                 Output::Leave(leaving) => self.leave_presence(connection, leaving),
+                Output::NoteRefused(refused) => self.services.auth.note(&refused, connection.address()),
                 Output::Attach { delivers, begin, reply } => {
                     self.attach(connection, slot, Attaching { reply, delivers, begin });
                 }

@@ -206,7 +206,8 @@ impl Node {
     }
 
     pub(super) fn principal(&self) -> Arc<Principal> {
-        let credentials = Credentials { authorization: vec![], query: "key=secret-of-all.all", socket: true };
+        let query = "key=secret-of-all.all";
+        let credentials = Credentials { authorization: vec![], query, socket: true, address: None };
         Arc::new(self.auth.authenticate(&credentials).unwrap())
     }
 

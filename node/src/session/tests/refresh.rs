@@ -37,24 +37,25 @@ fn a_token_must_keep_the_account_and_the_client_id() {
     let other = token_of("other", &json!({"*": ["publish"]}), None, HOUR_S);
     let forged = all(None) + "x";
     let narrow = json!({"chat:1": ["publish"]});
-    let cases: [(&str, Client, String, bool); 12] = [
-        ("forced, the same", forced_ann(), all(Some("ann")), true),
-        ("forced, another", forced_ann(), all(Some("bob")), false),
-        ("forced, none", forced_ann(), all(None), false),
-        ("chosen, the same", chosen_ann(), all(Some("ann")), true),
-        ("chosen, another", chosen_ann(), all(Some("bob")), false),
-        ("chosen, none", chosen_ann(), all(None), true),
-        ("none, none", nobody(), all(None), true),
-        ("none, some", nobody(), all(Some("ann")), false),
-        ("another account", nobody(), other, false),
-        ("another key of the account", nobody(), token_of("chat", &narrow, None, HOUR_S), true),
-        ("a wrong signature", nobody(), forged, false),
-        ("no token", nobody(), "x".to_owned(), false),
+    let cases: [(&str, Client, String, Option<Reason>); 12] = [
+        ("forced, the same", forced_ann(), all(Some("ann")), None),
+        ("forced, another", forced_ann(), all(Some("bob")), Some(Reason::OtherClientId)),
+        ("forced, none", forced_ann(), all(None), Some(Reason::OtherClientId)),
+        ("chosen, the same", chosen_ann(), all(Some("ann")), None),
+        ("chosen, another", chosen_ann(), all(Some("bob")), Some(Reason::OtherClientId)),
+        ("chosen, none", chosen_ann(), all(None), None),
+        ("none, none", nobody(), all(None), None),
+        ("none, some", nobody(), all(Some("ann")), Some(Reason::OtherClientId)),
+        ("another account", nobody(), other, Some(Reason::OtherAccount)),
+        ("another key of the account", nobody(), token_of("chat", &narrow, None, HOUR_S), None),
+        ("a wrong signature", nobody(), forged, Some(Reason::BadSignature)),
+        ("no token", nobody(), "x".to_owned(), Some(Reason::Malformed)),
     ];
-    for (case, mut client, token, accepted) in cases {
+    for (case, mut client, token, refused) in cases {
         let seen = client.send(&refresh(&token));
-        let expected: &[&str] = if accepted { &["1 au", "3 "] } else { &["2 au 40140"] };
+        let expected: &[&str] = if refused.is_none() { &["1 au", "3 "] } else { &["2 au 40140"] };
         assert_eq!(brief(&seen), expected, "{case}");
+        assert_eq!(client.refused, Vec::from_iter(refused), "{case}");
     }
 }
 

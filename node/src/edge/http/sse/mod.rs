@@ -6,6 +6,7 @@
 
 mod stream;
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
@@ -19,7 +20,7 @@ use fanfare_proto::frame::Format;
 use serde_json::json;
 
 use self::stream::{Stream, client_frame};
-use super::{Api, authorization};
+use super::{Api, address, authorization};
 use crate::auth::Credentials;
 use crate::edge::ClientSocket;
 use crate::edge::errors::Refusal;
@@ -35,14 +36,15 @@ const NO_HANDSHAKE: [(&str, &[u8]); 2] =
 pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, Refusal> {
     let query = head.uri.query().unwrap_or_default();
     let authorization = authorization(&head.headers);
-    let credentials = Credentials { authorization: authorization.clone(), query, socket: true };
+    let address = address(&head.extensions);
+    let credentials = Credentials { authorization: authorization.clone(), query, socket: true, address };
     let principal = api.services.auth.authenticate(&credentials)?;
     route.takes(head.method.as_str())?;
     let channels = channels(query, &api.services.limits)?;
     if !channels.iter().all(|channel| principal.allows(channel.as_str(), Operation::Subscribe)) {
         return Err(Refusal::forbidden(Operation::Subscribe.as_str()));
     }
-    let opening = admit(api, query, &authorization)?;
+    let opening = admit(api, query, &authorization, address)?;
     let permit = Permit::take(&api.streams);
     if api.streams.load(Ordering::SeqCst) > api.services.limits.sse_streams {
         return Err(Refusal::unanswered());
@@ -111,7 +113,12 @@ fn serials(last_event_id: Option<&str>, channels: usize) -> Vec<String> {
     if serials.len() == channels { serials } else { vec!["?".to_owned(); channels] }
 }
 
-fn admit(api: &Api, query: &str, authorization: &[&[u8]]) -> Result<Opening, Refusal> {
+fn admit(
+    api: &Api,
+    query: &str,
+    authorization: &[&[u8]],
+    address: Option<IpAddr>,
+) -> Result<Opening, Refusal> {
     let given = authorization.iter().map(|value| ("authorization", *value));
     let head = Head { query, headers: given.chain(NO_HANDSHAKE).collect() };
     let services = &api.services;
@@ -120,6 +127,7 @@ fn admit(api: &Api, query: &str, authorization: &[&[u8]]) -> Result<Opening, Ref
         connections: &services.connections,
         identities: None,
         limits: &services.limits,
+        address,
     };
     match head.decide(gate) {
         Decision::Open { opening, .. } => {

@@ -132,7 +132,7 @@ impl Shard {
                 return Next::Keep;
             }
         };
-        match head.decide(self.services.gate()) {
+        match head.decide(self.services.gate(connection.address())) {
             Decision::Refuse(refusal) => return self.refuse(connection, slot, &refusal),
             Decision::Open { accept, opening } => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());

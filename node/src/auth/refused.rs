@@ -1,0 +1,175 @@
+//! Why a credential was refused. It is counted and logged for the operator; the client is told none of it.
+
+use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use subtle::ConstantTimeEq as _;
+
+use crate::accounts::{Directory, is_key_name};
+
+const FAILURES: &str = "fanfare_auth_failures_total";
+/// One reason and key is logged once in this time.
+const EVERY: Duration = Duration::from_secs(10);
+/// Reasons and keys that are told apart by the log; further ones share a place, so at most so many lines come in `EVERY`.
+const PLACES: usize = 256;
+
+macro_rules! reasons {
+    ($($variant:ident $name:literal $text:literal)*) => {
+        /// The rule that refused a credential.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Reason {
+            $(#[doc = $text] $variant),*
+        }
+
+        impl Reason {
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The label of the metric and the field of the log.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name),*
+                }
+            }
+        }
+
+        /// The rule in a sentence without a full stop.
+        impl fmt::Display for Reason {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Self::$variant => $text),*
+                })
+            }
+        }
+    };
+}
+
+reasons! {
+    Missing "missing" "no credential was sent"
+    Conflicting "conflicting" "several different credentials were sent"
+    Malformed "malformed" "the credential or the token request cannot be read"
+    TooLong "too_long" "the token is longer than the limit token_bytes"
+    Unsupported "unsupported" "the header of the token asks for another algorithm than HS256, or for an extension"
+    NoKid "no_kid" "the header of the token names no key (kid)"
+    UnknownKey "unknown_key" "the directory has no key of this name"
+    RevokedKey "revoked_key" "the key is revoked"
+    BadSecret "bad_secret" "the secret is not that of the key"
+    BadSignature "bad_signature" "the signature of the token is not made with the secret of its key"
+    BadMac "bad_mac" "the token request is not signed with the secret of its key, or is unsigned and without the key"
+    BadClaims "bad_claims" "a claim is missing, of another type, or has a value that is never accepted"
+    Lifetime "lifetime" "the token's exp is not after its iat, or is further from it than the limit jwt_lifetime_ms"
+    Expired "expired" "the token has expired (exp)"
+    IssuedInFuture "issued_in_future" "the token's iat is further ahead of the clock than the limit jwt_ahead_ms"
+    NotYetValid "not_yet_valid" "the token is not valid yet (nbf)"
+    WrongAudience "wrong_audience" "the token is for another service (aud), or the setting audience is not given"
+    CapabilityExceedsKey "capability_exceeds_key" "the capability goes beyond that of the key"
+    Revoked "revoked" "the token was revoked"
+    OtherKey "other_key" "the credential beside the token request is of another key"
+    OtherAccount "other_account" "the new token of a connection is of another account"
+    OtherClientId "other_client_id" "the credential is for another clientId"
+    Timestamp "timestamp" "the timestamp of the token request is too far from the clock"
+    NonceUsed "nonce_used" "the nonce of the token request has been used"
+}
+
+/// A refused credential, with the key that it names where the operator may see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    pub reason: Reason,
+    key_name: Option<Box<str>>,
+}
+
+impl Refused {
+    /// `key_name` is dropped unless it has the form of one.
+    pub(super) fn of(key_name: &str, reason: Reason) -> Self {
+        Self { reason, key_name: is_key_name(key_name).then(|| key_name.into()) }
+    }
+}
+
+impl From<Reason> for Refused {
+    fn from(reason: Reason) -> Self {
+        Self { reason, key_name: None }
+    }
+}
+
+/// Counts every refusal, and logs each reason and known key once in a while.
+pub(super) struct Refusals {
+    places: Box<[Mutex<Place>]>,
+    hasher: RandomState,
+}
+
+#[derive(Default)]
+struct Place {
+    logged: Option<Instant>,
+    held_back: u64,
+}
+
+impl Refusals {
+    pub(super) fn new() -> Self {
+        for reason in Reason::ALL {
+            metrics::counter!(FAILURES, "reason" => reason.name()).increment(0);
+        }
+        Self { places: (0..PLACES).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
+    }
+
+    pub(super) fn note(&self, refused: &Refused, address: Option<IpAddr>, directory: &Directory) {
+        let Refused { reason, key_name } = refused;
+        metrics::counter!(FAILURES, "reason" => reason.name()).increment(1);
+        let known = key_name.as_deref().filter(|name| directory.key(name).is_some());
+        // Names that no key has share one place, or a client could fill the log with invented ones.
+        let place = self.hasher.hash_one((reason, known)) as usize % PLACES;
+        let Some(held_back) = self.places[place].lock().happens(Instant::now()) else { return };
+        let kid = known.or_else(|| key_name.as_deref().filter(|name| !is_secret(name, directory)));
+        let address = address.map(tracing::field::display);
+        tracing::info!(reason = reason.name(), kid, address, held_back, "credential refused");
+    }
+}
+
+impl Place {
+    /// How many were held back since the last line, where a line is due.
+    fn happens(&mut self, now: Instant) -> Option<u64> {
+        if self.logged.is_some_and(|logged| now.duration_since(logged) < EVERY) {
+            self.held_back += 1;
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.held_back))
+    }
+}
+
+/// A client may have put the secret where the name of the key belongs.
+fn is_secret(name: &str, directory: &Directory) -> bool {
+    directory.keys().any(|key| key.secret.as_bytes().ct_eq(name.as_bytes()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_logs_once_in_a_while_and_says_how_many_were_held_back() {
+        let begun = Instant::now();
+        let at = |seconds: u64| begun + Duration::from_secs(seconds);
+        let mut place = Place::default();
+        assert_eq!(place.happens(begun), Some(0));
+        assert_eq!((place.happens(at(1)), place.happens(at(9))), (None, None));
+        assert_eq!(place.happens(at(10)), Some(2));
+        assert_eq!(place.happens(at(20)), Some(0));
+    }
+
+    #[test]
+    fn a_key_name_is_kept_only_in_the_form_of_one() {
+        let kept = |name: &str| Refused::of(name, Reason::UnknownKey).key_name.is_some();
+        assert!(kept("k1") && kept(&"k".repeat(64)));
+        for name in ["", "secret.k1", "k\n1", "k\u{e9}", "a b", &"k".repeat(65)] {
+            assert!(!kept(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn no_two_reasons_have_one_name() {
+        let names: std::collections::HashSet<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
+        assert_eq!(names.len(), Reason::ALL.len());
+    }
+}

@@ -1,0 +1,38 @@
+//! What the metrics count that are made where they are needed, for the HELP lines of `/metrics`.
+
+const COUNTERS: [(&str, &str); 15] = [
+    ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
+    ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
+    ("fanfare_forwards_taken_total", "Publishes taken from peers"),
+    ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),
+    ("fanfare_http_requests_total", "HTTP requests answered, by route and status"),
+    ("fanfare_id_claims_sent_total", "Requests to a peer for ids of messages"),
+    ("fanfare_id_claims_unanswered_total", "Requests for ids of messages that a peer did not answer in time"),
+    (
+        "fanfare_ids_forgotten_total",
+        "Ids of messages published by peers that there was no room to write down",
+    ),
+    ("fanfare_pauses_total", "Times that gossip stood still for 2 s or more, while the node ran"),
+    ("fanfare_presence_events_total", "Members that entered, changed or left by way of this node"),
+    ("fanfare_presence_repairs_total", "Times that the members of a peer were asked for once more"),
+    ("fanfare_runs_begun_anew_total", "Times that this process began another run, since it had stood still"),
+    ("fanfare_tenant_counts_told_total", "Times that a peer was told of changed numbers of connections"),
+    (
+        "fanfare_tenants_uncounted_total",
+        "Times that a peer told of a tenant beyond those that are kept of it",
+    ),
+    ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
+];
+const GAUGES: [(&str, &str); 2] = [
+    ("fanfare_peers_known", "Peers that can be reached and have said what they want"),
+    ("fanfare_tls_certificate_generation", "Rises when a changed certificate is taken"),
+];
+
+pub(super) fn describe() {
+    for (name, help) in COUNTERS {
+        metrics::describe_counter!(name, help);
+    }
+    for (name, help) in GAUGES {
+        metrics::describe_gauge!(name, help);
+    }
+}
