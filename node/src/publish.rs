@@ -29,7 +29,7 @@ use crate::model::{
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
 use crate::pulse;
-use crate::telemetry::OFTEN;
+use crate::telemetry::{Limit, OFTEN};
 
 pub use departures::Departure;
 use departures::Departures;
@@ -177,10 +177,14 @@ impl Publisher {
         }
         let messages_max = self.inner.limits.publish_messages;
         if request.messages.len() > messages_max {
+            Limit::PublishMessages.hit();
             return done(Err(PublishError::Draft(DraftError::TooMany { messages_max })));
         }
         for draft in &request.messages {
             if let Err(error) = check_draft(draft, request.client_id.as_ref(), &self.inner.limits) {
+                if matches!(error, DraftError::TooLarge { .. }) {
+                    Limit::MessageBytes.hit();
+                }
                 return done(Err(PublishError::Draft(error)));
             }
         }

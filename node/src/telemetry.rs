@@ -1,6 +1,7 @@
 //! Logs and metrics of the process.
 
 mod help;
+mod limits;
 mod often;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -15,6 +16,7 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 
+pub use limits::Limit;
 pub use often::{OFTEN, tell_held_back};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,6 +134,7 @@ fn install_recorder() -> PrometheusHandle {
         metrics::gauge!(name).increment(0.0);
     }
     help::describe();
+    limits::begin();
     handle
 }
 

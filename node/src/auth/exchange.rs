@@ -15,6 +15,7 @@ use super::refused::{Reason, Refused};
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
 use crate::model::{Capability, ClientId, Limits, Nonce, UsageKind};
+use crate::telemetry::Limit;
 
 /// Why no token was issued, in the order of the checks; the text is what the client is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +89,7 @@ impl Authenticator {
         if let Some(reason) = outcome.as_ref().err().and_then(ExchangeError::reason) {
             self.note(&Refused::of(path_key, reason), address);
             if self.failures.is_one_too_many(address, path_key, now_ms) {
+                Limit::FailedTokenRequestsPerSecond.hit();
                 return Err(ExchangeError::TooMany);
             }
         }

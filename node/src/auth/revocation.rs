@@ -11,6 +11,7 @@ use super::Authenticator;
 use super::exchange::Span;
 use super::principal::{Principal, PrincipalKind};
 use crate::model::{ClientId, KeyName, Limits, Revocation};
+use crate::telemetry::Limit;
 
 /// Of what other nodes have revoked, so many times the clientIds of a key that may be revoked here are taken.
 const ELSEWHERE: usize = 4;
@@ -188,6 +189,7 @@ impl Revocations {
         let is_one_more = revocation.client_id.as_ref().is_some_and(|id| !clients.contains_key(id))
             && revocation.issued_before_ms > of_key.all_before_ms;
         if is_one_more && clients.len() >= self.client_ids_max {
+            Limit::RevokedClientIds.hit();
             return Err(RevokeError::TooManyClientIds { client_ids_max: self.client_ids_max });
         }
         if of_key.merge(revocation) {

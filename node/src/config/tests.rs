@@ -274,6 +274,14 @@ fn the_operator_is_told_of_every_limit_with_its_unit_and_default() {
 }
 
 #[test]
+fn a_limit_that_is_hit_is_called_as_its_setting() {
+    let is_setting = |name: &str| settings().any(|own| own.table == Some("limits") && own.name == name);
+    for limit in crate::telemetry::Limit::ALL {
+        assert!(is_setting(limit.name()), "{limit:?}");
+    }
+}
+
+#[test]
 fn a_certificate_and_its_key_are_given_together() {
     let files = |config: &Config| {
         config.tls_files().map(|(certificate, key)| (certificate.to_owned(), key.to_owned()))

@@ -32,6 +32,7 @@ use crate::auth::Authenticator;
 use crate::model::Limits;
 use crate::pulse;
 use crate::tasks::{OnStop, Tasks};
+use crate::telemetry::{Limit, OFTEN};
 use crate::tls::Certificates;
 use stream::{Headers, ReadStream};
 
@@ -191,11 +192,17 @@ impl Accept {
     }
 
     fn run(self, listener: &TcpListener) {
+        let mut is_full = false;
         while !self.stopping.load(Ordering::SeqCst) {
             if self.open.load(Ordering::Relaxed) >= self.open_max {
+                if !std::mem::replace(&mut is_full, true) {
+                    Limit::Connections.hit();
+                    tracing::warn!(target: OFTEN, open = self.open_max, "no further connection is accepted for now");
+                }
                 std::thread::sleep(FULL_PAUSE);
                 continue;
             }
+            is_full = false;
             match listener.accept() {
                 Ok((socket, _)) => self.take(socket),
                 Err(error) if self.stopping.load(Ordering::SeqCst) => {

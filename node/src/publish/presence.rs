@@ -11,7 +11,7 @@ use crate::hub::{Change, PresenceRefused};
 use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind, message_bytes};
 use crate::origin::history::Done;
 use crate::pulse;
-use crate::telemetry::OFTEN;
+use crate::telemetry::{Limit, OFTEN};
 
 /// What a client does on a channel, under a principal whose capability was checked.
 #[derive(Debug)]
@@ -63,6 +63,7 @@ impl Publisher {
         let bytes = request.data.as_ref().map_or(0, |data| data.get().len());
         let bytes_max = inner.limits.presence_data_bytes;
         if bytes > bytes_max {
+            Limit::PresenceDataBytes.hit();
             return done(Err(PresenceError::DataTooLarge { bytes, bytes_max }));
         }
         let retention_hours = inner.retention_hours(&request.account, &request.key);
@@ -79,6 +80,9 @@ impl Publisher {
             }
             event
         });
+        if let Err(refused) = &presented {
+            limit_of(refused).hit();
+        }
         if let Some(done) = waiting {
             done(presented.map_err(PresenceError::Refused));
         }
@@ -116,5 +120,13 @@ impl Inner {
         });
         let stored = self.forward_presence(event, stored);
         self.store.append_presence(Arc::clone(event), retention_hours, stored);
+    }
+}
+
+fn limit_of(refused: &PresenceRefused) -> Limit {
+    match refused {
+        PresenceRefused::Channel { .. } => Limit::PresenceMembers,
+        PresenceRefused::Connection { .. } => Limit::PresenceConnectionMembers,
+        PresenceRefused::Node { .. } => Limit::PresenceBytes,
     }
 }

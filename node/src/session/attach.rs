@@ -6,6 +6,7 @@ use fanfare_proto::serial::Serial;
 use super::rewind::Rewind;
 use super::{Context, Leaving, Output, PublishResult, Session};
 use crate::model::{ChannelName, Operation};
+use crate::telemetry::Limit;
 
 /// A channel that the connection is attached to, with the granted modes.
 #[derive(Debug)]
@@ -174,6 +175,7 @@ impl Session {
         match place {
             Ok(place) => self.attached[place].modes = modes,
             Err(_) if self.attached.len() >= cx.limits.attached_channels => {
+                Limit::AttachedChannels.hit();
                 let error = format!("more than {} channels on one connection", cx.limits.attached_channels);
                 return self.nack(id.as_deref(), code::LIMIT, &error, Some("channel_limit"), out);
             }

@@ -15,8 +15,9 @@ use std::sync::Arc;
 use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame, close, code};
 
 use crate::auth::{Authenticator, ConnectionKeys, Principal, Refused};
-use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp, Tenure};
+use crate::model::{ChannelName, ClientId, ConnectionId, Limits, NameError, Stamp, Tenure};
 use crate::publish::{PresenceRequest, PublishRequest};
+use crate::telemetry::Limit;
 use attach::Attachment;
 pub use attach::{AttachReply, Begin, Standing};
 use lane::{Lane, Waiting};
@@ -276,6 +277,9 @@ impl Session {
         let channel = match ChannelName::new(channel_of(&request.body), cx.limits) {
             Ok(channel) => channel,
             Err(error) => {
+                if matches!(error, NameError::TooLong { .. }) {
+                    Limit::ChannelNameBytes.hit();
+                }
                 let error = format!("channel {error}");
                 return self.nack(request.id.as_deref(), code::BAD_NAME, &error, None, out);
             }
@@ -340,10 +344,14 @@ impl Session {
     fn control_refusal(&mut self, cx: Context<'_>) -> Option<PublishResult> {
         let Limits { controls_per_second, control_burst, .. } = *cx.limits;
         let allowed = self.controls.take(1, controls_per_second, control_burst, cx.now_ms);
-        (!allowed).then(|| PublishResult::Refused {
-            code: code::LIMIT,
-            error: "more attach, detach, presence and auth frames than the connection may send".to_owned(),
-            reason: Some("rate_limit"),
+        (!allowed).then(|| {
+            Limit::ControlsPerSecond.hit();
+            PublishResult::Refused {
+                code: code::LIMIT,
+                error: "more attach, detach, presence and auth frames than the connection may send"
+                    .to_owned(),
+                reason: Some("rate_limit"),
+            }
         })
     }
 

@@ -6,6 +6,7 @@ use super::lane::{Lane, Step, Waiting};
 use super::{Context, Output, Session};
 use crate::model::{ChannelName, Draft, DraftError, Operation, Stamp};
 use crate::publish::{PublishAck, PublishError, PublishRequest};
+use crate::telemetry::Limit;
 
 /// How a publish or presence request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +110,7 @@ impl Session {
         }
         let limits = cx.limits;
         if !self.publishes.take(messages, limits.publishes_per_second, limits.publish_burst, cx.now_ms) {
+            Limit::PublishesPerSecond.hit();
             let error = "more messages than the connection may publish";
             return Some(refused(code::LIMIT, error, Some("rate_limit")));
         }

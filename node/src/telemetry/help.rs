@@ -1,6 +1,6 @@
 //! What the metrics count that are made where they are needed, for the HELP lines of `/metrics`.
 
-const COUNTERS: [(&str, &str); 15] = [
+const COUNTERS: [(&str, &str); 16] = [
     ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
     ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
     ("fanfare_forwards_taken_total", "Publishes taken from peers"),
@@ -12,6 +12,7 @@ const COUNTERS: [(&str, &str); 15] = [
         "fanfare_ids_forgotten_total",
         "Ids of messages published by peers that there was no room to write down",
     ),
+    ("fanfare_limit_hits_total", "Requests refused and connections closed for a limit, by limit"),
     ("fanfare_pauses_total", "Times that gossip stood still for 2 s or more, while the node ran"),
     ("fanfare_presence_events_total", "Members that entered, changed or left by way of this node"),
     ("fanfare_presence_repairs_total", "Times that the members of a peer were asked for once more"),

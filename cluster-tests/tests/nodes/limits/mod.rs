@@ -33,8 +33,10 @@
 //! | history retention | the store's contract, `edge::http::tests::history` |
 //! | names, tokens, pages, batches, streams, silence and the store, set otherwise | `settings` |
 //! | nonces, revocations and history, kept as is set | `embedded::tests`, `accounts::tests` |
+//! | what is counted of all these | `counted` |
 //! | connections of a tenant, of a node | `connections::ceiling`; `whole_node` |
 
+mod counted;
 mod headers;
 mod outbox;
 mod presence;

@@ -12,6 +12,7 @@ use super::publish::stored;
 use crate::auth::Principal;
 use crate::edge::errors::{Kind, Refusal};
 use crate::model::{ChannelKey, Draft, DraftError, Operation, draft_bytes};
+use crate::telemetry::Limit;
 
 /// The size of the messages times the channels that they go to.
 const COPIED_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -32,6 +33,7 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
     let results_bytes = text.len() + channels.len() * RESULT_BYTES_MAX;
     let _share = text.into_share();
     if channels.len() > limits.batch_channels {
+        Limit::BatchChannels.hit();
         let error = format!("channels holds more than {} names", limits.batch_channels);
         return Err(Refusal::malformed(error));
     }
@@ -40,6 +42,7 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
     let permitted = targets.iter().filter(|target| target.is_ok()).count();
     let messages_max = api.services.limits.publish_messages;
     if permitted * messages.len() > messages_max {
+        Limit::PublishMessages.hit();
         return Err(DraftError::TooMany { messages_max }.into());
     }
     let copy_bytes: usize =

@@ -15,6 +15,7 @@ use super::Api;
 use super::room::{SMALL_BYTES, Share};
 use crate::edge::errors::{Kind, Refusal};
 use crate::model::AccountId;
+use crate::telemetry::Limit;
 
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
@@ -40,6 +41,15 @@ impl Unread {
         bytes_max: usize,
     ) -> Result<Text, Refusal> {
         let read = self.read_within(api, account, bytes_max).await;
+        match read.as_ref().err().map(|refusal| refusal.kind) {
+            Some(Kind::TooLarge) if bytes_max == api.services.limits.http_body_bytes => {
+                Limit::HttpBodyBytes.hit();
+            }
+            Some(Kind::TooLarge) => Limit::TokenRequestBytes.hit(),
+            Some(Kind::TimedOut) => Limit::HttpBodyMs.hit(),
+            Some(Kind::Unavailable) => Limit::HttpBodiesBytes.hit(),
+            _ => {}
+        }
         if let Err(refusal) = &read
             && matches!(refusal.kind, Kind::TooLarge | Kind::Unavailable)
             && !self.waits

@@ -29,7 +29,8 @@ use super::errors::Refusal;
 use super::socket::ChannelOrder;
 use super::{PeerAddress, Services};
 use crate::auth::{Credentials, Principal};
-use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
+use crate::model::{ChannelKey, ChannelName, NameError, Operation, UsageKind};
+use crate::telemetry::Limit;
 
 mod batch;
 mod body;
@@ -183,7 +184,11 @@ impl Api {
         channel: &str,
         operation: Operation,
     ) -> Result<ChannelKey, Refusal> {
-        let name = ChannelName::new(channel, &self.services.limits)?;
+        let name = ChannelName::new(channel, &self.services.limits).inspect_err(|error| {
+            if matches!(error, NameError::TooLong { .. }) {
+                Limit::ChannelNameBytes.hit();
+            }
+        })?;
         if !principal.allows(channel, operation) {
             return Err(Refusal::forbidden(operation.as_str()));
         }
@@ -192,7 +197,10 @@ impl Api {
 
     fn take_rate(&self, principal: &Principal, messages: usize) -> Result<(), Refusal> {
         let taken = self.publishes.take(&principal.key_name, messages, Instant::now());
-        taken.map_err(Refusal::rate_limit)
+        taken.map_err(|seconds| {
+            Limit::HttpPublishesPerSecond.hit();
+            Refusal::rate_limit(seconds)
+        })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::edge::ClientSocket;
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::link::Link;
 use crate::edge::socket::{HttpConnection, Permit, refusal_bytes};
+use crate::telemetry::Limit;
 use crate::tls::TlsConnection;
 
 const CORS_HEADER: &[u8] = b"access-control-allow-origin";
@@ -102,6 +103,11 @@ impl ReadStream {
             b"408" => Refusal::new(Kind::TimedOut, "the request did not arrive in time"),
             _ => Refusal::malformed("the request is malformed"),
         };
+        match refusal.kind {
+            Kind::HeadersTooLarge => Limit::HeaderBytes.hit(),
+            Kind::TimedOut => Limit::HeaderMs.hit(),
+            _ => {}
+        }
         Some(refusal_bytes(&refusal))
     }
 

@@ -9,6 +9,7 @@ use fanfare_proto::frame::close;
 use fastwebsockets::{OpCode, unmask};
 
 use crate::model::Limits;
+use crate::telemetry::Limit;
 
 /// What a client sent. Control frames may stand between the fragments of a message.
 #[derive(Debug, PartialEq, Eq)]
@@ -160,9 +161,12 @@ impl Reader {
             }
             (OpCode::Continuation, Some(fragments)) => {
                 fragments.count += 1;
-                if fragments.count > limits.socket_message_fragments
-                    || fragments.payload.len() + payload.len() > limits.socket_message_bytes
-                {
+                if fragments.count > limits.socket_message_fragments {
+                    Limit::SocketMessageFragments.hit();
+                    return Err(TOO_BIG);
+                }
+                if fragments.payload.len() + payload.len() > limits.socket_message_bytes {
+                    Limit::SocketMessageBytes.hit();
                     return Err(TOO_BIG);
                 }
                 fragments.payload.extend_from_slice(payload);
@@ -215,6 +219,7 @@ fn head(bytes: &[u8], limits: &Limits) -> Result<Option<Head>, Broken> {
         return Err(protocol("a control frame is fragmented or too long"));
     }
     if payload_bytes > limits.socket_message_bytes as u64 {
+        Limit::SocketMessageBytes.hit();
         return Err(TOO_BIG);
     }
     let Some(mask) = rest[length_bytes..].first_chunk::<4>() else { return Ok(None) };

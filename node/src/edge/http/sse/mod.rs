@@ -28,6 +28,7 @@ use crate::edge::http::route::Route;
 use crate::edge::link::Link;
 use crate::edge::socket::{Decision, Gate, Head, Input, Opening, Permit, Refused, Transport};
 use crate::model::{ChannelName, Limits, Operation};
+use crate::telemetry::Limit;
 
 /// What every handshake must have; there is none here.
 const NO_HANDSHAKE: [(&str, &[u8]); 2] =
@@ -47,6 +48,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let opening = admit(api, query, &authorization, address)?;
     let permit = Permit::take(&api.streams);
     if api.streams.load(Ordering::SeqCst) > api.services.limits.sse_streams {
+        Limit::SseStreams.hit();
         return Err(Refusal::unanswered());
     }
     let last = head.headers.get("last-event-id").and_then(|value| value.to_str().ok());
@@ -94,6 +96,7 @@ fn channels(query: &str, limits: &Limits) -> Result<Vec<ChannelName>, Refusal> {
         }
         channels.push(channel);
         if channels.len() > limits.sse_channels {
+            Limit::SseChannels.hit();
             let error = format!("more than {} channels on one stream", limits.sse_channels);
             return Err(Refusal::malformed(error));
         }

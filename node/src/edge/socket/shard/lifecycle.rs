@@ -14,6 +14,7 @@ use crate::edge::link::Link;
 use crate::hub::wire;
 use crate::model::UsageKind;
 use crate::session::PublishResult;
+use crate::telemetry::Limit;
 
 /// What a stopping shard waits at most for its clients to go.
 const STOP_MS_MAX: u64 = 3_000;
@@ -235,7 +236,13 @@ impl Shard {
         let (silence_over, message_late) =
             (passed(connection.silence_ends_ms(limits)), passed(connection.message_ends_ms(limits)));
         let open = match &mut connection.stage {
-            Stage::Opening { since_ms, .. } => return now_ms < *since_ms + limits.header_ms,
+            Stage::Opening { since_ms, .. } => {
+                let is_in_time = now_ms < *since_ms + limits.header_ms;
+                if !is_in_time {
+                    Limit::HeaderMs.hit();
+                }
+                return is_in_time;
+            }
             Stage::Closing { close: None, until_ms } => return now_ms < *until_ms,
             Stage::Closing { .. } => {
                 self.close_if_due(connection, slot);
@@ -244,6 +251,7 @@ impl Shard {
             Stage::Open(open) => open,
         };
         if silence_over && connection.last_look_ms.is_some() {
+            Limit::HeartbeatMs.hit();
             return false;
         }
         if silence_over {
@@ -266,6 +274,7 @@ impl Shard {
         }
         let mut outputs = Vec::new();
         if message_late {
+            Limit::SocketMessageMs.hit();
             open.session.fail(
                 "a message was not finished in time",
                 code::BAD_REQUEST,

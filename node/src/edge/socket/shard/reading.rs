@@ -15,6 +15,7 @@ use super::{SLICE, Shard, context};
 use crate::edge::errors::{Kind, Refusal};
 use crate::hub::wire;
 use crate::session::Output;
+use crate::telemetry::Limit;
 use crate::tls::Taken;
 
 /// Nothing is read from a client that leaves this much of its answers unread.
@@ -121,7 +122,10 @@ impl Shard {
         let (head, length) = match handshake::first_look(&bytes, seen, self.services.limits.header_bytes) {
             FirstLook::Upgrade(head, length) => (head, length),
             FirstLook::Http(_) => return Next::Http(bytes),
-            FirstLook::TooLarge => return self.refuse(connection, slot, &headers_too_large()),
+            FirstLook::TooLarge => {
+                Limit::HeaderBytes.hit();
+                return self.refuse(connection, slot, &headers_too_large());
+            }
             FirstLook::Malformed => {
                 return self.refuse(connection, slot, &Refusal::malformed("the request is malformed"));
             }
@@ -174,6 +178,7 @@ impl Shard {
         let now_ms = self.now_ms;
         if !pings.iter().all(|_| open.ping_allowed(now_ms, cx.limits.pings_per_second)) {
             pings.clear();
+            Limit::PingsPerSecond.hit();
             open.session.fail(
                 "more pings than a client may send",
                 code::BAD_REQUEST,

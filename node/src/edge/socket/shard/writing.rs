@@ -16,6 +16,7 @@ use super::reading::UNREAD_BYTES_MAX;
 use super::{SLICE, Shard};
 use crate::hub::{Delivery, Flush, wire};
 use crate::model::UsageKind;
+use crate::telemetry::Limit;
 
 /// Connections flushed between two looks at the clock.
 const FLUSH_BATCH: usize = 64;
@@ -230,6 +231,7 @@ impl Shard {
         connection.outbox.keep_begun();
         let mut outputs = Vec::new();
         if let Some(open) = connection.open_mut() {
+            Limit::OutboxBytes.hit();
             open.session.disconnect("slow consumer", code::LIMIT, close::SLOW, 0, 0, &mut outputs);
         }
         self.run_outputs(connection, slot, outputs);

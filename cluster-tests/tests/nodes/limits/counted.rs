@@ -1,0 +1,172 @@
+//! What is refused or closed for a limit is counted under the name of its setting.
+
+use std::collections::BTreeSet;
+
+use fanfare_cluster_tests::raw::{CONTINUATION, TEXT};
+
+use super::*;
+
+/// Limits that were hit.
+async fn hits(node: &Node) -> BTreeSet<String> {
+    let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
+    let page = String::from_utf8(page.body.to_vec()).expect("text");
+    let counts = page.lines().filter_map(|line| {
+        let (limit, count) = line.strip_prefix("fanfare_limit_hits_total{limit=\"")?.split_once("\"} ")?;
+        (count != "0").then(|| limit.to_owned())
+    });
+    counts.collect()
+}
+
+/// This is the only limit that has been hit since the last look.
+async fn assert_hit(node: &Node, seen: &mut BTreeSet<String>, limit: &str) {
+    wait_until(SOON, &format!("{limit} to be counted"), async || hits(node).await.contains(limit)).await;
+    assert!(seen.insert(limit.to_owned()), "{limit} was hit before");
+    assert_eq!(hits(node).await, *seen, "{limit}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_limit_over_http_is_counted() {
+    let limits = [
+        ("message_bytes", 1000),
+        ("http_body_bytes", 16_000),
+        ("token_request_bytes", 500),
+        ("http_body_ms", 1000),
+        ("publish_messages", 5),
+        ("batch_channels", 3),
+        ("http_publishes_per_second", 20),
+        ("failed_token_requests_per_second", 1),
+        ("sse_channels", 1),
+        ("sse_streams", 1),
+        ("revoked_client_ids", 1),
+        ("header_ms", 2000),
+    ];
+    let node =
+        Node::start(limits.iter().fold(options(), |options, (name, value)| options.limit(name, *value)))
+            .await;
+    let (basic, seen) = (http::basic(KEY), &mut BTreeSet::new());
+    let long = |bytes: usize| json!({"data": "x".repeat(bytes)}).to_string();
+
+    assert_eq!(publish(&node, long(1000)).await.status, 413);
+    assert_hit(&node, seen, "message_bytes").await;
+    assert_eq!(publish(&node, long(16_000)).await.status, 413);
+    assert_hit(&node, seen, "http_body_bytes").await;
+    assert_eq!(post(&node, "/keys/k1/requestToken", &basic, long(500)).await.status, 413);
+    assert_hit(&node, seen, "token_request_bytes").await;
+    let mut slow = Raw::connect(node.addr()).await;
+    let head = format!(
+        "POST /api/channels/c/publish HTTP/1.1\r\nhost: localhost\r\nauthorization: {basic}\r\ncontent-length: 9\r\n\r\n{{"
+    );
+    slow.write(head.as_bytes()).await;
+    assert_eq!(slow.response(SOON).await.expect("an answer").0, 408);
+    assert_hit(&node, seen, "http_body_ms").await;
+    assert_eq!(publish(&node, json!(vec![json!({"data": 1}); 6]).to_string()).await.status, 413);
+    assert_hit(&node, seen, "publish_messages").await;
+    let batch = json!({"channels": ["a", "b", "c", "d"], "messages": [{"data": 1}]});
+    assert_eq!(post(&node, "/api/publish", &basic, batch.to_string()).await.status, 400);
+    assert_hit(&node, seen, "batch_channels").await;
+    let path = format!("/api/channels/{}/publish", "c".repeat(513));
+    assert_eq!(post(&node, &path, &basic, r#"{"data":1}"#).await.status, 400);
+    assert_hit(&node, seen, "channel_name_bytes").await;
+    let many = json!(vec![json!({"data": 1}); 5]).to_string();
+    wait_until(SOON, "a refused publish", async || publish(&node, many.clone()).await.status == 429).await;
+    assert_hit(&node, seen, "http_publishes_per_second").await;
+    let stream = async |query: &str| {
+        let mut raw = Raw::connect(node.addr()).await;
+        let head = format!("GET /realtime/sse?key={KEY}&{query} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        raw.write(head.as_bytes()).await;
+        (raw.head(SOON).await.expect("an answer").0, raw)
+    };
+    assert_eq!(stream("channel=a&channel=b").await.0, 400);
+    assert_hit(&node, seen, "sse_channels").await;
+    let (_open, second) = (stream("channel=a").await, stream("channel=a").await.0);
+    assert_eq!(second, 503);
+    assert_hit(&node, seen, "sse_streams").await;
+    let revoke = async |client_id: &str| {
+        post(&node, "/keys/k1/revokeTokens", &basic, json!({"clientId": client_id}).to_string()).await.status
+    };
+    assert_eq!((revoke("ann").await, revoke("bob").await), (200, 429));
+    assert_hit(&node, seen, "revoked_client_ids").await;
+    let fail = async || post(&node, "/keys/k1/requestToken", &basic, "{").await.status == 429;
+    wait_until(SOON, "a limited token request", fail).await;
+    assert_hit(&node, seen, "failed_token_requests_per_second").await;
+    let mut large = Raw::connect(node.addr()).await;
+    large
+        .write(
+            format!("GET /time HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(17_000)).as_bytes(),
+        )
+        .await;
+    assert_eq!(large.response(SOON).await.expect("an answer").0, 431);
+    assert_hit(&node, seen, "header_bytes").await;
+    let mut late = Raw::connect(node.addr()).await;
+    late.write(b"GET /time HTTP/1.1\r\n").await;
+    late.end(SOON).await;
+    assert_hit(&node, seen, "header_ms").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_limit_of_a_socket_is_counted() {
+    let limits = [
+        ("socket_message_bytes", 5000),
+        ("socket_message_fragments", 4),
+        ("socket_message_ms", 300),
+        ("message_bytes", 1000),
+        ("publishes_per_second", 1),
+        ("publish_burst", 5),
+        ("controls_per_second", 1),
+        ("control_burst", 20),
+        ("attached_channels", 2),
+        ("presence_data_bytes", 100),
+        ("presence_members", 2),
+        ("presence_connection_members", 3),
+    ];
+    let node =
+        Node::start(limits.iter().fold(options(), |options, (name, value)| options.limit(name, *value)))
+            .await;
+    let seen = &mut BTreeSet::new();
+    let enter = |channel: &str, client_id: &str, data: Value| json!({"op": 12, "channel": channel, "action": "enter", "clientId": client_id, "data": data});
+
+    let mut socket = Socket::open(&node, "").await;
+    for channel in ["a", "b"] {
+        socket.attach(channel).await;
+    }
+    assert_eq!(brief(&socket.ask(json!({"op": 8, "channel": "c"})).await), (2, Some(42900)));
+    assert_hit(&node, seen, "attached_channels").await;
+    assert_eq!(brief(&socket.ask(json!({"op": 8, "channel": "c".repeat(513)})).await), (2, Some(40003)));
+    assert_hit(&node, seen, "channel_name_bytes").await;
+    let large = json!({"op": 13, "channel": "a", "data": "x".repeat(1000)});
+    assert_eq!(brief(&socket.ask(large).await), (2, Some(40009)));
+    assert_hit(&node, seen, "message_bytes").await;
+    let many = json!({"op": 13, "channel": "a", "messages": vec![json!({"data": 1}); 6]});
+    assert_eq!(brief(&socket.ask(many).await), (2, Some(42900)));
+    assert_hit(&node, seen, "publishes_per_second").await;
+    assert_eq!(brief(&socket.ask(enter("a", "x", json!("x".repeat(100)))).await), (2, Some(40009)));
+    assert_hit(&node, seen, "presence_data_bytes").await;
+    for client_id in ["x", "y"] {
+        assert_eq!(brief(&socket.ask(enter("a", client_id, json!(1))).await), (1, None));
+    }
+    assert_eq!(brief(&socket.ask(enter("a", "z", json!(1))).await), (2, Some(42900)));
+    assert_hit(&node, seen, "presence_members").await;
+    assert_eq!(brief(&socket.ask(enter("b", "x", json!(1))).await), (1, None));
+    assert_eq!(brief(&socket.ask(enter("b", "y", json!(1))).await), (2, Some(42900)));
+    assert_hit(&node, seen, "presence_connection_members").await;
+    for _ in 0..40 {
+        socket.start(json!({"op": 10, "channel": "none"})).await;
+    }
+    socket.find("a refused detach", |frame| frame["op"] == 2).await;
+    assert_hit(&node, seen, "controls_per_second").await;
+
+    let closed = async |frames: Vec<u8>| {
+        let mut socket = Socket::open(&node, "").await;
+        socket.raw().write(&frames).await;
+        socket.to_end(SOON).await.1
+    };
+    assert_eq!(closed(raw::frame(FIN | TEXT, &[b' '; 5001])).await, Ended::Closed(1009));
+    assert_hit(&node, seen, "socket_message_bytes").await;
+    let fragments = [raw::frame(TEXT, b" "), raw::frame(CONTINUATION, b" ").repeat(4)].concat();
+    assert_eq!(closed(fragments).await, Ended::Closed(1009));
+    assert_hit(&node, seen, "socket_message_fragments").await;
+    assert_eq!(closed(raw::frame(TEXT, b" ")).await, Ended::Closed(1009));
+    assert_hit(&node, seen, "socket_message_ms").await;
+    assert_eq!(closed(raw::frame(FIN | raw::PING, b"p").repeat(11)).await, Ended::Closed(1008));
+    assert_hit(&node, seen, "pings_per_second").await;
+}
