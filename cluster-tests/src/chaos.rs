@@ -1,8 +1,8 @@
-//! Faults in a random order under load, and what must hold whatever happens: each message that was acknowledged has come to each
-//! subscriber in its order, or the subscriber was told that something may be missing; and it is in the history once.
+//! Faults in a random order under load, and two invariants. Each subscriber receives each acknowledged message in order, or a
+//! `resumed: false`. The history holds each acknowledged message once.
 //!
-//! Each channel has one publisher, who publishes a number when the one before is acknowledged, wherever it has to go for that. So whoever
-//! hears a number and has not heard the one before lacks something that was acknowledged.
+//! Each channel has one publisher. It publishes a number when a node has acknowledged the number before, and changes the node for that
+//! if it must. A subscriber that receives a number without the number before therefore lacks an acknowledged message.
 
 mod subscriber;
 
@@ -17,7 +17,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::Cluster;
-use crate::network::Cut;
 use crate::socket::Ended;
 use crate::{Network, Node, SOON, Socket, history};
 use subscriber::Subscriber;
@@ -25,27 +24,27 @@ use subscriber::Subscriber;
 const CHANNELS: usize = 12;
 const PUBLISHERS: usize = 6;
 const SUBSCRIBERS: usize = 18;
-/// An attempt without an answer by then is made again elsewhere, under the same id.
+/// A publisher without an answer by then tries again at another node, under the same id.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 const EVERY: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// What befalls one node.
+/// A fault of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It is killed, and started again.
+    /// SIGKILL, then a start.
     Kill,
-    /// It is asked to leave, and started again.
+    /// SIGTERM, then a start.
     Terminate,
-    /// It stands still for so long that it is dead.
+    /// SIGSTOP for 2.5 to 6 s, which counts as a death.
     Stop,
-    /// It stands still for no longer than a second.
+    /// SIGSTOP for at most a second, which does not.
     Blink,
-    /// It is cut off from the others, on nodes that are apart.
+    /// A cut of all links to the other nodes. The nodes need hosts of their own.
     Cut,
 }
 
-/// What is done for how long. The seed decides all that is decided at random; what becomes of it depends on the machine, too.
+/// The faults of a course, its length and its seed. The same seed chooses the same faults; the machine decides their timing.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub seed: u64,
@@ -54,7 +53,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Of these faults, as the environment has it: `FANFARE_CHAOS_SEED` (1 without it) and `FANFARE_CHAOS_SECONDS`.
+    /// Reads `FANFARE_CHAOS_SEED` (default 1) and `FANFARE_CHAOS_SECONDS` (default `seconds`).
     pub fn of(faults: &[Fault], seconds: u64) -> Self {
         let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect("a number"));
         let time = Duration::from_secs(number("FANFARE_CHAOS_SECONDS").unwrap_or(seconds));
@@ -62,18 +61,18 @@ impl Plan {
     }
 }
 
-/// What came of it, beside that all held.
+/// Counts of one course.
 #[derive(Debug, Default)]
 pub struct Report {
     pub published: u64,
     pub attaches: u64,
-    /// Attaches with a position, and losses told to who was attached.
+    /// `resumed: false` on a resume, or while attached.
     pub told: u64,
-    /// Messages that were missing where it was told.
+    /// Messages that subscribers lacked after a `resumed: false`.
     pub missing: u64,
 }
 
-/// Random numbers of which the same seed gives the same.
+/// A generator of pseudorandom numbers (SplitMix64).
 #[derive(Debug, Clone)]
 struct Dice(u64);
 
@@ -91,17 +90,17 @@ impl Dice {
     }
 }
 
-/// What all clients know together.
+/// State that all clients share.
 struct Shared {
     key: String,
     addresses: Mutex<Vec<SocketAddr>>,
-    /// Messages of which an attempt had no answer, by channel and number: they may come once more under their id.
+    /// Messages with an unanswered attempt, by channel and number. Subscribers may receive them twice under the same id.
     unsure: Mutex<HashSet<(String, u64)>>,
     begun: Instant,
 }
 
 impl Shared {
-    /// None where nobody is, or does not answer.
+    /// A connection to a random node; `None` if it does not answer.
     async fn open(&self, dice: &mut Dice) -> Option<Socket> {
         let addr = {
             let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +123,7 @@ fn channel(number: usize) -> String {
     format!("chaos:{number}")
 }
 
-/// Carries out the plan and fails the test where something does not hold. With `keeps_history` all must be stored once, too.
+/// Carries out the plan, and fails the test on a broken invariant. `keeps_history` includes the history.
 pub async fn run(
     cluster: &mut Cluster,
     network: Option<&Network>,
@@ -224,22 +223,16 @@ async fn befall(
         }
         Fault::Cut => {
             let network = network.expect("nodes that are apart");
-            let cuts: Vec<Cut> = {
-                let (own, others): (Vec<_>, Vec<_>) =
-                    cluster.nodes().iter().enumerate().partition(|(at, _)| *at == node);
-                let hosts = |nodes: &[(usize, &Node)]| {
-                    nodes.iter().map(|(_, node)| node.host().clone()).collect::<Vec<_>>()
-                };
-                let (own, others) = (hosts(&own), hosts(&others));
-                network.split(&own.iter().collect::<Vec<_>>(), &others.iter().collect::<Vec<_>>())
-            };
+            let hosts: Vec<_> = cluster.nodes().iter().map(Node::host).collect();
+            let (before, after) = hosts.split_at(node);
+            let cuts = network.split(&after[..1], &[before, &after[1..]].concat());
             sleep(dice.between(Duration::from_millis(300), Duration::from_secs(6))).await;
             drop(cuts);
         }
     }
 }
 
-/// Gives how many it has published in each of its channels; all of them were acknowledged.
+/// Returns the number of acknowledged messages of each channel.
 async fn publish(
     number: usize,
     mut dice: Dice,
@@ -263,7 +256,7 @@ async fn publish(
     counts
 }
 
-/// False when it is to be tried again, elsewhere.
+/// Returns false if the publisher must try again.
 async fn publish_one(
     place: &mut Option<Socket>,
     channel: &str,
@@ -287,7 +280,7 @@ async fn publish_one(
                     is_acknowledged = answer["op"] == 1;
                     break;
                 }
-                // It is to go elsewhere, and is answered before.
+                // A node that drains still answers what it took.
                 Ok(_) => {}
                 Err(Ended::Silence | Ended::Gone | Ended::Closed(_)) => break,
             }

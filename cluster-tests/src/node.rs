@@ -53,7 +53,7 @@ impl NodeOptions {
         self
     }
 
-    /// Nobody reads what it writes, and there is no room for more of it.
+    /// Connects stdout and stderr to a full pipe without a reader.
     pub fn unread(mut self) -> Self {
         self.is_unread = true;
         self
@@ -413,14 +413,14 @@ fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
         None => start(),
     };
     match unread {
-        // Closed, it would be one that nobody is to read any more.
+        // Writes to a pipe with a closed reader fail at once and do not wait.
         Some((reader, _)) => log.hold(reader),
         None => log.follow(process.stderr.take().expect("piped")),
     }
     process
 }
 
-/// Both ends of a pipe that takes nothing more.
+/// Both ends of a full pipe.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     const PIPE_BYTES: usize = 65_536;
     let (reader, mut writer) = std::io::pipe().expect("a pipe");

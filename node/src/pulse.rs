@@ -64,12 +64,12 @@ struct Pulse {
 
 impl Pulse {
     fn begin(&self, now_ms: u64) {
-        // Where another one has begun there is nothing to do.
+        // The second and later beats change nothing here.
         self.last_ms.compare_exchange(0, now_ms, Ordering::Relaxed, Ordering::Relaxed).ok();
     }
 
-    /// `now_ms` was read before: a thread that was held up with it says nothing. Whoever comes after the pause finds it, since nobody
-    /// notes a time behind it.
+    /// The caller reads `now_ms` before the call, so a thread that is held up in between finds nothing. Every thread after the pause
+    /// finds it, because none notes a time behind it.
     fn stands_still_at(&self, now_ms: u64) -> bool {
         let last_ms = self.last_ms.load(Ordering::Relaxed);
         let paused_ms = now_ms.saturating_sub(last_ms);

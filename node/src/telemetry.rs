@@ -54,8 +54,8 @@ const GAUGES: [(&str, &str); 3] = [
     ("fanfare_directory_generation", "Rises when a changed directory file is taken"),
 ];
 
-/// Sends logs, panics among them, to stderr, by a thread of their own: nobody who logs waits for who reads. What is given ends that
-/// when it is dropped, after what waits was written, or a second later. `filter` is one that the configuration has accepted.
+/// Sends logs and panics to stderr from a thread of their own, so that no caller waits for a reader. `filter` is one that the
+/// configuration has accepted. The drop of the guard waits for the last lines, about a second at most while stderr is read.
 ///
 /// # Errors
 /// The process has a log subscriber already.

@@ -1,4 +1,4 @@
-//! A client that reads, is cut or sent away now and then, comes back anywhere, and notices what is missing, twice or out of order.
+//! A client that reads, reconnects to a random node now and then, and checks the order of the messages.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep};
 use super::{AGAIN, Dice, Shared};
 use crate::{SOON, Socket};
 
-/// How long who is cut reads until then.
+/// A client that cuts its link does so after a time between these.
 const CUT_AFTER: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 const FRAME_MAX: Duration = Duration::from_millis(200);
-/// From when nothing is published any more until all has come.
+/// A client has all messages this long after the last publish.
 const LAST_MAX: Duration = Duration::from_secs(40);
 
 pub(super) struct Subscriber {
@@ -25,7 +25,7 @@ pub(super) struct Subscriber {
     shared: Arc<Shared>,
     places: HashMap<String, Place>,
     heard: Heard,
-    /// What it was last answered, for who reads why it failed.
+    /// The last frames, for the message of a failed test.
     last: Vec<String>,
 }
 
@@ -36,34 +36,34 @@ pub(super) struct Heard {
     pub(super) missing: u64,
 }
 
-/// Where it is in a channel.
+/// The state of one channel.
 #[derive(Debug, Default)]
 struct Place {
     serial: Option<Value>,
-    /// The number that comes next; any may come first.
+    /// The next number. A client accepts any first number.
     next: Option<u64>,
-    /// It was told, since the last message, that some may be missing.
+    /// A `resumed: false` has come since the last message.
     is_told: bool,
     has: BTreeSet<u64>,
-    /// What did not come where that was told.
+    /// Numbers that a gap after a `resumed: false` skipped. They may come late.
     lost: BTreeSet<u64>,
 }
 
 impl Place {
     fn tell(&mut self) {
         self.is_told = true;
-        // What it had before counts no more, and may come again.
+        // A client begins anew then, and may receive older messages again.
         self.has.clear();
     }
 
-    /// How many are missing before this one; or why it may not come.
+    /// Returns the number of messages that a told gap skipped, or the broken invariant.
     fn take(&mut self, number: u64, is_unsure: bool) -> Result<u64, &'static str> {
         if self.has.contains(&number) {
             return if is_unsure { Ok(0) } else { Err("came twice") };
         }
         let next = self.next.unwrap_or(number);
         if number < next && !self.is_told {
-            // It was missing, or it was published once more under its id.
+            // A late message of a told gap, or a second attempt under the same id.
             return if self.lost.remove(&number) || is_unsure { Ok(0) } else { Err("came late") };
         }
         if number > next && !self.is_told {
@@ -88,7 +88,7 @@ impl Subscriber {
         Self { number, channels, dice, is_cut, shared, places, heard, last }
     }
 
-    /// Until it has all that was published, once that is known.
+    /// Runs until the client has all messages. `published` holds their numbers at the end of the course.
     pub(super) async fn run(mut self, published: watch::Receiver<Option<Vec<(String, u64)>>>) -> Heard {
         let mut end = None;
         loop {
@@ -122,7 +122,7 @@ impl Subscriber {
         }
     }
 
-    /// False where the socket ends before.
+    /// Returns false if the socket ends before.
     async fn attach_all(&mut self, socket: &mut Socket) -> bool {
         for channel in self.channels.clone() {
             let serial = self.places.get(&channel).and_then(|place| place.serial.clone());
@@ -144,7 +144,7 @@ impl Subscriber {
                             break;
                         }
                     }
-                    // As one that stands still.
+                    // A stopped node does not answer.
                     Err(_) => return false,
                 }
             }
@@ -204,7 +204,7 @@ impl Subscriber {
 mod tests {
     use super::*;
 
-    /// What is found when these numbers come; None stands for being told of a loss.
+    /// Returns the messages that a told gap skipped, for these numbers; `None` is a `resumed: false`.
     fn found(numbers: &[Option<u64>]) -> Result<u64, &'static str> {
         let mut place = Place::default();
         let mut missing = 0;

@@ -220,7 +220,7 @@ async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
     }
 }
 
-/// What its clients said while it stood still, and what was on its way to them, is nothing that a dead node still does.
+/// A dead node handles no request that came during the pause, and delivers no message.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_for_it_when_it_runs_on_is_not_handled() {
     let mut cluster = Cluster::linked(2).await;
@@ -253,7 +253,7 @@ async fn what_waits_for_it_when_it_runs_on_is_not_handled() {
     for (raw, request) in &mut requests {
         assert!(raw.write(request.as_bytes()).await);
     }
-    // Whoever publishes elsewhere has it wait for the node, too.
+    // A message of the other node waits in the stopped node's link, too.
     elsewhere.publish("room", json!({"data": "elsewhere"})).await;
     assert_eq!(elsewhere.message("room").await["messages"][0]["data"], "elsewhere");
     nodes[1].resume_anew(1).await;

@@ -1,4 +1,4 @@
-//! Nobody reads what the node writes: it starts, serves, tells of itself and stops all the same, and counts the lines that are dropped.
+//! A node whose log has no reader starts, serves, reports and stops, and counts the lines that it drops.
 
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, http, wait_until};
 use serde_json::json;
@@ -33,7 +33,7 @@ async fn at_trace_it_serves_and_stops() {
     serves_and_stops("trace").await;
 }
 
-/// It has hardly anything to say, and says that it stops.
+/// At this level the node logs little more than its stop.
 #[tokio::test(flavor = "multi_thread")]
 async fn at_info_it_stops() {
     let mut node = Node::start(NodeOptions::default().unread()).await;
@@ -42,7 +42,7 @@ async fn at_info_it_stops() {
     assert_eq!(node.stop().await.code(), Some(0));
 }
 
-/// What it says of that goes to the same pipe.
+/// The node reports the failure to the same pipe.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_fails_ends() {
     let mut node = Node::start(NodeOptions::default().unread()).await;

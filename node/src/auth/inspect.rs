@@ -1,4 +1,4 @@
-//! What a token says, for whom it was refused.
+//! Reads a token for `fanfare token inspect`.
 
 use serde_json::{Map, Value};
 

@@ -34,7 +34,7 @@ pub(super) struct Granted {
     pub(super) expires_ms: u64,
 }
 
-/// What of a header decides. `crit` lists extensions that must be understood, and none is.
+/// The fields of a header that decide. `crit` lists extensions that must be understood, and none is.
 #[derive(Deserialize)]
 struct ReadHeader {
     alg: String,
@@ -63,7 +63,7 @@ impl<'a> Unverified<'a> {
         crypto::verify(self.signature, self.signed.as_bytes(), &key, Algorithm::HS256).unwrap_or(false)
     }
 
-    /// What is granted when the signature is good.
+    /// The grant of the claims; the caller checks the signature.
     pub(super) fn claimed(
         &self,
         limits: &Limits,

@@ -58,7 +58,7 @@ pub struct Authenticator {
     limits: Limits,
     failures: Failures,
     refusals: Refusals,
-    /// What `aud` must name where a token has one; none: such a token is refused.
+    /// The name that `aud` of a token must hold. `None`: a token with `aud` is refused.
     audience: Option<String>,
     /// Whom everybody is when authentication is off.
     anonymous: Option<Arc<Account>>,

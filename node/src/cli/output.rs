@@ -7,7 +7,7 @@ use fanfare_client::Event;
 
 use super::failure::{Failure, Outcome};
 
-/// Who does not read by then keeps no node from serving, and no command from ending.
+/// A node and a command wait this long for a reader, and then go on without.
 pub(super) const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// Writes `text` as it is.

@@ -91,7 +91,7 @@ async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
     }
 }
 
-/// Writes the last lines at its end, unless nobody reads them: then the writer would tell that, and wait.
+/// The writer of the logs. Its end waits a second at most, because without a reader the writer reports that itself, and waits.
 struct Logs(Option<WorkerGuard>);
 
 impl Drop for Logs {
@@ -101,7 +101,7 @@ impl Drop for Logs {
     }
 }
 
-/// What a task gave that nobody cancels. Its panic is that of whoever waits for it.
+/// The result of a task that nothing cancels. Resumes the task's panic.
 fn whole<T>(joined: Result<T, JoinError>) -> T {
     joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

@@ -1,4 +1,4 @@
-//! What the metrics count that are made where they are needed, for the HELP lines of `/metrics`.
+//! HELP texts of the metrics that other modules register.
 
 const COUNTERS: [(&str, &str); 16] = [
     ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),

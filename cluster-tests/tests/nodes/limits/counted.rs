@@ -1,4 +1,4 @@
-//! What is refused or closed for a limit is counted under the name of its setting.
+//! The node counts each refusal and each close for a limit under the name of the setting.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What the operator learns of a refusal, which the client does not.
+//! The operator learns the reason of a refusal, and the client does not.
 
 use std::collections::BTreeMap;
 use std::io;

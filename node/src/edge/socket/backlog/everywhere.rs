@@ -38,8 +38,8 @@ pub struct Reading {
     pub(super) owed: Vec<u64>,
     /// Up to where that has been done of those that are gone. What they have stored since, as they may behind a cut, is handed on later.
     pub(super) handed: Serial,
-    /// What was delivered here of runs that are held for dead and may go on storing it, before the reader came: it is missing until it
-    /// is read.
+    /// Messages that this node delivered before the attach, of runs that it holds for dead and that may still store them. A message
+    /// counts as missing until the reading has it.
     pub(super) awaited: Serial,
     /// The next row is behind this one, and none is as late as that.
     pub(super) cursor: Position,
