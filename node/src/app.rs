@@ -1,5 +1,6 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
+mod clock;
 mod cluster;
 mod copy;
 mod drain;
@@ -121,21 +122,21 @@ impl App {
     pub async fn start_over(config: Config, own: Option<Arc<dyn HistoryStore>>) -> Result<Self, StartError> {
         let metrics = telemetry::metrics();
         let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
-        // What is stored gets timestamps that never go back; credentials are held against the plain clock.
-        let (clock, stamps) = (Clock::system(), Clock::system());
+        let clock = Clock::system();
         let limits = Arc::new(listener::within_open_files(config.limits.clone()));
         let Outside { clients, admin, admin_token, gossip } = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
 
         let (accounts, development_key) = open_accounts(&config)?;
-        let store = store::open(&config, own, &node_id, &stamps).await?;
+        let store = store::open(&config, own, &node_id, &clock).await?;
+        clock::begin(&clock, &config.data_dir, limits.clock_hold_ms, &tasks);
         let (auth, others) = tokens::open_auth(&config, &accounts, &store, &clock).await?;
         let connections = Arc::new(TenantConnections::default());
         let meter = meter(&accounts, &store, &clock, &node_id, limits.metric_minutes);
 
         let (shards, polls) = prepare_shards(&config)?;
-        let hub = Arc::new(Hub::new(shards.targets(), stamps.clone(), &limits));
+        let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
         let local = OfNode::new(&config, &shards, &store, (&auth, &accounts), &clock, others);
         let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
@@ -144,7 +145,7 @@ impl App {
         let identities = identities::open(&config, &hub, &past, &shards, &clock, cluster)?;
         let publisher = Publisher::new(&hub, &store, &config.limits, routing.as_ref());
         let former_members = members::restore(&store, &hub).await?;
-        let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &stamps, &past, &limits);
+        let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &clock, &past, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
         let services = socket::Services {
             hub: Arc::clone(&hub),
@@ -188,12 +189,12 @@ impl App {
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
         rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
-        let operators = Operators::new(&config, &store, routing.as_ref(), &shards);
+        let operators = Operators::new(&config, &store, &clock, routing.as_ref(), &shards);
         let state = operators.admin_state(admin_token, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
-        spawn_sweeps(&tasks, &store, &auth, stamps, Arc::clone(&hub), limits.resume_window_ms, metrics);
+        spawn_sweeps(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms, metrics);
 
         let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, operators.met(), &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
@@ -428,12 +429,12 @@ fn spawn_sweeps(
     tasks: &Tasks,
     store: &Arc<dyn HistoryStore>,
     auth: &Arc<Authenticator>,
-    stamps: Clock,
+    clock: Clock,
     hub: Arc<Hub>,
     window_ms: u64,
     metrics: PrometheusHandle,
 ) {
-    tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(store), Arc::clone(auth), stamps));
+    tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(store), Arc::clone(auth), clock));
     if store.is_shared() {
         let followed = tokens::follow_revocations(Arc::clone(store), Arc::clone(auth));
         tasks.spawn("revocations", OnStop::Cancel, followed);
@@ -466,7 +467,7 @@ async fn sweep(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>, clock: Cl
     loop {
         tokio::time::sleep(SWEEP_EVERY).await;
         auth.forget_ended_revocations();
-        let (store, now_ms) = (Arc::clone(&store), clock.now_ms());
+        let (store, now_ms) = (Arc::clone(&store), clock.expiry_ms());
         let swept = tokio::task::spawn_blocking(move || store.sweep(now_ms)).await;
         if let Ok(Err(error)) = swept {
             tracing::warn!(%error, "expired history could not be dropped");

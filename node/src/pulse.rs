@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::model::since_boot_ms;
+
 /// How often some of the threads say that they run, also where there is nothing to do.
 pub const EVERY: Duration = Duration::from_millis(100);
 /// A process that stood still for so long is dead for its cluster.
@@ -22,7 +24,7 @@ pub fn watch() {
 /// The thread of the caller runs. From the first beat on pauses count: what it takes to start is none.
 pub fn beat() {
     if let Some(process) = PROCESS.get() {
-        process.begin(now_ms());
+        process.begin(since_boot_ms());
         pass();
     }
 }
@@ -39,7 +41,7 @@ pub async fn beats() {
 /// before: others may have told its clients, let its members leave, or taken its connections meanwhile.
 pub fn pass() {
     let Some(process) = PROCESS.get() else { return };
-    if process.stands_still_at(now_ms()) {
+    if process.stands_still_at(since_boot_ms()) {
         loop {
             std::thread::park();
         }
@@ -87,20 +89,6 @@ impl Pulse {
         }
         self.stood_still.is_cancelled()
     }
-}
-
-/// Since some moment; goes on while the machine is suspended, where the system has such a clock.
-#[expect(unsafe_code, reason = "there is no safe call for this clock")]
-fn now_ms() -> u64 {
-    #[cfg(target_os = "linux")]
-    const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
-    #[cfg(not(target_os = "linux"))]
-    const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call gets a valid pointer to a time that lives here.
-    unsafe { libc::clock_gettime(CLOCK, &raw mut now) };
-    let [seconds, nanoseconds] = [now.tv_sec, now.tv_nsec].map(|part| u64::try_from(part).unwrap_or(0));
-    seconds * 1_000 + nanoseconds / 1_000_000
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod acked_is_safe;
 mod browser;
 mod ceiling_across_nodes;
 mod chaos;
+mod clock_steps;
 mod close_client_everywhere;
 mod connections;
 mod continuity;

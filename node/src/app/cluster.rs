@@ -111,7 +111,7 @@ impl Gossip {
     ) -> Result<Arc<Routing>, StartError> {
         let tls = self.tls(config, local.clock.now_ms())?;
         let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
-        let kept = nodes::read(&config.data_dir, local.clock.now_ms())
+        let kept = nodes::read(&config.data_dir, local.clock.line_ms())
             .map_err(StartError::at("cannot read the nodes that are kept in the data folder"))?;
         let routing = Routing::new(hub, node_id, kept, tasks);
         local.others.know(&routing);
@@ -281,7 +281,7 @@ impl Local for OfNode {
     }
 
     fn keep_nodes(&self, nodes: KeptNodes) -> Later<()> {
-        let (keeper, turn, now_ms) = (Arc::clone(&self.nodes), self.nodes.turn(), self.clock.now_ms());
+        let (keeper, turn, now_ms) = (Arc::clone(&self.nodes), self.nodes.turn(), self.clock.line_ms());
         Box::pin(async move {
             let written = tokio::task::spawn_blocking(move || keeper.write(turn, &nodes, now_ms)).await;
             if let Ok(Err(error)) = written {

@@ -16,7 +16,7 @@ const FILE: &str = "peers.json";
 struct Kept {
     /// This node remembers all nonces that it is to remember.
     counts: bool,
-    /// The others, and when each was seen last: epoch milliseconds.
+    /// The others, and when each was seen last: epoch milliseconds of [`crate::model::Clock::line_ms`].
     seen: BTreeMap<Box<str>, u64>,
     /// Those of them that were away by then.
     #[serde(default)]

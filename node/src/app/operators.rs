@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{self, HasMet};
-use super::{Addresses, rebalance};
+use super::{Addresses, clock, rebalance};
 use crate::cluster::link;
 use crate::cluster::membership::{Facts, Member, Members, Membership, State};
 use crate::cluster::routing::Routing;
@@ -18,6 +18,7 @@ use crate::edge::admin::{
     AdminState, AdminToken, MemberState, MemberView, MembersView, NodeView, Readiness, Rebalanced,
 };
 use crate::edge::socket::Shards;
+use crate::model::Clock;
 use crate::origin::history::HistoryStore;
 use crate::tasks::{OnStop, Tasks};
 
@@ -27,6 +28,7 @@ const READY_LOOK: Duration = Duration::from_millis(100);
 /// What they are told, and what they have asked for.
 pub(super) struct Operators {
     store: Arc<dyn HistoryStore>,
+    clock: Clock,
     has_met: HasMet,
     routing: Option<Arc<Routing>>,
     shards: Arc<Shards>,
@@ -46,11 +48,13 @@ impl Operators {
     pub(super) fn new(
         config: &Config,
         store: &Arc<dyn HistoryStore>,
+        clock: &Clock,
         routing: Option<&Arc<Routing>>,
         shards: &Arc<Shards>,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: Arc::clone(store),
+            clock: clock.clone(),
             has_met: cluster::has_met(config, routing),
             routing: routing.map(Arc::clone),
             shards: Arc::clone(shards),
@@ -145,8 +149,8 @@ impl Operators {
         match (self.draining.load(Ordering::Relaxed), self.store.health()) {
             (true, _) => Readiness::Draining,
             _ if !(self.has_met)() => Readiness::Starting,
-            (false, Ok(())) => Readiness::Ready,
-            (false, Err(_)) => Readiness::Degraded,
+            (false, Ok(())) if !clock::is_apart(&self.clock) => Readiness::Ready,
+            (false, _) => Readiness::Degraded,
         }
     }
 

@@ -14,38 +14,34 @@ pub(super) async fn open(
     config: &Config,
     own: Option<Arc<dyn HistoryStore>>,
     node_id: &Arc<str>,
-    stamps: &Clock,
+    clock: &Clock,
 ) -> Result<Arc<dyn HistoryStore>, StartError> {
     if let Some(own) = own {
         return Ok(own);
     }
     match config.store {
-        StoreKind::Embedded | StoreKind::None => embedded(config, stamps).await,
-        StoreKind::Scylla => Ok(Arc::new(shared(config, node_id, stamps).await?)),
+        StoreKind::Embedded | StoreKind::None => embedded(config, clock).await,
+        StoreKind::Scylla => Ok(Arc::new(shared(config, node_id, clock).await?)),
     }
 }
 
-async fn embedded(config: &Config, stamps: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
+async fn embedded(config: &Config, clock: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
     let path = config.data_dir.join("store");
     let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
-    let stamps = stamps.clone();
+    let clock = clock.clone();
     development::make_private_folder(&path).map_err(StartError::at("cannot open the store"))?;
-    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, stamps)).await;
+    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, clock)).await;
     let opened = opened.map_err(StartError::at("cannot open the store"))?;
     Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
 }
 
-pub(super) async fn shared(
-    config: &Config,
-    node_id: &Arc<str>,
-    stamps: &Clock,
-) -> Result<Scylla, StartError> {
+pub(super) async fn shared(config: &Config, node_id: &Arc<str>, clock: &Clock) -> Result<Scylla, StartError> {
     let options = ScyllaOptions {
         keeps_members: config.gossip_listen.is_none(),
         makes_schema: config.scylla_schema == SchemaMode::Auto,
         ..ScyllaOptions::new(Arc::clone(node_id), &config.limits)
     };
-    let opened = Scylla::open(connection(config)?, options, stamps.clone()).await;
+    let opened = Scylla::open(connection(config)?, options, clock.clone()).await;
     opened.map_err(StartError::at("cannot open the store (--store scylla)"))
 }
 

@@ -40,7 +40,7 @@ pub(super) async fn stored(
     if kept.is_empty() || kept.iter().any(|(_, policies)| *policies != directory.history_policies()) {
         return None;
     }
-    let now_ms = clock.now_ms();
+    let now_ms = clock.expiry_ms();
     let since_ms = u64::try_from(behind.since.as_millis()).ok()?;
     let start_ms = now_ms.saturating_sub(since_ms).saturating_sub(APART_MS);
     let mut query = HistoryQuery {

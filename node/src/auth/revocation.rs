@@ -65,11 +65,12 @@ impl Authenticator {
             client_id: revocation.client_id.as_ref().map(|id| id.as_str().to_owned()),
             issued_before: revocation.issued_before_ms,
         };
-        if revocation.has_ended(now_ms, self.limits.revocation_kept_ms()) {
+        let expiry_ms = self.clock.expiry_ms();
+        if revocation.has_ended(expiry_ms, self.limits.revocation_kept_ms()) {
             return Ok(answer);
         }
         // In force before it is durable, so that no token passes between the answer and its effect.
-        self.revocations.add(&revocation, now_ms)?;
+        self.revocations.add(&revocation, expiry_ms)?;
         self.tokens.keep_revocation(revocation).await.map_err(|_| RevokeError::Unavailable)?;
         tracing::info!("tokens of a key were revoked");
         Ok(answer)
@@ -80,7 +81,7 @@ impl Authenticator {
     /// # Errors
     /// There are more than any node takes: some are not refused here.
     pub fn take_revocations(&self, revocations: Vec<Revocation>) -> Result<Vec<Revocation>, RevokeError> {
-        let now_ms = self.clock.now_ms();
+        let now_ms = self.clock.expiry_ms();
         let kept_ms = self.limits.revocation_kept_ms();
         let (mut new, mut outcome) = (Vec::new(), Ok(()));
         for revocation in revocations.into_iter().filter(|one| !one.has_ended(now_ms, kept_ms)) {
@@ -100,7 +101,7 @@ impl Authenticator {
 
     /// Takes up what was remembered before the node was started.
     pub fn restore_revocations(&self, revocations: &[Revocation]) {
-        let now_ms = self.clock.now_ms();
+        let now_ms = self.clock.expiry_ms();
         for revocation in revocations
             .iter()
             .filter(|revocation| !revocation.has_ended(now_ms, self.limits.revocation_kept_ms()))
@@ -111,7 +112,7 @@ impl Authenticator {
 
     /// Frees what is held for tokens that have all expired; to be called every few minutes.
     pub fn forget_ended_revocations(&self) {
-        self.revocations.forget_ended(self.clock.now_ms());
+        self.revocations.forget_ended(self.clock.expiry_ms());
     }
 
     fn read_revocation(

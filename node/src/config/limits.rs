@@ -72,6 +72,7 @@ limits! {
     jwt_ahead_ms 1_000..=86_400_000: "How far the iat of a JWT may be ahead of the clock";
     jwt_lifetime_ms 1_000..=31_536_000_000: "From iat to exp of a JWT, in whole seconds";
     revoked_client_ids 1..=1_000_000: "clientIds per key whose tokens are revoked at a time";
+    clock_hold_ms 0..=604_800_000: "How long the clock keeps a new time after a step of more than a minute before anything expires by it";
     resume_window_ms 1..=86_400_000: "How long a lost connection can be resumed without a gap";
     rewind_messages 1..=10_000: "Messages that a first attach may ask for of what was published before it";
     lost_connections 0..=16_777_216: "Lost connections that can be taken up; beyond it the oldest are forgotten";

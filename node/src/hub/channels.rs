@@ -194,7 +194,7 @@ impl Hub {
             let first_sequence = state.mark.own.sequence + 1;
             state.mark.own.sequence += count;
             state.mark.place += count;
-            let timestamp_ms = self.clock.now_ms();
+            let timestamp_ms = self.clock.stamp_ms(key);
             let published = build(Numbering { incarnation: self.incarnation, first_sequence, timestamp_ms });
             if state.is_heard() {
                 let delivery = Delivery::own(channel.number, state.mark.clone(), Arc::clone(&published));

@@ -170,7 +170,7 @@ impl Hub {
                     return Err(PresenceRefused::Node { bytes_max });
                 }
             }
-            let event = build(action, data, self.presence_stamp(state));
+            let event = build(action, data, self.presence_stamp(channel.key(), state));
             self.happened(channel, state, owner, MemberEvent::from(&*event));
             Ok(())
         })
@@ -196,7 +196,7 @@ impl Hub {
                 return;
             }
             let data = present.data.clone();
-            let event = build(PresenceAction::Leave, data, self.presence_stamp(state));
+            let event = build(PresenceAction::Leave, data, self.presence_stamp(channel.key(), state));
             self.happened(channel, state, owner, MemberEvent::from(&*event));
         });
     }
@@ -216,9 +216,9 @@ impl Hub {
         });
     }
 
-    fn presence_stamp(&self, state: &State) -> PresenceStamp {
+    fn presence_stamp(&self, key: &ChannelKey, state: &State) -> PresenceStamp {
         PresenceStamp {
-            timestamp_ms: self.clock.now_ms(),
+            timestamp_ms: self.clock.stamp_ms(key),
             incarnation: self.incarnation,
             sequence: self.next_presence_sequence(),
             position: state.mark.own,

@@ -158,7 +158,8 @@ impl Hub {
 
     fn leave_unseen(&self, channel: &Channel, state: &mut State, gone: Vec<(MemberId, MemberData)>) {
         for (member, data) in gone {
-            self.leave_elsewhere(channel, state, member, data, self.clock.now_ms());
+            let timestamp_ms = self.clock.stamp_ms(channel.key());
+            self.leave_elsewhere(channel, state, member, data, timestamp_ms);
         }
     }
 

@@ -82,6 +82,8 @@ pub struct Limits {
     pub jwt_lifetime_ms: u64,
     /// ClientIds per key whose tokens are revoked at a time.
     pub revoked_client_ids: usize,
+    /// How long the system clock keeps its new time after a step of more than a minute, before anything expires by it.
+    pub clock_hold_ms: u64,
     pub resume_window_ms: u64,
     /// What a first attach is given at most of what was published before it.
     pub rewind_messages: usize,
@@ -166,6 +168,7 @@ impl Default for Limits {
             jwt_ahead_ms: 120_000,
             jwt_lifetime_ms: 172_800_000,
             revoked_client_ids: 1_000,
+            clock_hold_ms: 3_600_000,
             resume_window_ms: 120_000,
             rewind_messages: 100,
             lost_connections: 100_000,

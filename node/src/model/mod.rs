@@ -16,7 +16,7 @@ mod usage;
 
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};
-pub use clock::Clock;
+pub use clock::{Cause, Clock, ClockState, Left, STEP_MS, since_boot_ms};
 pub use digest::Digest;
 pub use fanfare_proto::frame::Draft;
 pub use forwarded::{Forwarded, ForwardedParts};

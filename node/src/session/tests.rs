@@ -203,7 +203,7 @@ impl Client {
     }
 
     fn tick_at(&mut self, now_ms: u64) -> Vec<Seen> {
-        self.clock.raise(now_ms);
+        self.clock.pass_to(now_ms);
         self.act(Session::tick)
     }
 }

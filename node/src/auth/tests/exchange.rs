@@ -331,7 +331,7 @@ async fn failures_are_limited_by_address_and_key() {
     for other in others {
         assert_eq!(kind(&other.await), "malformed", "another key, another address");
     }
-    node.clock.raise(NOW_MS + 1000);
+    node.clock.pass_to(NOW_MS + 1000);
     assert_eq!(kind(&node.auth.exchange(here, "k1", &[], b"{").await), "malformed", "a second later");
 }
 

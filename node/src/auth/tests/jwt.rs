@@ -259,8 +259,8 @@ fn a_token_of_more_than_8_kib_is_refused() {
 fn a_token_ends_to_the_millisecond() {
     let node = Fixture::new();
     let token = sign("k1", &times(NOW_S, NOW_S + 2));
-    node.clock.raise((NOW_S + 2) * 1000 - 1);
+    node.clock.pass_to((NOW_S + 2) * 1000 - 1);
     assert!(node.auth.authenticate_token(&token).is_ok());
-    node.clock.raise((NOW_S + 2) * 1000);
+    node.clock.pass_to((NOW_S + 2) * 1000);
     assert!(node.auth.authenticate_token(&token).is_err());
 }

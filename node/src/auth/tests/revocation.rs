@@ -69,10 +69,10 @@ async fn what_was_remembered_holds_after_a_start_and_no_longer_than_a_token() {
     assert!(again.takes(NOW_S, Some("ann")));
     again.auth.restore_revocations(&node.tokens.kept.lock());
     assert!(!again.takes(NOW_S, Some("ann")) && again.takes(NOW_S, Some("bob")));
-    again.clock.raise(NOW_MS + KEPT_MS - 1);
+    again.clock.pass_to(NOW_MS + KEPT_MS - 1);
     again.auth.forget_ended_revocations();
     assert_eq!(again.auth.revocations.before_ms(&"k1".into(), Some(&ClientId::of("ann"))), NOW_MS);
-    again.clock.raise(NOW_MS + KEPT_MS);
+    again.clock.pass_to(NOW_MS + KEPT_MS);
     again.auth.forget_ended_revocations();
     assert_eq!(again.auth.revocations.before_ms(&"k1".into(), Some(&ClientId::of("ann"))), 0);
     again.revoke(&json!({"issuedBefore": NOW_MS})).await.unwrap();
@@ -148,11 +148,11 @@ async fn client_ids_are_bounded_and_the_whole_key_makes_room() {
     assert!(node.takes(NOW_S, Some("eve")), "what was refused is not done");
     revoke("ann").await.unwrap();
     node.revoke(&json!({})).await.unwrap();
-    node.clock.raise(NOW_MS + 1);
+    node.clock.pass_to(NOW_MS + 1);
     revoke("eve").await.unwrap();
     revoke("ann").await.unwrap();
     assert!(revoke("bob").await.is_err());
-    node.clock.raise(NOW_MS + KEPT_MS + 1);
+    node.clock.pass_to(NOW_MS + KEPT_MS + 1);
     revoke("bob").await.unwrap();
 }
 

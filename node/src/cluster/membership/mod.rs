@@ -80,7 +80,7 @@ impl Membership {
             wire: transport::Wire::new(socket, sealed::Sealed::new(key, incarnation)),
             node_id,
             incarnation,
-            generation: clock.now_ms(),
+            generation: clock.highest_ms(),
             advertise,
             seeds,
             names,

@@ -75,7 +75,7 @@ impl World {
             let at = (self.began + self.ticked).into_std();
             let alive = self.alive();
             for node in alive.iter().copied() {
-                self.nodes[node].clock.raise(self.nodes[node].clock.now_ms() + TICK.as_millis() as u64);
+                self.nodes[node].clock.pass_to(self.nodes[node].clock.now_ms() + TICK.as_millis() as u64);
                 if self.nodes[node].due[0] <= self.ticked {
                     self.nodes[node].due[0] += GOSSIP_EVERY;
                     alive.iter().filter(|to| **to != node).for_each(|to| self.gossip(node, *to, at));

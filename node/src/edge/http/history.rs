@@ -73,7 +73,7 @@ async fn rows(
     if !policy.history {
         return Ok(body::json_text(list(kind, [])));
     }
-    let now_ms = api.services.clock.now_ms();
+    let now_ms = api.services.clock.expiry_ms();
     let query = HistoryQuery {
         key,
         kind,

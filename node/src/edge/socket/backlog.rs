@@ -213,7 +213,7 @@ impl Backlog {
         let policy_changes = accounts.policy_changes();
         let former = Former::followed(former, accounts.current().history_policies());
         let (keep_ms, window_ms) = (2 * limits.resume_window_ms, limits.resume_window_ms);
-        let (ready, ready_ms) = (Instant::now(), clock.now_ms());
+        let (ready, ready_ms) = (Instant::now(), clock.expiry_ms());
         let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
         let (publisher, accounts, clock) = (publisher.clone(), Arc::clone(accounts), clock.clone());
         let shared = Shared {
@@ -294,7 +294,7 @@ impl Shared {
 
     async fn answer(self: Arc<Self>, ask: Ask) {
         let Ask { channel, policy, question, reply } = ask;
-        let oldest_ms = policy.oldest_ms(self.clock.now_ms());
+        let oldest_ms = policy.oldest_ms(self.clock.expiry_ms());
         let wait = if question.is_elsewhere() { ELSEWHERE_WAIT } else { ANSWER_WAIT };
         let rows = Rows { shared: &self, channel: &channel, oldest_ms };
         let rewind = match &question {

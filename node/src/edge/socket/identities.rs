@@ -230,7 +230,7 @@ impl Identities {
         let holder = self.usable(tenure, record)?;
         let last = record.map_or(tenure.epoch, |record| record.epoch.max(tenure.epoch));
         // Above all epochs of former runs too.
-        let epoch = last.saturating_add(1).max(self.clock.now_ms());
+        let epoch = last.saturating_add(1).max(self.clock.highest_ms());
         let since_ms = self.now_ms();
         let mut record = entry.or_insert_with(|| {
             let held = self.nothing_held();

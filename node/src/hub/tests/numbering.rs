@@ -86,9 +86,9 @@ fn timestamps_follow_the_clock_and_never_go_back() {
     let (hub, targets) = hub_of(1, clock.clone());
     hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 1);
-    clock.raise(NOW_MS + 5);
+    clock.pass_to(NOW_MS + 5);
     publish(&hub, &key("a"), 1);
-    clock.raise(NOW_MS);
+    clock.pass_to(NOW_MS);
     publish(&hub, &key("a"), 1);
     let stamps: Vec<u64> =
         targets[0].deliveries.lock().iter().map(|delivery| delivery.published().timestamp_ms).collect();

@@ -98,7 +98,7 @@ impl Meter {
         minutes_max: usize,
     ) -> Self {
         let gathered = Gathered {
-            current_ms: minute_of(clock.now_ms()),
+            current_ms: minute_of(clock.line_ms()),
             minutes: BTreeMap::new(),
             held: 0,
             off: false,
@@ -112,7 +112,7 @@ impl Meter {
     /// Never returns: gathers and stores, also at the end of each minute. The task that runs it may be dropped at any time.
     pub async fn run(self: Arc<Self>) {
         loop {
-            let left_ms = MINUTE_MS - self.clock.now_ms() % MINUTE_MS;
+            let left_ms = MINUTE_MS - self.clock.line_ms() % MINUTE_MS;
             tokio::time::sleep(FLUSH_EVERY.min(Duration::from_millis(left_ms))).await;
             self.flush().await;
         }
@@ -145,7 +145,7 @@ impl Meter {
 
     /// The minutes of the last `window_ms`, the running one included. A minute that has not wholly passed before the window is in it.
     pub fn window(&self, window_ms: u64) -> Range<u64> {
-        let now_ms = self.clock.now_ms();
+        let now_ms = self.clock.line_ms();
         // A minute is in the window when it ends after the window begins.
         minute_of(now_ms.saturating_sub(window_ms))..minute_of(now_ms) + MINUTE_MS
     }
@@ -168,7 +168,7 @@ impl Meter {
 
     /// Before the store is read, so that a row is in one of the two. They end as those of the store do.
     fn own_rows(&self, account: &AccountId, minutes: Range<u64>) -> Vec<MetricRow> {
-        let now_ms = self.clock.now_ms();
+        let now_ms = self.clock.line_ms();
         let mut gathered = self.gathered.lock();
         if gathered.current_ms == minute_of(now_ms) {
             gathered.take(account, &self.accounts.usages().of(account));
@@ -195,7 +195,7 @@ impl Meter {
     /// What the store does not have. `None`: it keeps no rows.
     fn collect(&self) -> Option<Vec<MetricRow>> {
         let mut gathered = self.gathered.lock();
-        self.gather(&mut gathered, self.clock.now_ms());
+        self.gather(&mut gathered, self.clock.line_ms());
         if gathered.off {
             return None;
         }

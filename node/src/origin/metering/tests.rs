@@ -90,7 +90,7 @@ impl Node {
 
     /// So many minutes after the first one began, what was counted until then is written.
     async fn begin_minute(&self, number: u64) {
-        self.clock.raise(MINUTE + number * MINUTE_MS);
+        self.clock.pass_to(MINUTE + number * MINUTE_MS);
         self.meter.flush().await;
     }
 
@@ -159,11 +159,11 @@ async fn a_write_repeated_is_the_same_row() {
 async fn counts_belong_to_the_minute_in_which_they_were_made() {
     let node = Node::new();
     node.count("acme", UsageKind::Publish, 1);
-    node.clock.raise(MINUTE + MINUTE_MS);
+    node.clock.pass_to(MINUTE + MINUTE_MS);
     node.meter.flush().await;
     node.count("acme", UsageKind::Publish, 2);
     node.count("other", UsageKind::Publish, 7);
-    node.clock.raise(MINUTE + 2 * MINUTE_MS + 1);
+    node.clock.pass_to(MINUTE + 2 * MINUTE_MS + 1);
     let expected = [(MINUTE, "publish", 1), (MINUTE + MINUTE_MS, "publish", 2)];
     assert_eq!(node.read("acme", KEPT_MS).await, expected);
     assert_eq!(node.read("other", KEPT_MS).await, [(MINUTE + MINUTE_MS, "publish", 7)], "by another's read");
@@ -228,7 +228,7 @@ async fn without_a_store_rows_are_kept_in_memory_for_their_time() {
     node.publish_over_a_minute().await;
     let expected = [(MINUTE, "publish", 1), (MINUTE + MINUTE_MS, "publish", 2)];
     assert_eq!(node.read("acme", KEPT_MS).await, expected);
-    node.clock.raise(MINUTE + MINUTE_MS + KEPT_MS);
+    node.clock.pass_to(MINUTE + MINUTE_MS + KEPT_MS);
     node.meter.flush().await;
     assert_eq!(node.read("acme", KEPT_MS).await, expected[1..]);
     assert_eq!(node.held(), 1);
@@ -288,7 +288,7 @@ async fn a_minute_that_has_not_wholly_passed_before_the_window_is_in_it() {
     let minute = |number: u64| Some(MINUTE + number * MINUTE_MS);
     assert_eq!(first(MINUTE_MS).await, minute(9));
     assert_eq!(first(2 * MINUTE_MS).await, minute(8));
-    node.clock.raise(MINUTE + 10 * MINUTE_MS + 1);
+    node.clock.pass_to(MINUTE + 10 * MINUTE_MS + 1);
     assert_eq!(first(MINUTE_MS).await, minute(9));
     assert_eq!(first(2 * MINUTE_MS - 2).await, minute(8), "a part of it is within");
     node.count("acme", UsageKind::Publish, 11);

@@ -15,9 +15,9 @@ fn publishes_at_the_burst_and_one_past() {
     let error = "more messages than the connection may publish";
     let nack = json!({"op": 2, "id": "over", "error": error, "code": 42900, "reason": "rate_limit"});
     assert_eq!(*frame(&seen), nack);
-    client.clock.raise(NOW_MS + 4);
+    client.clock.pass_to(NOW_MS + 4);
     assert_eq!(brief(&client.send(&publish("over", "a"))), ["2 over 42900"]);
-    client.clock.raise(NOW_MS + 5);
+    client.clock.pass_to(NOW_MS + 5);
     let seen = client.send(&publish("p", "a"));
     assert!(matches!(seen[..], [Seen::Publish { .. }]), "200 a second: {seen:?}");
 }
@@ -64,9 +64,9 @@ fn controls_at_the_burst_and_one_past() {
     assert_eq!(brief(&client.send(&json!({"op": 0, "id": "h"}))), ["0 h"], "a heartbeat is none");
     let seen = client.send(&publish("p", "b"));
     assert!(matches!(seen[..], [Seen::Publish { .. }]), "nor is a publish: {seen:?}");
-    client.clock.raise(NOW_MS + 19);
+    client.clock.pass_to(NOW_MS + 19);
     assert_eq!(brief(&client.send(&attach("at", "a"))), ["2 at 42900"]);
-    client.clock.raise(NOW_MS + 20);
+    client.clock.pass_to(NOW_MS + 20);
     assert_eq!(brief(&client.send(&attach("at", "a"))), ["deliver a true", "9 at"], "50 a second");
 }
 

@@ -13,7 +13,7 @@ const HISTORY: &str = "/api/channels/news/history";
 async fn publish_numbers(node: &Fixture, channel: &str, count: u64) -> u64 {
     let first_ms = node.services.clock.now_ms() + 1;
     for number in 0..count {
-        node.services.clock.raise(first_ms + number);
+        node.services.clock.pass_to(first_ms + number);
         let path = format!("/api/channels/{channel}/publish");
         let sent = Sent::new("POST", &path).key("full").body(&format!(r#"{{"data":{number}}}"#));
         assert_eq!(node.send(sent).await.status, 200);
@@ -122,7 +122,7 @@ async fn what_outlived_its_retention_is_not_shown() {
     let node = Fixture::new();
     publish_numbers(&node, "short%3Aa", 2).await;
     assert_eq!(numbers(&get(&node, "/api/channels/short%3Aa/history").await), [1, 0]);
-    node.services.clock.raise(node.services.clock.now_ms() + 3_600_001);
+    node.services.clock.pass_to(node.services.clock.now_ms() + 3_600_001);
     assert_eq!(numbers(&get(&node, "/api/channels/short%3Aa/history").await), [0; 0]);
 }
 

@@ -129,7 +129,7 @@ impl Rows<'_> {
     }
 
     pub(super) async fn begin_after(&self, mut reading: Reading, back_ms: Option<u64>) -> Option<Found> {
-        let now_ms = self.shared.clock.now_ms();
+        let now_ms = self.shared.clock.expiry_ms();
         let floor_ms = back_ms.map_or(self.oldest_ms, |back_ms| now_ms.saturating_sub(back_ms));
         let floor_ms = floor_ms - floor_ms % ROUNDED_MS;
         let floor_ms = self.readable_from(floor_ms)?;
@@ -367,7 +367,7 @@ impl Rows<'_> {
     ) -> Option<Vec<bytes::Bytes>> {
         let without = without.map(|id| id.to_string());
         let is_known = self.is_of_this_run(&reading.has);
-        let kept_from_ms = self.shared.clock.now_ms().saturating_sub(self.shared.keep_ms);
+        let kept_from_ms = self.shared.clock.expiry_ms().saturating_sub(self.shared.keep_ms);
         let (mut frames, mut gone) = (Vec::new(), Serial::default());
         for row in &page.rows {
             let Position { timestamp_ms, sequence, incarnation } = row.position;

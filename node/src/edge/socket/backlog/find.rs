@@ -16,7 +16,7 @@ impl Rows<'_> {
         shared.store.settled().await.ok()?;
         let is_own = after.incarnation == shared.hub.incarnation();
         let last_ms = if is_own {
-            (after.sequence <= mark).then(|| shared.clock.now_ms())?
+            (after.sequence <= mark).then(|| shared.clock.expiry_ms())?
         } else {
             let within_ms = back_ms.unwrap_or(shared.keep_ms);
             shared.former(after.incarnation).filter(|run| shared.follows(run, within_ms))?.last_ms
@@ -115,7 +115,7 @@ impl Rows<'_> {
             }
             None => {
                 let after = shared.own(mark);
-                Place { after, cursor: before(shared.clock.now_ms(), after), order: Order::Strict }
+                Place { after, cursor: before(shared.clock.expiry_ms(), after), order: Order::Strict }
             }
         };
         Some(Found::Begin { place, is_cut })

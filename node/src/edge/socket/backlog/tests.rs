@@ -75,12 +75,11 @@ impl Bench {
 
     fn publish_of(&self, run: u64, sequences: &[u64]) {
         for sequence in sequences {
-            let published = message(run, *sequence, self.shared.clock.now_ms());
+            let published = message(run, *sequence, self.shared.clock.highest_ms());
             self.shared.store.append(published, Some(72), Box::new(|_| {}));
         }
         // So that no message of the next run has the time of one of this.
-        let now_ms = self.shared.clock.now_ms();
-        self.shared.clock.raise(now_ms + 1);
+        self.shared.clock.raise(self.shared.clock.highest_ms() + 1);
     }
 
     fn rows(&self) -> Rows<'_> {

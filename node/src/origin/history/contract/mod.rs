@@ -212,6 +212,10 @@ pub(super) fn retention_cut(place: &dyn Place) {
     bench.append(messages(&key, bench.base_ms, 2..=2), Some(72)).expect("stored");
     let oldest_ms = bench.base_ms;
     assert_eq!(sequences(&bench.read(HistoryQuery { oldest_ms, ..query(&key) })), [2]);
+    if bench.store.is_shared() {
+        // Its rows end by themselves, once the time has passed.
+        return;
+    }
     bench.store.sweep(bench.base_ms).expect("swept");
     assert_eq!(sequences(&bench.read(query(&key))), [2], "what has expired is gone, what has not is not");
     let bench = bench.reopen();
@@ -309,7 +313,7 @@ pub(super) fn the_clock_is_raised_over_what_is_stored(place: &dyn Place) {
     bench.append(messages(&key, future_ms, 1..=1), Some(72)).expect("stored");
     bench.append(messages(&key, bench.base_ms, 2..=2), Some(72)).expect("stored");
     let bench = Bench { clock: Clock::manual(1_000), ..bench }.reopen();
-    assert!(bench.clock.now_ms() > future_ms);
+    assert!(bench.clock.stamp_ms(&key) > future_ms);
 }
 
 pub(super) fn callbacks_come_in_order(place: &dyn Place) {
@@ -336,9 +340,9 @@ pub(super) fn ids_within_the_window(place: &dyn Place) {
     assert_eq!(bench.find(scope(&key), &["y", "z", "x"]), [y, None, x]);
     let bench = bench.reopen();
     assert_eq!(bench.find(scope(&key), &["x", "y"]), [x, y], "over reopening");
-    bench.clock.raise(bench.base_ms + WINDOW_MS);
+    bench.clock.pass_to(bench.base_ms + WINDOW_MS);
     assert_eq!(bench.find(scope(&key), &["x"]), [x]);
-    bench.clock.raise(bench.base_ms + WINDOW_MS + 1);
+    bench.clock.pass_to(bench.base_ms + WINDOW_MS + 1);
     assert_eq!(bench.find(scope(&key), &["x"]), [None]);
     bench.append(with_ids(&key, bench.clock.now_ms(), &[(3, "x")]), Some(72)).expect("stored");
     assert_eq!(bench.find(scope(&key), &["x"]), [Some(stamp(3))], "forgotten ids can be used again");
@@ -423,7 +427,7 @@ pub(super) fn nonce_twice(place: &dyn Place) {
     assert_eq!(bench.claim(&nonce("k2", now_ms, "0123456789abcdef")), Ok(true));
     assert_eq!(bench.claim(&nonce("k1", now_ms + 1, "0123456789abcdef")), Ok(true));
     assert_eq!(bench.claim(&nonce("k1", now_ms, "0123456789abcdeF")), Ok(true));
-    bench.clock.raise(bench.base_ms + 10 * 60_000);
+    bench.clock.pass_to(bench.base_ms + 10 * 60_000);
     assert_eq!(bench.claim(&claimed), Ok(false), "remembered for ten minutes");
     bench.store.sweep(bench.clock.now_ms()).expect("swept");
     assert_eq!(bench.claim(&claimed), Ok(false), "also after a sweep");

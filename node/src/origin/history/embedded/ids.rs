@@ -88,7 +88,7 @@ impl PendingIds {
     }
 }
 
-/// Stored ids. The value is the first stamp and its timestamp: incarnation, sequence, epoch milliseconds.
+/// Stored ids. The value is the first stamp and when it was written: incarnation, sequence, epoch milliseconds of [`Clock::line_ms`].
 #[derive(Clone)]
 pub(super) struct IdPartitions {
     pub(super) partitions: Arc<Partitions>,
@@ -99,12 +99,12 @@ impl IdPartitions {
     pub(super) fn insert(
         &self,
         batch: &mut OwnedWriteBatch,
-        timestamp_ms: u64,
+        written_ms: u64,
         id: &Remembered,
     ) -> fjall::Result<()> {
         let width_ms = self.window_ms.max(WIDTH_MS_MIN);
-        let partition = Partition::containing(Kind::Ids, timestamp_ms, width_ms, self.window_ms);
-        let numbers = [id.stamp.incarnation, id.stamp.sequence, timestamp_ms];
+        let partition = Partition::containing(Kind::Ids, written_ms, width_ms, self.window_ms);
+        let numbers = [id.stamp.incarnation, id.stamp.sequence, written_ms];
         let value = numbers.map(u64::to_be_bytes);
         let table = self.partitions.get_or_create(partition)?;
         batch.insert(table.keyspace(), id.key.clone(), value.as_flattened());
@@ -116,8 +116,8 @@ impl IdPartitions {
         for (_, keyspace) in self.partitions.overlapping(Kind::Ids, oldest_ms, u64::MAX) {
             let Some(value) = keyspace.get(key)? else { continue };
             let field = |at: usize| value.get(at..)?.first_chunk().copied().map(u64::from_be_bytes);
-            if let (Some(incarnation), Some(sequence), Some(timestamp_ms)) = (field(0), field(8), field(16))
-                && timestamp_ms >= oldest_ms
+            if let (Some(incarnation), Some(sequence), Some(written_ms)) = (field(0), field(8), field(16))
+                && written_ms >= oldest_ms
             {
                 return Ok(Some(Stamp { incarnation, sequence }));
             }
@@ -241,7 +241,7 @@ impl Finder {
                 Patience::Parks => {}
                 Patience::Waits => self.pending.wait_for(&key),
             }
-            stamps.push(self.stored.find(&key, self.clock.now_ms()).map_err(failed)?);
+            stamps.push(self.stored.find(&key, self.clock.line_ms()).map_err(failed)?);
         }
         Ok(Some(stamps))
     }

@@ -198,7 +198,7 @@ impl HistoryStore for Embedded {
         let bytes = ids.iter().map(|id| id.key.len() + Position::BYTES).sum();
         let weight = Weight { items: ids.len(), bytes };
         self.pending.add(&ids);
-        let (kind, timestamp_ms) = (Kind::Messages, self.clock.now_ms());
+        let (kind, timestamp_ms) = (Kind::Messages, self.clock.line_ms());
         let rows = Rows { kind, timestamp_ms, retention_hours: 0, rows: Vec::new(), ids, member: None };
         let pushed = self.writes.push(weight, Job::Append(Append { rows, done }));
         self.refuse(pushed);
@@ -218,7 +218,7 @@ impl HistoryStore for Embedded {
     }
 
     fn nonces(&self, after: Option<Box<[u8]>>) -> BoxFuture<'static, Result<NoncePage, StoreError>> {
-        let (memory_ms, now_ms) = (self.nonce_memory_ms, self.clock.now_ms());
+        let (memory_ms, now_ms) = (self.nonce_memory_ms, self.clock.expiry_ms());
         self.asked(|answer| Read::Nonces { after, memory_ms, now_ms, answer })
     }
 

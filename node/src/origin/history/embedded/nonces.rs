@@ -30,6 +30,14 @@ pub(super) struct KeptRow {
     pub(super) age_ms: u64,
 }
 
+/// Epoch milliseconds. A token request is held against the system clock, so a claim is remembered by that, and until the earlier time
+/// says that it is too old: a clock that is wrong for a moment forgets none.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Now {
+    pub(super) claims_ms: u64,
+    pub(super) expiry_ms: u64,
+}
+
 impl Nonces {
     /// First what was claimed elsewhere, so that a claim beside it is refused. The outcome of each claim.
     pub(super) fn add(
@@ -37,18 +45,19 @@ impl Nonces {
         batch: &mut OwnedWriteBatch,
         kept: Vec<KeptRow>,
         claims: Vec<Vec<u8>>,
-        now_ms: u64,
+        now: Now,
     ) -> fjall::Result<Vec<Result<bool, StoreError>>> {
+        let Now { claims_ms: now_ms, expiry_ms } = now;
         let mut in_group = HashSet::new();
         for KeptRow { key, age_ms } in kept {
-            if age_ms < self.memory_ms && !in_group.contains(&key) && !self.is_claimed(&key, now_ms)? {
+            if age_ms < self.memory_ms && !in_group.contains(&key) && !self.is_claimed(&key, expiry_ms)? {
                 self.insert(batch, &key, now_ms.saturating_sub(age_ms))?;
                 in_group.insert(key);
             }
         }
         let mut outcomes = Vec::with_capacity(claims.len());
         for key in claims {
-            let is_used = in_group.contains(&key) || self.is_claimed(&key, now_ms)?;
+            let is_used = in_group.contains(&key) || self.is_claimed(&key, expiry_ms)?;
             outcomes.push(match is_used {
                 true => Ok(false),
                 false if self.is_full(now_ms)? => Err(StoreError::Busy),
@@ -62,8 +71,8 @@ impl Nonces {
         Ok(outcomes)
     }
 
-    fn is_claimed(&self, key: &[u8], now_ms: u64) -> fjall::Result<bool> {
-        let oldest_ms = now_ms.saturating_sub(self.memory_ms);
+    fn is_claimed(&self, key: &[u8], expiry_ms: u64) -> fjall::Result<bool> {
+        let oldest_ms = expiry_ms.saturating_sub(self.memory_ms);
         for (_, keyspace) in self.partitions.overlapping(Kind::Nonces, oldest_ms, u64::MAX).iter().rev() {
             if keyspace.get(key)?.is_some_and(|value| claimed_ms(&value) >= oldest_ms) {
                 return Ok(true);

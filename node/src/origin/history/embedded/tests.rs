@@ -1,5 +1,6 @@
 //! The contract over the embedded store, and what is its own: folders, full queues, refused writes.
 
+mod clock;
 mod nonces;
 mod without_history;
 
@@ -17,7 +18,7 @@ use crate::origin::history::contract::{
     PATIENCE, Place, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query, raw,
     scope, wait, with_ids,
 };
-use crate::origin::history::{HistoryStore, Kept, StoreError};
+use crate::origin::history::{HistoryQuery, HistoryStore, Kept, StoreError};
 
 struct Folder(TempDir);
 
@@ -270,9 +271,9 @@ fn a_nonce_and_a_revocation_are_kept_for_as_long_as_is_asked_for() {
     let claimed = nonce("k1", base_ms, "0123456789abcdef");
     let claim = || wait(store.claim_nonce(claimed.clone()));
     assert_eq!(claim(), Ok(true));
-    clock.raise(base_ms + 90_000);
+    clock.pass_to(base_ms + 90_000);
     assert_eq!(claim(), Ok(false));
-    clock.raise(base_ms + 90_001);
+    clock.pass_to(base_ms + 90_001);
     assert_eq!(claim(), Ok(true));
 
     let revocation = Revocation { key_name: "k1".into(), client_id: None, issued_before_ms: base_ms };

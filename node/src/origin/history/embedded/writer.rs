@@ -14,7 +14,7 @@ use crate::origin::metering::MetricRow;
 use super::health::Health;
 use super::ids::{IdPartitions, PendingIds, Remembered};
 use super::members::{MemberRow, Members};
-use super::nonces::{KeptRow, Nonces};
+use super::nonces::{KeptRow, Nonces, Now};
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
 use super::revocations::Revocations;
@@ -217,13 +217,13 @@ impl Writer {
         let mut batch = batch.durability(Some(PersistMode::SyncData));
         if let (Some(run), Some((_, former))) = (begins, &mut answers.begun) {
             // Before any row of this run.
-            let now_ms = self.clock.now_ms();
+            let now_ms = self.clock.highest_ms();
             *former =
                 runs::begin(&self.state, &mut batch, run, now_ms, self.highest_ms).map_err(not_taken)?;
         }
         self.add_rows(&mut batch, rows).map_err(not_taken)?;
-        let now_ms = self.clock.now_ms();
-        let outcomes = self.nonces.add(&mut batch, kept, claims, now_ms).map_err(not_taken)?;
+        let now = Now { claims_ms: self.clock.now_ms(), expiry_ms: self.clock.expiry_ms() };
+        let outcomes = self.nonces.add(&mut batch, kept, claims, now).map_err(not_taken)?;
         answers.claimed.iter_mut().zip(outcomes).for_each(|((_, answer), outcome)| *answer = outcome);
         self.revocations.add(&mut batch, revocations).map_err(not_taken)?;
         metrics::insert(&self.partitions, &mut batch, &metric_rows).map_err(not_taken)?;
@@ -235,10 +235,12 @@ impl Writer {
         let mut last: Option<(Partition, Table)> = None;
         let members = rows.iter_mut().filter_map(|rows| rows.member.take());
         self.members.add(batch, members.map(|row| *row));
+        // Not the timestamp of their message, which may be ahead.
+        let line_ms = self.clock.line_ms();
         for Rows { kind, timestamp_ms, retention_hours, rows, ids, .. } in rows {
             self.highest_ms = self.highest_ms.max(*timestamp_ms);
             for id in ids {
-                self.ids.insert(batch, *timestamp_ms, id)?;
+                self.ids.insert(batch, line_ms, id)?;
             }
             if rows.is_empty() {
                 continue;

@@ -309,6 +309,7 @@ statements! {
         ORDER BY timestamp_ms ASC, sequence ASC, incarnation ASC LIMIT ?";
     mark: "UPDATE {}.history USING TTL ? AND TIMESTAMP ? SET is_continued = true WHERE account = ? AND channel = ? \
         AND kind = ? AND day = ? AND bucket = 0";
+    now: "SELECT toUnixTimestamp(now()) FROM system.local";
     marked_from: "SELECT version FROM {}.schema_version WHERE part = 'marked'";
     set_marked_from: "INSERT INTO {}.schema_version (part, version) VALUES ('marked', ?)";
     insert_day: "INSERT INTO {}.days (account, channel, kind, day, bucket) VALUES (?, ?, ?, ?, ?) \
@@ -332,7 +333,6 @@ statements! {
     claim_nonce: "INSERT INTO {}.nonces (key_name, timestamp_ms, nonce) VALUES (?, ?, ?) IF NOT EXISTS USING TTL ?";
     insert_revocation: "INSERT INTO {}.revocations (key_name, client_id, issued_before_ms) VALUES (?, ?, ?) \
         USING TTL ? AND TIMESTAMP ?";
-    delete_revocation: "DELETE FROM {}.revocations USING TIMESTAMP ? WHERE key_name = ? AND client_id = ?";
     revocations: "SELECT key_name, client_id, issued_before_ms FROM {}.revocations";
     insert_member: "INSERT INTO {}.members (node_id, account, channel, connection_id, client_id, epoch, data, \
         timestamp_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?";

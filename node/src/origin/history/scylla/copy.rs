@@ -57,7 +57,7 @@ impl Copying {
     pub(in super::super) fn memory(&self) -> Memory {
         let options = &self.shared.options;
         let (ids_ms, nonces_ms) = (options.idempotency_window_ms, options.nonce_memory_ms);
-        Memory { ids_ms, nonces_ms, now_ms: self.shared.clock.now_ms() }
+        Memory { ids_ms, nonces_ms, now_ms: self.shared.time.now_ms() }
     }
 
     /// Takes pieces in the order of the source; what it gives may be awaited in any order.
@@ -107,7 +107,7 @@ impl Copying {
             let kept_until_ms = position.timestamp_ms.saturating_add(kept_ms);
             let row = NewRow { position, id: id_of(kind, position, &record), record };
             let bucket = self.filling.place(bounds, position.timestamp_ms, row.bytes());
-            let Some(ttl) = ttl_s(kept_until_ms, shared.clock.now_ms()) else { continue };
+            let Some(ttl) = ttl_s(kept_until_ms, shared.time.now_ms()) else { continue };
             let is_new = self.told.replace(bucket) != Some(bucket);
             let tell_until_ms = is_new.then(|| told_until_ms(kept_until_ms));
             rows::add(&mut parts, PlacedRow::new(shared, &names, (kind, bucket), &row, ttl, tell_until_ms));
@@ -147,7 +147,7 @@ async fn all(
 async fn write_id(shared: &Shared, stored: &StoredId) -> Result<(), StoreError> {
     let StoredId { scope, id, stamp, timestamp_ms } = stored;
     let until_ms = timestamp_ms.saturating_add(shared.options.idempotency_window_ms + ids::SLACK_MS);
-    let Some(ttl) = ttl_s(until_ms, shared.clock.now_ms()) else { return Ok(()) };
+    let Some(ttl) = ttl_s(until_ms, shared.time.now_ms()) else { return Ok(()) };
     let database = shared.database();
     let (account, channel, key_name, client_id, id) = ids::names(scope, id);
     let (incarnation, sequence) = (ordered(stamp.incarnation), number(stamp.sequence));

@@ -246,7 +246,7 @@ impl GivenIds {
             }
             let Some(former) = Claim::read(&answer) else { continue };
             let now_ms = shared.clock.now_ms();
-            let is_known = |stamped: &&Stamped| stamped.timestamp_ms >= now_ms.saturating_sub(self.window_ms);
+            let is_known = |stamped: &&Stamped| stamped.is_within(self.window_ms, now_ms);
             let closes = former.stamped.as_ref().filter(is_known);
             let mut may_come = Instant::now() < patient_until;
             if let Some(stamped) = closes.filter(|stamped| !stamped.is_left) {
@@ -352,6 +352,13 @@ impl Claim {
 
 impl Stamped {
     /// By the clock of this node, however far it is from that of the one that has stamped it.
+    /// The claim ends by the time of the database soon after the window. One that seems much older is of a node whose clock is
+    /// behind, or this one's is ahead.
+    fn is_within(&self, window_ms: u64, now_ms: u64) -> bool {
+        let age_ms = now_ms.saturating_sub(self.timestamp_ms);
+        age_ms <= window_ms || age_ms > window_ms + 2 * SLACK_MS
+    }
+
     fn acknowledged_until_ms(&self, shared: &Shared) -> u64 {
         let wait_ms = u64::try_from(shared.options.wait.as_millis()).unwrap_or(u64::MAX);
         self.timestamp_ms.saturating_add(wait_ms).saturating_add(SLACK_MS)

@@ -18,6 +18,8 @@ use crate::origin::history::{HistoryQuery, RowKind, StoreError};
 
 /// Runs of the version before, which mark nothing, may have written so many days ahead.
 const AHEAD_DAYS: i32 = 2;
+/// Days before that of a row whose partitions tell of it, where the clock of its node is ahead.
+const DAYS_MAX: i32 = 32;
 /// Queries of which is known how far they go; of two in one place the later one is.
 const QUERIES: usize = 4_096;
 
@@ -79,15 +81,17 @@ pub(super) async fn mark(
     key: &ChannelKey,
     (kind, bucket): (RowKind, Bucket),
 ) -> Result<(), StoreError> {
-    let now_ms = shared.clock.now_ms();
+    let now_ms = shared.time.now_ms();
     let is_narrow = bucket != Bucket::whole(bucket.day);
-    let days = [bucket.day - 1, bucket.day].into_iter().take(1 + usize::from(is_narrow));
-    let marks = days.filter_map(|day| {
+    let first = (bucket.day - 1).min(day_of(now_ms).max(bucket.day - DAYS_MAX));
+    let marks = (first..bucket.day + i32::from(is_narrow)).map(|day| {
         let times = Bucket::whole(day).times();
-        let ttl = ttl_s(times.end.saturating_add(DAY_MS), now_ms)?;
+        let left_ms = times.end.saturating_add(DAY_MS).saturating_sub(now_ms);
+        // Also where the clock of this node is behind: the mark is there as long as its own day lasts.
+        let ttl = ttl_s(left_ms.max(2 * DAY_MS), 0).unwrap_or(i32::MAX);
         let (account, channel) = (key.account().as_str(), key.channel());
         // A time of its day, as the rows have: a table of the database's is dropped once it is older than all that lives.
-        Some((ttl, written_at(times.start), account, channel, kind_value(kind), day))
+        (ttl, written_at(times.start), account, channel, kind_value(kind), day)
     });
     // Each is of a partition of its own.
     let each: Vec<_> =
@@ -115,7 +119,7 @@ pub(super) async fn agree(shared: &Shared, do_all_mark: bool) -> Result<(), Stor
     if shared.marks.are_known() || !do_all_mark {
         return Ok(());
     }
-    let from = day_of(shared.clock.now_ms()).saturating_add(AHEAD_DAYS);
+    let from = day_of(shared.time.now_ms()).saturating_add(AHEAD_DAYS);
     let database = shared.database();
     let set = database.session.execute_unpaged(&database.statements.set_marked_from, (from,)).await;
     set.map_err(failed)?;

@@ -24,9 +24,9 @@ type Values = (String, i32, i64, Arc<str>, i64, &'static str, i64, i64, i32, i64
 
 /// Rows that have outlived their time are left out.
 pub(super) async fn write(shared: &Shared, rows: Vec<MetricRow>) -> Result<(), StoreError> {
-    let now_ms = shared.clock.now_ms();
+    let now_ms = shared.clock.line_ms();
     // Of two writes of a row the later flush counts, whichever comes last.
-    let at = shared.next_change(now_ms);
+    let at = shared.next_change(shared.clock.highest_ms());
     let mut parts: BTreeMap<(AccountId, i32), Vec<Values>> = BTreeMap::new();
     for MetricRow { account, minute_ms, node_id, incarnation, kind, amount } in rows {
         let Some(ttl) = ttl_s(minute_ms.saturating_add(KEPT_MS + DAY_MS), now_ms) else { continue };
@@ -54,7 +54,7 @@ pub(super) async fn read(
     from_ms: u64,
     rows_max: usize,
 ) -> Result<Vec<MetricRow>, StoreError> {
-    let now_ms = shared.clock.now_ms();
+    let now_ms = shared.clock.line_ms();
     let from_ms = from_ms.max(now_ms.saturating_sub(KEPT_MS + DAY_MS));
     let database = shared.database();
     let mut statement = database.statements.metrics.clone();

@@ -22,6 +22,7 @@ mod revocations;
 mod rows;
 mod schema;
 mod standing;
+mod time;
 mod values;
 mod writes;
 
@@ -55,6 +56,7 @@ use members::MemberChange;
 use policies::Policies;
 use reads::Reads;
 use rows::Content;
+use time::DatabaseTime;
 use values::{conditional, number, ttl_s, written_at};
 use writes::Writes;
 
@@ -121,6 +123,7 @@ struct Shared {
     options: ScyllaOptions,
     connection: Connection,
     clock: Clock,
+    time: DatabaseTime,
     runtime: Handle,
     tasks: Tasks,
     database: RwLock<Arc<Database>>,
@@ -176,7 +179,9 @@ impl Scylla {
             options,
             connection,
             clock,
+            time: DatabaseTime::default(),
         });
+        shared.time.ask(&shared.database()).await.map_err(ScyllaError::Read)?;
         marks::read(&shared).await.map_err(ScyllaError::Read)?;
         let (_, highest_ms) = node::read(&shared).await.map_err(ScyllaError::Read)?;
         if highest_ms > 0 {
@@ -203,7 +208,7 @@ impl HistoryStore for Scylla {
         if let Err(error) = self.shared.usable() {
             return done(Err(error));
         }
-        let content = Content::of_messages(&published, retention_hours, self.shared.clock.now_ms());
+        let content = Content::of_messages(&published, retention_hours);
         if content.is_empty() {
             return done(Ok(()));
         }
@@ -220,7 +225,7 @@ impl HistoryStore for Scylla {
         }
         let change = || MemberChange::of(&event, shared.next_change(event.timestamp_ms));
         let member = shared.options.keeps_members.then(change);
-        let content = Content::of_presence(&event, retention_hours, shared.clock.now_ms(), member);
+        let content = Content::of_presence(&event, retention_hours, member);
         if content.is_empty() {
             return done(Ok(()));
         }
@@ -313,10 +318,9 @@ impl HistoryStore for Scylla {
         self.shared.request("store metrics", read)
     }
 
-    /// Rows end by themselves; only revocations are held against the time that is given.
-    fn sweep(&self, now_ms: u64) -> Result<(), StoreError> {
-        self.shared.usable()?;
-        self.shared.runtime.block_on(revocations::sweep(&self.shared, now_ms))
+    /// Rows end by themselves.
+    fn sweep(&self, _now_ms: u64) -> Result<(), StoreError> {
+        self.shared.usable()
     }
 
     fn health(&self) -> Result<(), StoreError> {

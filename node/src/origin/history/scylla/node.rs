@@ -1,7 +1,7 @@
 //! What the database keeps of this node by itself: its runs, and the highest time that it has given to a row.
 
 use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::values::{natural, number, written_at};
 use super::{Shared, failed, policies};
@@ -9,6 +9,8 @@ use crate::origin::history::{FormerRun, Kept, StoreError, runs};
 
 /// A node that is killed may start with a clock that is so much behind its last row.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
+/// Its clock and the database's drift by less than a millisecond in this time.
+const TIME_EVERY: Duration = Duration::from_secs(60);
 
 /// The runs as they were noted, and the highest time.
 pub(super) async fn read(shared: &Shared) -> Result<(Vec<u8>, u64), StoreError> {
@@ -29,7 +31,7 @@ pub(super) async fn begin(
     let _one_at_a_time = shared.noting.lock().await;
     let (stored, highest_ms) = read(shared).await?;
     let highest_ms = highest_ms.max(shared.highest_ms());
-    let (noted, former) = runs::note(&stored, (incarnation, kept), shared.clock.now_ms(), highest_ms);
+    let (noted, former) = runs::note(&stored, (incarnation, kept), shared.clock.highest_ms(), highest_ms);
     let database = shared.database();
     let values = (&*shared.options.node_id, noted);
     database.session.execute_unpaged(&database.statements.set_runs, values).await.map_err(failed)?;
@@ -64,7 +66,7 @@ pub(super) async fn note_highest(shared: &Shared) -> Result<(), StoreError> {
 
 /// Never returns before the store is dropped.
 pub(super) async fn note(shared: Weak<Shared>) {
-    let mut noted_ms = 0;
+    let (mut noted_ms, mut asked) = (0, Instant::now());
     loop {
         tokio::time::sleep(NOTE_EVERY).await;
         let Some(shared) = shared.upgrade() else { return };
@@ -72,6 +74,9 @@ pub(super) async fn note(shared: Weak<Shared>) {
         // What fails is tried again.
         if highest_ms > noted_ms && note_highest(&shared).await.is_ok() {
             noted_ms = highest_ms;
+        }
+        if asked.elapsed() >= TIME_EVERY && shared.time.ask(&shared.database()).await.is_ok() {
+            asked = Instant::now();
         }
         let _one_at_a_time = shared.noting.lock().await;
         policies::say_again(&shared).await;

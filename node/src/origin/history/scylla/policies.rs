@@ -133,7 +133,7 @@ async fn rows(shared: &Shared) -> Result<Vec<Row>, StoreError> {
 async fn write(shared: &Shared, (run, policies): (u64, u64), beyond: Duration) -> Result<(), StoreError> {
     let beyond_ms = u64::try_from(beyond.as_millis()).unwrap_or(u64::MAX);
     let ttl = ttl_s(shared.options.resume_kept_ms.saturating_add(beyond_ms), 0).unwrap_or(i32::MAX);
-    let (is_over, at) = (beyond == ENDS, shared.next_change(shared.clock.now_ms()));
+    let (is_over, at) = (beyond == ENDS, shared.next_change(shared.clock.highest_ms()));
     let database = shared.database();
     let values = (&*shared.options.node_id, ordered(run), ordered(policies), is_over, ttl, at);
     let written = database.session.execute_unpaged(&database.statements.insert_policies, values).await;

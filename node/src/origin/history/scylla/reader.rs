@@ -75,7 +75,7 @@ async fn begin(
 ) -> Result<(Vec<Source>, Vec<Bucket>), StoreError> {
     let query = index.query;
     let wanted = query.limit.saturating_add(1);
-    let today = day_of(shared.clock.now_ms());
+    let today = day_of(shared.time.now_ms());
     // Most often all is in the partition of the whole day in which reading begins. It need not be there.
     let day = match query.direction {
         Direction::Backwards => day_of(range.newest.timestamp_ms).min(today),

@@ -12,8 +12,10 @@ use crate::origin::history::StoreError;
 /// Its moment decides which of two is the later, so that the latest counts and not the last.
 pub(super) async fn write(shared: &Shared, revocation: Revocation) -> Result<(), StoreError> {
     let Revocation { key_name, client_id, issued_before_ms } = revocation;
-    let until_ms = issued_before_ms.saturating_add(shared.options.revocation_kept_ms);
-    let Some(ttl) = ttl_s(until_ms, shared.clock.now_ms()) else { return Ok(()) };
+    let kept_ms = shared.options.revocation_kept_ms;
+    let left_ms = issued_before_ms.saturating_add(kept_ms).saturating_sub(shared.time.now_ms());
+    // Also where the clock by which it was made is behind.
+    let ttl = ttl_s(left_ms.max(kept_ms), 0).unwrap_or(i32::MAX);
     let database = shared.database();
     let client_id = client_id.as_ref().map_or("", ClientId::as_str);
     let values = (&*key_name, client_id, number(issued_before_ms), ttl, written_at(issued_before_ms));
@@ -34,20 +36,6 @@ pub(super) async fn all(shared: &Shared) -> Result<Vec<Revocation>, StoreError> 
         revocation.client_id.is_none() || revocation.issued_before_ms > of_key
     });
     Ok(all)
-}
-
-/// Takes out what no token is left of.
-pub(super) async fn sweep(shared: &Shared, now_ms: u64) -> Result<(), StoreError> {
-    let database = shared.database();
-    for Revocation { key_name, client_id, issued_before_ms } in rows(shared).await? {
-        if issued_before_ms.saturating_add(shared.options.revocation_kept_ms) < now_ms {
-            let client_id = client_id.as_ref().map_or("", ClientId::as_str);
-            let values = (written_at(issued_before_ms), &*key_name, client_id);
-            let removed = database.session.execute_unpaged(&database.statements.delete_revocation, values);
-            removed.await.map_err(failed)?;
-        }
-    }
-    Ok(())
 }
 
 async fn rows(shared: &Shared) -> Result<Vec<Revocation>, StoreError> {

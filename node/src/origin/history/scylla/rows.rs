@@ -24,7 +24,8 @@ const BATCH_BYTES_MAX: usize = 256 * 1024;
 pub(super) struct Content {
     kind: RowKind,
     rows: Vec<NewRow>,
-    kept_until_ms: u64,
+    /// From its write on; 0: its rows are not kept.
+    kept_ms: u64,
     ids: Vec<GivenId>,
     member: Option<MemberChange>,
     /// Other nodes may write the same event.
@@ -47,10 +48,10 @@ impl NewRow {
 }
 
 impl Content {
-    pub(super) fn of_messages(published: &Published, retention_hours: Option<u32>, now_ms: u64) -> Self {
-        let kept_until_ms = kept_until_ms(published.timestamp_ms, retention_hours);
+    pub(super) fn of_messages(published: &Published, retention_hours: Option<u32>) -> Self {
+        let kept_ms = kept_ms(retention_hours);
         let connection_id = published.connection_id.to_string();
-        let stored = published.messages.iter().filter(|_| kept_until_ms > now_ms);
+        let stored = published.messages.iter().filter(|_| kept_ms > 0);
         let rows = stored.map(|message| NewRow {
             position: Position {
                 timestamp_ms: published.timestamp_ms,
@@ -72,39 +73,37 @@ impl Content {
             stamp: Stamp { incarnation: published.incarnation, sequence: message.sequence },
             timestamp_ms: published.timestamp_ms,
         });
-        Self::new(RowKind::Messages, rows, kept_until_ms, ids.collect(), None)
+        Self::new(RowKind::Messages, rows, kept_ms, ids.collect(), None)
     }
 
     pub(super) fn of_presence(
         event: &PresenceEvent,
         retention_hours: Option<u32>,
-        now_ms: u64,
         member: Option<MemberChange>,
     ) -> Self {
-        let kept_until_ms = kept_until_ms(event.timestamp_ms, retention_hours);
+        let kept_ms = kept_ms(retention_hours);
         let PresenceEvent { timestamp_ms, sequence, incarnation, .. } = *event;
-        let row = (kept_until_ms > now_ms).then(|| NewRow {
+        let row = (kept_ms > 0).then(|| NewRow {
             position: Position { timestamp_ms, sequence, incarnation },
             id: event.id().into(),
             record: text(|out| record::write_presence(out, event)),
         });
         let is_shared = event.is_departure && event.owner.incarnation != incarnation;
-        let content =
-            Self::new(RowKind::Presence, row.into_iter().collect(), kept_until_ms, Vec::new(), member);
+        let content = Self::new(RowKind::Presence, row.into_iter().collect(), kept_ms, Vec::new(), member);
         Self { is_shared, ..content }
     }
 
     fn new(
         kind: RowKind,
         rows: Vec<NewRow>,
-        kept_until_ms: u64,
+        kept_ms: u64,
         ids: Vec<GivenId>,
         member: Option<MemberChange>,
     ) -> Self {
         let bytes = rows.iter().map(|row| row.record.len() + row.id.len()).sum::<usize>()
             + ids.iter().map(|given| given.id.len() + size_of::<GivenId>()).sum::<usize>()
             + member.as_ref().map_or(0, MemberChange::bytes);
-        Self { kind, rows, kept_until_ms, ids, member, is_shared: false, bytes }
+        Self { kind, rows, kept_ms, ids, member, is_shared: false, bytes }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -120,9 +119,8 @@ impl Content {
     }
 }
 
-/// 0: it is not.
-fn kept_until_ms(timestamp_ms: u64, retention_hours: Option<u32>) -> u64 {
-    retention_hours.map_or(0, |hours| timestamp_ms.saturating_add(u64::from(hours) * HOUR_MS))
+fn kept_ms(retention_hours: Option<u32>) -> u64 {
+    retention_hours.map_or(0, |hours| u64::from(hours) * HOUR_MS)
 }
 
 fn text(write: impl FnOnce(&mut Vec<u8>)) -> Box<str> {
@@ -234,7 +232,7 @@ async fn place_once(
     };
     let ttl = own.values.11;
     let row = NewRow { position, ..row.clone() };
-    let tell_until_ms = Some(told_until_ms(content.kept_until_ms));
+    let tell_until_ms = Some(told_until_ms(shared.time.now_ms().saturating_add(content.kept_ms)));
     *placed = vec![PlacedRow::new(shared, &names(key), (content.kind, bucket), &row, ttl, tell_until_ms)];
     Ok(())
 }
@@ -284,13 +282,15 @@ impl PlacedRow {
 
 /// The rows, each with its partition.
 fn place(shared: &Shared, key: &ChannelKey, content: &Content) -> Vec<PlacedRow> {
-    let Content { kind, rows, kept_until_ms, .. } = content;
-    let Some(ttl) = ttl_s(*kept_until_ms, shared.clock.now_ms()) else { return Vec::new() };
+    let Content { kind, rows, kept_ms, .. } = content;
+    // By a time that has passed, and not until one of a clock: nothing that is acknowledged may be left out.
+    let ttl = ttl_s(*kept_ms, 0).unwrap_or(i32::MAX);
+    let kept_until_ms = shared.time.now_ms().saturating_add(*kept_ms);
     let names = names(key);
     let placed = rows.iter().map(|row| {
         let timestamp_ms = row.position.timestamp_ms;
         let (bucket, tell_until_ms) =
-            shared.buckets.place(key, *kind, timestamp_ms, row.bytes(), *kept_until_ms);
+            shared.buckets.place(key, *kind, timestamp_ms, row.bytes(), kept_until_ms);
         PlacedRow::new(shared, &names, (*kind, bucket), row, ttl, tell_until_ms)
     });
     placed.collect()
@@ -340,7 +340,7 @@ pub(super) async fn tell(
     until_ms: Option<u64>,
 ) -> Result<(), StoreError> {
     let Some(until_ms) = until_ms else { return Ok(()) };
-    let Some(ttl) = ttl_s(until_ms, shared.clock.now_ms()) else { return Ok(()) };
+    let ttl = ttl_s(until_ms, shared.time.now_ms()).unwrap_or(1);
     let (account, channel) = (key.account().as_str(), key.channel());
     // Of two writes the one that lasts longer is the later one. Milliseconds, since ScyllaDB refuses times that lie ahead.
     let told = (account, channel, kind_value(kind), bucket.day, bucket.number, ttl, number(until_ms));

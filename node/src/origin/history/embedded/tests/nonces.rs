@@ -35,7 +35,7 @@ fn what_one_store_remembers_another_does_for_the_rest_of_the_time() {
         claims.into_iter().for_each(|claim| assert_eq!(wait(claim), Ok(true)));
     };
     claim(0..2_500);
-    clock.raise(base_ms + 9 * MINUTE_MS);
+    clock.pass_to(base_ms + 9 * MINUTE_MS);
     claim(2_500..5_000);
     let mut found = all(&store);
     found.sort_by_key(|kept| kept.nonce.timestamp_ms);
@@ -51,7 +51,7 @@ fn what_one_store_remembers_another_does_for_the_rest_of_the_time() {
         assert_eq!(wait(other.claim_nonce(claimed(i))), Ok(false), "{i}");
     }
     assert_eq!(wait(other.claim_nonce(claimed(5_000))), Ok(true));
-    clock.raise(base_ms + 11 * MINUTE_MS);
+    clock.pass_to(base_ms + 11 * MINUTE_MS);
     assert_eq!(wait(other.claim_nonce(claimed(0))), Ok(true), "its time is over");
     assert_eq!(wait(other.claim_nonce(claimed(2_500))), Ok(false));
 }
@@ -71,6 +71,6 @@ fn no_more_are_remembered_than_may_be() {
     drop(store);
     let store = open_at(&folder, &clock, 3);
     assert_eq!(claim(&store, 3), Err(StoreError::Busy), "a restart does not change that");
-    clock.raise(base_ms + 10 * MINUTE_MS);
+    clock.pass_to(base_ms + 10 * MINUTE_MS);
     assert_eq!(claim(&store, 3), Ok(true));
 }

@@ -45,7 +45,7 @@ fn ids_of_other_nodes_are_remembered_for_as_long_as_those_of_this_one() {
     drop(store);
     let store = open();
     assert_eq!(find(&store), [Some(stamp), None]);
-    clock.raise(now_ms + options.idempotency_window_ms + 1);
+    clock.pass_to(now_ms + options.idempotency_window_ms + 1);
     assert_eq!(find(&store), [None, None]);
 }
 

@@ -42,7 +42,7 @@ fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
     remove(&one, &late, position);
     let asked = look_up(&other, &late, "own");
     assert!(asked.recv_timeout(Duration::from_secs(2)).is_err(), "its owner may still acknowledge it");
-    clock.raise(position.timestamp_ms + 20_000 + 60_000);
+    clock.pass_to(position.timestamp_ms + 20_000 + 60_000);
     let found = asked.recv_timeout(PATIENCE).expect("answered").expect("looked up");
     assert_eq!(found, [None], "there is no row");
     let left = runtime().block_on(async {

@@ -1,0 +1,265 @@
+//! The time by which rows expire: it follows the system clock where that drifts, and not where it steps.
+
+/// A system clock that differs by more has stepped. So much is followed at once, and so much in each hour.
+pub const STEP_MS: u64 = 60_000;
+const HOUR_MS: u64 = 3_600_000;
+
+/// The state of the line after a reading. Times are milliseconds: epoch for the system clock, since boot for the other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Line {
+    /// From the time since boot to that of the line.
+    offset_ms: i64,
+    step: Option<Step>,
+    /// What may still be followed, and when that was counted.
+    allowance_ms: u64,
+    counted_ms: u64,
+    hold_ms: u64,
+    steps: u64,
+}
+
+/// The system clock has left the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Step {
+    offset_ms: i64,
+    since_ms: i64,
+    cause: Cause,
+}
+
+/// Why the system clock and the line are apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The clock was set, or is wrong.
+    Stepped,
+    /// The machine was off, or the node ran on another one: it cannot be told whether the clock was set.
+    Away,
+}
+
+/// What a line leaves for the next start, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    pub boot_ms: u64,
+    pub line_ms: u64,
+    /// The system clock, and for how long it has kept to that, where it had left the line.
+    pub stepped: Option<(u64, u64)>,
+}
+
+impl Line {
+    pub(super) fn new(wall_ms: u64, boot_ms: u64, hold_ms: u64) -> Self {
+        let offset_ms = apart(wall_ms, boot_ms);
+        Self { offset_ms, step: None, allowance_ms: STEP_MS, counted_ms: boot_ms, hold_ms, steps: 0 }
+    }
+
+    /// Goes on after a restart; `is_same_boot`: the time since boot has not begun again.
+    pub(super) fn after(
+        left: Left,
+        is_same_boot: bool,
+        (wall_ms, boot_ms): (u64, u64),
+        hold_ms: u64,
+    ) -> Self {
+        let is_same_boot = is_same_boot && boot_ms >= left.boot_ms;
+        // What has passed since on another boot is not known.
+        let offset_ms = apart(left.line_ms, if is_same_boot { left.boot_ms } else { boot_ms });
+        let mut line = Self { offset_ms, ..Self::new(wall_ms, boot_ms, hold_ms) };
+        line.step = left.stepped.filter(|_| is_same_boot).map(|(stepped_ms, held_ms)| Step {
+            offset_ms: apart(stepped_ms, left.boot_ms),
+            since_ms: signed(left.boot_ms) - signed(held_ms),
+            cause: Cause::Stepped,
+        });
+        line.see(wall_ms, boot_ms);
+        if let Some(step) = &mut line.step
+            && !is_same_boot
+            && step.offset_ms > offset_ms
+        {
+            (step.cause, line.steps) = (Cause::Away, 0);
+        }
+        line
+    }
+
+    /// Takes up a reading of both clocks. The time by which rows expire: of the line and the system clock the earlier one.
+    pub(super) fn see(&mut self, wall_ms: u64, boot_ms: u64) -> u64 {
+        let offset_ms = apart(wall_ms, boot_ms);
+        if is_near(offset_ms, self.offset_ms) {
+            self.step = None;
+            self.follow(offset_ms, boot_ms);
+        } else {
+            match self.step {
+                Some(step) if is_near(offset_ms, step.offset_ms) => {
+                    if signed(boot_ms) - step.since_ms >= signed(self.hold_ms) {
+                        (self.offset_ms, self.step) = (offset_ms, None);
+                    }
+                }
+                _ => {
+                    self.steps += 1;
+                    self.step = Some(Step { offset_ms, since_ms: signed(boot_ms), cause: Cause::Stepped });
+                }
+            }
+        }
+        at(self.offset_ms.min(offset_ms), boot_ms)
+    }
+
+    fn follow(&mut self, offset_ms: i64, boot_ms: u64) {
+        let regained_ms = boot_ms.saturating_sub(self.counted_ms) / (HOUR_MS / STEP_MS);
+        if regained_ms > 0 {
+            self.allowance_ms = self.allowance_ms.saturating_add(regained_ms).min(STEP_MS);
+            self.counted_ms = boot_ms;
+        }
+        let by_ms = (offset_ms - self.offset_ms).unsigned_abs().min(self.allowance_ms);
+        self.allowance_ms -= by_ms;
+        self.offset_ms += (offset_ms - self.offset_ms).signum() * signed(by_ms);
+    }
+
+    /// The line itself, whatever the system clock says.
+    pub(super) fn at(&self, boot_ms: u64) -> u64 {
+        at(self.offset_ms, boot_ms)
+    }
+
+    pub(super) fn offset_ms(&self) -> i64 {
+        self.offset_ms
+    }
+
+    /// How often the system clock has left the line, or another time that it had kept to.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// By how much the system clock is ahead of the line, and why, where it has left it.
+    pub(super) fn stepped(&self) -> Option<(i64, Cause)> {
+        self.step.map(|step| (step.offset_ms - self.offset_ms, step.cause))
+    }
+
+    pub(super) fn left(&self, boot_ms: u64) -> Left {
+        let stepped = self.step.map(|step| {
+            let held_ms = u64::try_from(signed(boot_ms) - step.since_ms).unwrap_or(0);
+            (at(step.offset_ms, boot_ms), held_ms)
+        });
+        Left { boot_ms, line_ms: self.at(boot_ms), stepped }
+    }
+}
+
+fn is_near(one_ms: i64, other_ms: i64) -> bool {
+    one_ms.abs_diff(other_ms) <= STEP_MS
+}
+
+fn apart(wall_ms: u64, boot_ms: u64) -> i64 {
+    signed(wall_ms) - signed(boot_ms)
+}
+
+fn at(offset_ms: i64, boot_ms: u64) -> u64 {
+    u64::try_from(signed(boot_ms).saturating_add(offset_ms)).unwrap_or(0)
+}
+
+/// Half of the range, so that no difference of two is out of it.
+fn signed(ms: u64) -> i64 {
+    i64::try_from(ms).unwrap_or(i64::MAX).min(i64::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE_MS: u64 = 1_767_225_600_000;
+    const DAY_MS: i64 = 24 * 3_600_000;
+
+    fn line() -> Line {
+        Line::new(BASE_MS, 0, HOUR_MS)
+    }
+
+    fn wall(boot_ms: u64, ahead_ms: i64) -> u64 {
+        (BASE_MS + boot_ms).saturating_add_signed(ahead_ms)
+    }
+
+    #[test]
+    fn a_drift_is_followed() {
+        let mut line = line();
+        // 1 ms in each of 100 000 seconds, and back.
+        for second in 1..=100_000_u64 {
+            let ahead_ms = second.min(100_000 - second).cast_signed();
+            line.see(wall(second * 1_000, ahead_ms), second * 1_000);
+            assert_eq!(line.at(second * 1_000), wall(second * 1_000, ahead_ms), "{second}");
+        }
+        assert_eq!((line.steps(), line.stepped()), (0, None));
+    }
+
+    #[test]
+    fn a_second_of_difference_is_no_step_and_90_seconds_are() {
+        for (ahead_ms, steps) in [(1_000, 0), (-1_000, 0), (60_000, 0), (90_000, 1), (-90_000, 1)] {
+            let mut line = line();
+            line.see(wall(1_000, ahead_ms), 1_000);
+            assert_eq!(line.steps(), steps, "{ahead_ms}");
+        }
+    }
+
+    #[test]
+    fn many_small_steps_are_one() {
+        let mut line = line();
+        for minute in 1..=10 {
+            line.see(wall(minute * 60_000, minute.cast_signed() * 50_000), minute * 60_000);
+        }
+        assert!(line.at(600_000) <= wall(600_000, 2 * STEP_MS.cast_signed()), "followed too far");
+        assert!(line.steps() >= 1);
+    }
+
+    #[test]
+    fn the_earlier_time_counts_until_a_step_has_held() {
+        for ahead_ms in [90_000, 600_000, 5 * DAY_MS, -90_000, -600_000, -5 * DAY_MS] {
+            let mut line = line();
+            for minute in 1..=60 {
+                let boot_ms = minute * 60_000;
+                assert_eq!(line.see(wall(boot_ms, ahead_ms), boot_ms), wall(boot_ms, ahead_ms.min(0)));
+                assert_eq!(line.at(boot_ms), wall(boot_ms, 0));
+            }
+            assert_eq!(line.stepped(), Some((ahead_ms, Cause::Stepped)));
+            let boot_ms = 61 * 60_000;
+            assert_eq!(line.see(wall(boot_ms, ahead_ms), boot_ms), wall(boot_ms, ahead_ms), "it has held");
+            assert_eq!((line.steps(), line.stepped()), (1, None));
+        }
+    }
+
+    #[test]
+    fn one_wrong_reading_leaves_nothing_behind() {
+        let mut line = line();
+        assert_eq!(line.see(wall(1_000, 5 * DAY_MS), 1_000), wall(1_000, 0));
+        let late_ms = 2 * HOUR_MS;
+        assert_eq!(line.see(wall(late_ms, 0), late_ms), wall(late_ms, 0));
+        assert_eq!((line.steps(), line.stepped()), (1, None));
+        line.see(wall(late_ms + 1, 5 * DAY_MS), late_ms + 1);
+        assert!(line.stepped().is_some(), "a second one has to hold by itself");
+    }
+
+    #[test]
+    fn a_step_goes_on_over_a_restart() {
+        let mut line = line();
+        line.see(wall(1_000, 5 * DAY_MS), 1_000);
+        let left = line.left(30 * 60_000);
+        let at = |boot_ms| (wall(boot_ms, 5 * DAY_MS), boot_ms);
+        let mut again = Line::after(left, true, at(40 * 60_000), HOUR_MS);
+        assert_eq!(again.at(40 * 60_000), wall(40 * 60_000, 0));
+        let (wall_ms, boot_ms) = at(HOUR_MS + 1_001);
+        assert_eq!(again.see(wall_ms, boot_ms), wall_ms, "it has held for an hour in both runs");
+        assert_eq!(again.steps(), 0, "no new one");
+    }
+
+    #[test]
+    fn a_step_while_the_node_was_down_is_found() {
+        for ahead_ms in [5 * DAY_MS, -5 * DAY_MS] {
+            let left = line().left(1_000);
+            let again = Line::after(left, true, (wall(9_000, ahead_ms), 9_000), HOUR_MS);
+            assert_eq!((again.steps(), again.stepped()), (1, Some((ahead_ms, Cause::Stepped))));
+            assert_eq!(again.at(9_000), wall(9_000, 0));
+        }
+    }
+
+    #[test]
+    fn a_machine_that_was_off_has_not_stepped_and_waits() {
+        let left = line().left(1_000);
+        // Booted five days later, with 500 ms on the other clock.
+        let mut again = Line::after(left, false, (wall(1_000, 5 * DAY_MS), 500), HOUR_MS);
+        assert_eq!((again.steps(), again.stepped()), (0, Some((5 * DAY_MS, Cause::Away))));
+        assert_eq!(again.at(500), wall(1_000, 0));
+        let boot_ms = 500 + HOUR_MS;
+        let wall_ms = wall(1_000, 5 * DAY_MS) + HOUR_MS;
+        assert_eq!(again.see(wall_ms, boot_ms), wall_ms);
+        let back = Line::after(left, false, (wall(1_000, -5 * DAY_MS), 500), HOUR_MS);
+        assert_eq!(back.stepped(), Some((-5 * DAY_MS, Cause::Stepped)), "no time passes backwards");
+    }
+}

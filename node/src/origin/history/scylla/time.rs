@@ -1,0 +1,33 @@
+//! The time of the database. It decides when a row ends, so a node whose own clock is wrong reckons with it, and ends no row of another.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use super::connection::Database;
+use super::failed;
+use super::values::{natural, number};
+use crate::model::since_boot_ms;
+use crate::origin::history::StoreError;
+
+/// From the time since boot to that of the database.
+#[derive(Default)]
+pub(super) struct DatabaseTime {
+    offset_ms: AtomicI64,
+}
+
+impl DatabaseTime {
+    /// Epoch milliseconds, as far from the database's as half of what the last question took.
+    pub(super) fn now_ms(&self) -> u64 {
+        natural(number(since_boot_ms()).saturating_add(self.offset_ms.load(Ordering::Relaxed)))
+    }
+
+    pub(super) async fn ask(&self, database: &Database) -> Result<(), StoreError> {
+        let before_ms = since_boot_ms();
+        let found = database.session.execute_unpaged(&database.statements.now, ()).await.map_err(failed)?;
+        let after_ms = since_boot_ms();
+        let rows = found.into_rows_result().map_err(failed)?;
+        let (now_ms,) = rows.first_row::<(i64,)>().map_err(failed)?;
+        let asked_ms = before_ms + (after_ms - before_ms) / 2;
+        self.offset_ms.store(now_ms.saturating_sub(number(asked_ms)), Ordering::Relaxed);
+        Ok(())
+    }
+}
