@@ -4,6 +4,7 @@
 //! Each channel has one publisher. It publishes a number when a node has acknowledged the number before, and changes the node for that
 //! if it must. A subscriber that receives a number without the number before therefore lacks an acknowledged message.
 
+mod place;
 mod subscriber;
 
 use std::collections::HashSet;
@@ -19,6 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::cluster::Cluster;
 use crate::socket::Ended;
 use crate::{Network, Node, SOON, Socket, history};
+pub use place::Place;
 use subscriber::Subscriber;
 
 const CHANNELS: usize = 12;
@@ -70,6 +72,9 @@ pub struct Report {
     pub told: u64,
     /// Messages that subscribers lacked after a `resumed: false`.
     pub missing: u64,
+    /// Messages that came once more after a `resumed: false`, and the age of the oldest.
+    pub again: u64,
+    pub oldest: Duration,
 }
 
 /// A generator of pseudorandom numbers (SplitMix64).
@@ -178,6 +183,8 @@ pub async fn run(
         report.attaches += heard.attaches;
         report.told += heard.told;
         report.missing += heard.missing;
+        report.again += heard.again;
+        report.oldest = report.oldest.max(heard.oldest);
     }
     if keeps_history {
         for (channel, count) in &counts {

@@ -1,6 +1,6 @@
 //! A client that reads, reconnects to a random node now and then, and checks the order of the messages.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use super::place::Place;
 use super::{AGAIN, Dice, Shared};
 use crate::{SOON, Socket};
 
@@ -34,46 +35,8 @@ pub(super) struct Heard {
     pub(super) attaches: u64,
     pub(super) told: u64,
     pub(super) missing: u64,
-}
-
-/// The state of one channel.
-#[derive(Debug, Default)]
-struct Place {
-    serial: Option<Value>,
-    /// The next number. A client accepts any first number.
-    next: Option<u64>,
-    /// A `resumed: false` has come since the last message.
-    is_told: bool,
-    has: BTreeSet<u64>,
-    /// Numbers that a gap after a `resumed: false` skipped. They may come late.
-    lost: BTreeSet<u64>,
-}
-
-impl Place {
-    fn tell(&mut self) {
-        self.is_told = true;
-        // A client begins anew then, and may receive older messages again.
-        self.has.clear();
-    }
-
-    /// Returns the number of messages that a told gap skipped, or the broken invariant.
-    fn take(&mut self, number: u64, is_unsure: bool) -> Result<u64, &'static str> {
-        if self.has.contains(&number) {
-            return if is_unsure { Ok(0) } else { Err("came twice") };
-        }
-        let next = self.next.unwrap_or(number);
-        if number < next && !self.is_told {
-            // A late message of a told gap, or a second attempt under the same id.
-            return if self.lost.remove(&number) || is_unsure { Ok(0) } else { Err("came late") };
-        }
-        if number > next && !self.is_told {
-            return Err("silent gap");
-        }
-        self.lost.extend(next..number);
-        self.has.insert(number);
-        (self.next, self.is_told) = (Some(number + 1), false);
-        Ok(number.saturating_sub(next))
-    }
+    pub(super) again: u64,
+    pub(super) oldest: Duration,
 }
 
 impl Subscriber {
@@ -175,6 +138,10 @@ impl Subscriber {
             let number = message["data"].as_u64().expect("a number");
             let is_unsure = self.shared.is_unsure(channel, number);
             let next = place.next;
+            if let Some(age) = place.again(number).filter(|_| !is_unsure) {
+                self.heard.again += 1;
+                self.heard.oldest = self.heard.oldest.max(age);
+            }
             match place.take(number, is_unsure) {
                 Ok(missing) => self.heard.missing += missing,
                 Err(what) => {
@@ -197,48 +164,5 @@ impl Subscriber {
 
     fn describe(&self) -> String {
         format!("subscriber {} at {}:\n{}", self.number, self.shared.at(), self.last.join("\n"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns the messages that a told gap skipped, for these numbers; `None` is a `resumed: false`.
-    fn found(numbers: &[Option<u64>]) -> Result<u64, &'static str> {
-        let mut place = Place::default();
-        let mut missing = 0;
-        for number in numbers {
-            match number {
-                Some(number) => missing += place.take(*number, false)?,
-                None => place.tell(),
-            }
-        }
-        Ok(missing)
-    }
-
-    #[test]
-    fn what_may_not_happen_is_found() {
-        assert_eq!(found(&[Some(4), Some(5), Some(6)]), Ok(0));
-        assert_eq!(found(&[Some(4), Some(6)]), Err("silent gap"));
-        assert_eq!(found(&[Some(4), Some(5), Some(5)]), Err("came twice"));
-        assert_eq!(found(&[Some(4), Some(3)]), Err("came late"));
-    }
-
-    #[test]
-    fn who_was_told_begins_anew_and_counts_what_is_missing() {
-        assert_eq!(found(&[Some(4), None, Some(7), Some(8)]), Ok(2));
-        assert_eq!(found(&[Some(4), None, Some(7), Some(6)]), Ok(2), "it comes late, and was told");
-        assert_eq!(found(&[Some(4), Some(5), None, Some(4), Some(5)]), Ok(0));
-        assert_eq!(found(&[Some(4), None, Some(7), Some(9)]), Err("silent gap"));
-    }
-
-    #[test]
-    fn what_was_published_again_under_its_id_may_come_twice() {
-        let mut place = Place::default();
-        assert_eq!(place.take(0, false), Ok(0));
-        assert_eq!(place.take(1, true), Ok(0));
-        assert_eq!(place.take(1, true), Ok(0));
-        assert_eq!(place.take(2, false), Ok(0));
     }
 }

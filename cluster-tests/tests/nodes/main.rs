@@ -57,6 +57,7 @@ mod scylla_resume;
 mod scylla_store;
 mod socket_session;
 mod sse;
+mod stalls;
 mod start_in_time;
 mod tls;
 mod token_rules;

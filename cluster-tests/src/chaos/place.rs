@@ -1,0 +1,99 @@
+//! The order of the messages that a client receives of one publisher, and what the node tells it is missing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::Instant;
+
+/// The state of one channel.
+#[derive(Debug, Default)]
+pub struct Place {
+    pub serial: Option<Value>,
+    /// The next number. A client accepts any first number.
+    pub next: Option<u64>,
+    /// A `resumed: false` has come since the last message.
+    pub is_told: bool,
+    has: BTreeSet<u64>,
+    /// Numbers that a gap after a `resumed: false` skipped. They may come late.
+    lost: BTreeSet<u64>,
+    /// When a message came for the first time.
+    first: BTreeMap<u64, Instant>,
+}
+
+impl Place {
+    /// Returns the age of a message that the client has had before.
+    pub fn again(&mut self, number: u64) -> Option<Duration> {
+        let first = self.first.get(&number).map(Instant::elapsed);
+        self.first.entry(number).or_insert_with(Instant::now);
+        first
+    }
+
+    pub fn tell(&mut self) {
+        self.is_told = true;
+        // A client begins anew then, and may receive older messages again.
+        self.has.clear();
+    }
+
+    /// Returns the number of messages that a told gap skipped, or the broken invariant.
+    pub fn take(&mut self, number: u64, is_unsure: bool) -> Result<u64, &'static str> {
+        if self.has.contains(&number) {
+            return if is_unsure { Ok(0) } else { Err("came twice") };
+        }
+        let next = self.next.unwrap_or(number);
+        if number < next && !self.is_told {
+            // A late message of a told gap, or a second attempt under the same id.
+            return if self.lost.remove(&number) || is_unsure { Ok(0) } else { Err("came late") };
+        }
+        if number > next && !self.is_told {
+            return Err("silent gap");
+        }
+        self.lost.extend(next..number);
+        self.has.insert(number);
+        (self.next, self.is_told) = (Some(number + 1), false);
+        Ok(number.saturating_sub(next))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the messages that a told gap skipped, for these numbers; `None` is a `resumed: false`.
+    fn found(numbers: &[Option<u64>]) -> Result<u64, &'static str> {
+        let mut place = Place::default();
+        let mut missing = 0;
+        for number in numbers {
+            match number {
+                Some(number) => missing += place.take(*number, false)?,
+                None => place.tell(),
+            }
+        }
+        Ok(missing)
+    }
+
+    #[test]
+    fn what_may_not_happen_is_found() {
+        assert_eq!(found(&[Some(4), Some(5), Some(6)]), Ok(0));
+        assert_eq!(found(&[Some(4), Some(6)]), Err("silent gap"));
+        assert_eq!(found(&[Some(4), Some(5), Some(5)]), Err("came twice"));
+        assert_eq!(found(&[Some(4), Some(3)]), Err("came late"));
+    }
+
+    #[test]
+    fn who_was_told_begins_anew_and_counts_what_is_missing() {
+        assert_eq!(found(&[Some(4), None, Some(7), Some(8)]), Ok(2));
+        assert_eq!(found(&[Some(4), None, Some(7), Some(6)]), Ok(2), "it comes late, and was told");
+        assert_eq!(found(&[Some(4), Some(5), None, Some(4), Some(5)]), Ok(0));
+        assert_eq!(found(&[Some(4), None, Some(7), Some(9)]), Err("silent gap"));
+    }
+
+    #[test]
+    fn what_was_published_again_under_its_id_may_come_twice() {
+        let mut place = Place::default();
+        assert_eq!(place.take(0, false), Ok(0));
+        assert_eq!(place.take(1, true), Ok(0));
+        assert_eq!(place.take(1, true), Ok(0));
+        assert_eq!(place.take(2, false), Ok(0));
+    }
+}
