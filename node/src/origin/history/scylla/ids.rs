@@ -8,6 +8,7 @@
 //! given up and comes late finds the claim to be another's, also where it was this run's.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,6 +23,7 @@ use super::values::{Applied, conditional, kind_value, natural, number, ordered, 
 use super::{Shared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp, random_bytes};
 use crate::origin::history::{IdScope, Position, RowKind, StoreError};
+use crate::tasks::OnStop;
 
 /// How long another node may take between a claim and its stamp before the claim is taken over; half of the wait for the store where that is less.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
@@ -36,6 +38,10 @@ pub(super) const SLACK_MS: u64 = 60_000;
 pub(super) const NO_ROW: i32 = -1;
 /// And of a claim that was taken over: less the partition that its row was to be in.
 const LEFT: i32 = -2;
+/// The owner of a claim that was taken from an owner that cannot acknowledge its message any more, for whoever asks next.
+const NOBODY: i64 = 0;
+/// Claims whose row a node goes on to wait for when the question has its answer.
+const LATE_MAX: usize = 1_024;
 /// Ids of which something is remembered. A take-over that is forgotten before its stamp is written is another's then, and nothing is
 /// stored; who forgets since when a row is missed waits for it anew.
 const REMEMBERED_MAX: usize = 16_384;
@@ -57,12 +63,21 @@ pub(super) struct GivenIds {
     owner: i64,
     /// What stands in claims that were taken over.
     taken: Mutex<Latest<i64>>,
-    /// Since when a stamp is known whose row is not there.
-    missed: Mutex<Latest<(Stamp, Instant)>>,
+    /// Claims with a stamp whose row is not there.
+    missed: Mutex<Latest<Missed>>,
+    late: Arc<Semaphore>,
     window_ms: u64,
     /// Ids whose write has not ended, with who waits for that.
     pending: Mutex<HashMap<Name, Pending>>,
     pub(super) permits: Semaphore,
+}
+
+/// A claim with a stamp, and since when this node misses its row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Missed {
+    owner: i64,
+    stamped: Stamped,
+    since: Instant,
 }
 
 /// Of the ids that were put last.
@@ -104,6 +119,7 @@ impl GivenIds {
             owner,
             taken: Mutex::default(),
             missed: Mutex::default(),
+            late: Arc::new(Semaphore::new(LATE_MAX)),
             window_ms,
             pending: Mutex::default(),
             permits,
@@ -214,13 +230,76 @@ impl GivenIds {
 
     /// Since when this node knows of the stamp and has missed its row.
     fn missed_since(&self, name: &Name, stamp: Stamp) -> Option<Instant> {
-        self.missed.lock().known.get(name).filter(|(of, _)| *of == stamp).map(|(_, since)| *since)
+        let missed = self.missed.lock();
+        missed.known.get(name).filter(|missed| missed.stamped.stamp == stamp).map(|missed| missed.since)
     }
 
-    fn miss(&self, name: &Name, stamp: Stamp) {
-        if self.missed_since(name, stamp).is_none() {
-            self.missed.lock().put(name.clone(), (stamp, Instant::now()));
+    fn miss(&self, name: &Name, owner: i64, stamped: Stamped) {
+        if self.missed_since(name, stamped.stamp).is_none() {
+            let since = Instant::now();
+            self.missed.lock().put(name.clone(), Missed { owner, stamped, since });
         }
+    }
+
+    /// Goes on to wait for rows that these ids miss, where the question had to be answered before. A client asks the next node then,
+    /// which would wait anew.
+    pub(super) fn wait_on(shared: &Arc<Shared>, names: &[Name]) {
+        for name in names {
+            let missed = shared.ids.missed.lock().known.get(name).copied();
+            let Some(missed) = missed else { continue };
+            let Ok(permit) = Arc::clone(&shared.ids.late).try_acquire_owned() else { return };
+            let (waiting, name) = (Arc::clone(shared), name.clone());
+            shared.tasks.spawn("store ids", OnStop::Cancel, async move {
+                if let Err(error) = waiting.ids.give_up(&waiting, &name, missed).await {
+                    tracing::debug!(%error, "a claim of an id without a row was not given up");
+                }
+                drop(permit);
+            });
+        }
+    }
+
+    /// Takes the claim from its owner once that cannot acknowledge the message any more.
+    async fn give_up(&self, shared: &Shared, name: &Name, missed: Missed) -> Result<(), StoreError> {
+        tokio::time::sleep_until(missed.since + shared.options.wait).await;
+        let (scope, _) = name;
+        // The look is behind the last moment in which the row may be acknowledged.
+        if !missed.stamped.is_stored(shared, &scope.key).await?
+            && self.take(shared, name, (missed.owner, Some(&missed.stamped)), NOBODY).await?
+        {
+            missed.stamped.close(shared, &scope.key).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives the claim of `former` to `owner`. False where it is another one by now.
+    async fn take(
+        &self,
+        shared: &Shared,
+        (scope, id): &Name,
+        former: (i64, Option<&Stamped>),
+        owner: i64,
+    ) -> Result<bool, StoreError> {
+        let database = shared.database();
+        let (account, channel, key_name, client_id, id) = names(scope, id);
+        let (former, stamped) = former;
+        let of = stamped.map(|stamped| stamped.stamp);
+        let (incarnation, sequence) =
+            (of.map(|stamp| ordered(stamp.incarnation)), of.map(|stamp| number(stamp.sequence)));
+        let left = stamped.map(|stamped| LEFT - stamped.bucket.unwrap_or(0));
+        let values = (
+            self.ttl_s(),
+            owner,
+            left,
+            account,
+            channel,
+            key_name,
+            client_id,
+            id,
+            former,
+            incarnation,
+            sequence,
+        );
+        Ok(self.conditional(&database.session, &database.statements.take_id, values).await?.applied)
     }
 
     /// None: it is claimed for this run.
@@ -257,38 +336,22 @@ impl GivenIds {
                 if stamped.is_stored(shared, &scope.key).await? {
                     return Ok(Some(stamped.stamp));
                 }
-                self.miss(&name, stamped.stamp);
+                self.miss(&name, former.owner, *stamped);
                 may_come |= !is_over;
             }
-            let is_own = former.owner == self.owner || former.owner == self.owner_of(&name);
-            if may_come && !is_own {
+            let is_free =
+                [self.owner, self.owner_of(&name), NOBODY].into_iter().any(|owner| owner == former.owner);
+            if may_come && !is_free {
                 let patience = patient_until.saturating_duration_since(Instant::now());
                 let pause = if patience.is_zero() { look_again } else { look_again.min(patience) };
                 tokio::time::sleep(pause).await;
                 look_again = (2 * look_again).min(LOOK_AGAIN_MAX);
                 continue;
             }
-            let of = former.stamped.as_ref().map(|stamped| stamped.stamp);
-            let (incarnation, sequence) =
-                (of.map(|stamp| ordered(stamp.incarnation)), of.map(|stamp| number(stamp.sequence)));
-            let left = former.stamped.as_ref().map(|stamped| LEFT - stamped.bucket.unwrap_or(0));
             let owner = i64::from_be_bytes(random_bytes());
             // Before, since the answer may be lost.
             self.taken.lock().put(name.clone(), owner);
-            let values = (
-                self.ttl_s(),
-                owner,
-                left,
-                account,
-                channel,
-                key_name,
-                client_id,
-                id,
-                former.owner,
-                incarnation,
-                sequence,
-            );
-            if self.conditional(session, &statements.take_id, values).await?.applied {
+            if self.take(shared, &name, (former.owner, former.stamped.as_ref()), owner).await? {
                 if let Some(closes) = closes {
                     closes.close(shared, &scope.key).await?;
                 }
@@ -315,6 +378,7 @@ struct Claim {
     stamped: Option<Stamped>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Stamped {
     stamp: Stamp,
     timestamp_ms: u64,

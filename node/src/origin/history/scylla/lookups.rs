@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
-use super::ids::Name;
+use super::ids::{GivenIds, Name};
 use super::{Shared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp};
 use crate::origin::history::{FoundIds, IdScope, StoreError};
@@ -143,7 +143,7 @@ async fn ask(
     shared: &Arc<Shared>,
     lookup: Lookup,
 ) -> (Vec<Name>, FoundIds, Result<Vec<Option<Stamp>>, StoreError>) {
-    let names = lookup.names().collect();
+    let names: Vec<Name> = lookup.names().collect();
     let Lookup { scope, ids, found, begun } = lookup;
     let wait = shared.options.wait;
     let asked = async {
@@ -160,7 +160,10 @@ async fn ask(
     let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
     // Who comes when the database is back is not to wait for all of those for whom nobody waits any more.
     let answer = if begun.elapsed() < wait {
-        tokio::time::timeout_at(begun + wait, asked).await.unwrap_or_else(|_| unknown())
+        tokio::time::timeout_at(begun + wait, asked).await.unwrap_or_else(|_| {
+            GivenIds::wait_on(shared, &names);
+            unknown()
+        })
     } else {
         unknown()
     };

@@ -169,6 +169,35 @@ fn an_id_is_taken_over_once_its_row_was_missed_for_as_long_as_a_store_may_take_w
     assert_eq!(sequences(&wait(one.read(query(&key))).expect("read")), [2]);
 }
 
+#[test]
+fn client_that_changes_nodes_waits_once_for_a_missing_row() {
+    let Some(place) = Keyspace::new() else { return };
+    let clock = Clock::system();
+    let wait = Duration::from_secs(4);
+    let open = || place.open_with(ScyllaOptions { wait, ..Keyspace::options() }, &clock);
+    let [one, other, third] = [open(), open(), open()];
+    let key = channel("acme", "a");
+    assert_eq!(find(&one, &key, "own"), None);
+    publish_own(&one, &key, 1).expect("stored");
+    let position = super::wait(one.read(query(&key))).expect("read").rows[0].position;
+    remove(&one, &key, position);
+    let begun = std::time::Instant::now();
+    let mut asks = [&other, &third].into_iter().cycle();
+    let found =
+        asks.find_map(|store| look_up(store, &key, "own").recv_timeout(PATIENCE).expect("answered").ok());
+    let took = begun.elapsed();
+    assert_eq!(found, Some(vec![None]), "there is no row");
+    assert!(took >= wait, "{took:?}: its owner may still acknowledge it");
+    assert!(took < wait + wait / 2, "{took:?}: the second node waits anew");
+    come(&one, &key, position);
+    assert!(publish_own(&third, &key, 2).is_ok() || publish_own(&other, &key, 3).is_ok());
+    assert_eq!(
+        super::wait(one.read(query(&key))).expect("read").rows.len(),
+        1,
+        "the late row does not count"
+    );
+}
+
 /// Holds up who has had an answer, before it looks at it.
 #[derive(Debug, Default)]
 struct HoldUp {
