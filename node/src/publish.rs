@@ -2,6 +2,7 @@
 
 mod departures;
 mod presence;
+mod repeats;
 #[cfg(test)]
 mod tests;
 
@@ -124,6 +125,9 @@ impl Publisher {
         routing: Option<&Arc<Routing>>,
     ) -> Self {
         let published = metrics::counter!("fanfare_published_messages_total");
+        if let Some(routing) = routing {
+            store.set_deliveries(repeats::Delivered::by(routing));
+        }
         Self {
             inner: Arc::new(Inner {
                 hub: Arc::clone(hub),

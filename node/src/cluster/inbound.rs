@@ -175,6 +175,8 @@ pub enum Request {
     ClaimIds(Vec<GivenIds>),
     /// What is on its way to the store that nodes share is to be there.
     Settle,
+    /// All who are attached to the channel are to have this message of the store, or to be told of a loss.
+    Deliver { key: ChannelKey, stamp: Stamp },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -343,6 +345,10 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
             Ok(Request::ClaimIds(ids.into_iter().map(once::ids).collect::<Result<_, _>>()?))
         }
         v1::request::Kind::Settle(v1::Settle {}) => Ok(Request::Settle),
+        v1::request::Kind::Deliver(deliver) => {
+            let key = channel_key(deliver.channel.ok_or(Malformed("no channel"))?)?;
+            Ok(Request::Deliver { key, stamp: stamp(deliver.stamp.ok_or(Malformed("no stamp"))?) })
+        }
     }
 }
 

@@ -15,6 +15,7 @@ mod presence;
 mod quorum;
 mod receipts;
 mod refill;
+mod repeats;
 mod revocations;
 mod runs;
 mod stored;

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::channels::{Channel, Hub, State};
 use super::interest::Joining;
@@ -11,6 +12,12 @@ impl State {
     /// The run of another node is in its position.
     pub(super) fn stands(&self, incarnation: u64) -> bool {
         self.mark.others.as_ref().is_some_and(|others| others.sequence_of(incarnation).is_some())
+    }
+
+    fn lacks(&self, stamp: Stamp) -> bool {
+        let is_wanted = !self.removed && !matches!(self.joining, Joining::Not) && self.is_heard();
+        let is_forwarded = self.stands(stamp.incarnation) || self.whole.contains(stamp.incarnation);
+        is_wanted && is_forwarded && !self.knows(stamp)
     }
 
     /// Something of it may be missing.
@@ -66,6 +73,14 @@ impl Hub {
         self.give_way();
     }
 
+    /// A message does not come in time: whoever is attached is told of a loss, and no older position is resumed from here.
+    pub fn miss(&self, channel: &Channel) {
+        let mut state = channel.state.lock();
+        state.end_positions();
+        self.skipped.store(true, Ordering::SeqCst);
+        self.tell_lost(channel, &state);
+    }
+
     /// As [`Hub::died`], in these channels alone.
     pub fn died_in(&self, numbers: &HashSet<u64>) {
         self.each_of(numbers, |channel, state| self.tell_lost(channel, state));
@@ -106,6 +121,11 @@ impl Hub {
 }
 
 impl Channel {
+    /// Somebody is attached, or was lately, and this message of a run that forwards the channel has not come.
+    pub fn lacks(&self, stamp: Stamp) -> bool {
+        self.state.lock().lacks(stamp)
+    }
+
     /// How far a run of another node was heard.
     pub fn reached(&self, incarnation: u64) -> u64 {
         let state = self.state.lock();

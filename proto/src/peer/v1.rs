@@ -461,7 +461,7 @@ pub struct PresenceAsked {
 pub struct Request {
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    #[prost(oneof = "request::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 7, 8, 9, 20")]
+    #[prost(oneof = "request::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 7, 8, 9, 20, 21")]
     pub kind: ::core::option::Option<request::Kind>,
 }
 /// Nested message and enum types in `Request`.
@@ -490,11 +490,22 @@ pub mod request {
         Revoke(super::Revoke),
         #[prost(message, tag = "20")]
         Settle(super::Settle),
+        #[prost(message, tag = "21")]
+        Deliver(super::Deliver),
     }
 }
 /// Answered with Done when all that the receiver had for the store by then can be read there, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Settle {
+}
+/// Answered with Done when all who are attached to the channel at the receiver have the message, or were told of a loss. The message is
+/// in the store, and its publisher is about to be told so.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Deliver {
+    #[prost(message, optional, tag = "1")]
+    pub channel: ::core::option::Option<Channel>,
+    #[prost(message, optional, tag = "2")]
+    pub stamp: ::core::option::Option<Stamp>,
 }
 /// The nonce of a token request: whether it is used for the first time. Whoever is asked remembers it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -115,6 +115,14 @@ pub(super) fn settled(settled: v1::IdsSettled, incarnation: u64) -> Result<(IdSc
     Ok((scope, ids.into_iter().zip(stamps).collect()))
 }
 
+pub(in crate::cluster) fn write_deliver(
+    channel: v1::Channel,
+    Stamp { incarnation, sequence }: Stamp,
+) -> v1::request::Kind {
+    let stamp = Some(v1::Stamp { incarnation, sequence });
+    v1::request::Kind::Deliver(v1::Deliver { channel: Some(channel), stamp })
+}
+
 pub(in crate::cluster) fn write_nonce(told: &ToldNonce) -> v1::Nonce {
     let ToldNonce { kept: KeptNonce { nonce, age_ms }, claim } = told;
     let Nonce { key_name, timestamp_ms, nonce } = nonce;

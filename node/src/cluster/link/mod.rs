@@ -145,6 +145,7 @@ impl Item {
                 v1::request::Kind::ClaimIds(v1::ClaimIds { ids: written.collect() })
             }
             Request::Settle => v1::request::Kind::Settle(v1::Settle {}),
+            Request::Deliver { key, stamp } => once::write_deliver(named(key), *stamp),
         });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }

@@ -264,6 +264,13 @@ impl Routing {
             (Some(Request::NoncesGiven { nonces, last }), Some(local)) => {
                 Arc::clone(&routing).nonces_from_peer(local, to, nonces, last)
             }
+            (Some(Request::Deliver { key, stamp }), Some(_)) => {
+                let routing = Arc::clone(&routing);
+                Box::pin(async move {
+                    routing.deliver(&key, stamp).await;
+                    Some(Answer::Done)
+                })
+            }
             (Some(Request::Settle), Some(local)) => Arc::clone(&routing).settled_for_peer(&**local),
             (Some(Request::Revoke(revocations)), Some(local)) => {
                 let revoked = local.revoke(revocations);

@@ -177,13 +177,27 @@ impl Routing {
     }
 
     async fn complete_one(&self, channel: &Arc<Channel>, incarnation: u64, since: Duration) -> bool {
+        let may_go_on = || self.may_go_on(incarnation);
+        let is_complete = self.hand_on_stored(channel, incarnation, since, may_go_on).await;
+        if is_complete {
+            self.deaths.lock().completed(incarnation, channel.number());
+        }
+        is_complete
+    }
+
+    /// Hands on what the run has stored behind what was heard of it. False where that cannot be told.
+    pub(super) async fn hand_on_stored(
+        &self,
+        channel: &Arc<Channel>,
+        incarnation: u64,
+        since: Duration,
+        may_go_on: impl FnOnce() -> bool,
+    ) -> bool {
         let Some(local) = self.store() else { return false };
         let sequence = channel.reached(incarnation);
         let behind = Behind { key: channel.key().clone(), incarnation, sequence, since };
         let Some(stored) = local.stored(behind).await else { return false };
-        let may_go_on = self.may_go_on(incarnation);
-        self.hub.refilled(channel, incarnation, inbound::stored(channel.key(), stored), may_go_on);
-        self.deaths.lock().completed(incarnation, channel.number());
+        self.hub.refilled(channel, incarnation, inbound::stored(channel.key(), stored), may_go_on());
         true
     }
 

@@ -35,6 +35,13 @@ pub type Done = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// The answer to `find_ids`: one entry per id that was asked for, in that order.
 pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Send>;
 
+/// What the nodes have delivered of what is stored.
+pub trait Deliveries: Send + Sync + 'static {
+    /// Resolves when all who are attached to the channel, on each node that can be reached, have the message with this stamp, or were told
+    /// of a loss.
+    fn delivered(&self, key: ChannelKey, stamp: Stamp) -> BoxFuture<'static, ()>;
+}
+
 /// A store of messages, of presence events and members, of client-given message ids, of nonces and of revocations. Every row is
 /// scoped to its account.
 ///
@@ -75,6 +82,9 @@ pub trait HistoryStore: Send + Sync + 'static {
     /// `append` by then: an id that is still being written is waited for, so that an answer always speaks of something
     /// stored. Nobody else waits for it.
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds);
+
+    /// From now on an id is found only when its message was delivered, where the store is one that nodes share.
+    fn set_deliveries(&self, _deliveries: Arc<dyn Deliveries>) {}
 
     /// Remembers ids under which another node has published, as [`HistoryStore::append`] does those of its messages. `Busy` comes before
     /// the call returns.

@@ -8,7 +8,7 @@
 //! given up and comes late finds the claim to be another's, also where it was this run's.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ use super::buckets::{Bucket, day_of};
 use super::values::{Applied, conditional, kind_value, natural, number, ordered, unordered, written_at};
 use super::{Shared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp, random_bytes};
-use crate::origin::history::{IdScope, Position, RowKind, StoreError};
+use crate::origin::history::{Deliveries, IdScope, Position, RowKind, StoreError};
 use crate::tasks::OnStop;
 
 /// How long another node may take between a claim and its stamp before the claim is taken over; half of the wait for the store where that is less.
@@ -66,6 +66,7 @@ pub(super) struct GivenIds {
     /// Claims with a stamp whose row is not there.
     missed: Mutex<Latest<Missed>>,
     late: Arc<Semaphore>,
+    deliveries: OnceLock<Arc<dyn Deliveries>>,
     window_ms: u64,
     /// Ids whose write has not ended, with who waits for that.
     pending: Mutex<HashMap<Name, Pending>>,
@@ -120,6 +121,7 @@ impl GivenIds {
             taken: Mutex::default(),
             missed: Mutex::default(),
             late: Arc::new(Semaphore::new(LATE_MAX)),
+            deliveries: OnceLock::new(),
             window_ms,
             pending: Mutex::default(),
             permits,
@@ -241,6 +243,11 @@ impl GivenIds {
         }
     }
 
+    /// From now on an id counts as published when its message was delivered.
+    pub(super) fn set_deliveries(&self, deliveries: Arc<dyn Deliveries>) {
+        self.deliveries.set(deliveries).ok();
+    }
+
     /// Goes on to wait for rows that these ids miss, where the question had to be answered before. A client asks the next node then,
     /// which would wait anew.
     pub(super) fn wait_on(shared: &Arc<Shared>, names: &[Name]) {
@@ -334,6 +341,9 @@ impl GivenIds {
                 let is_over = missed.is_some_and(|since| since.elapsed() >= shared.options.wait)
                     || now_ms >= stamped.acknowledged_until_ms(shared);
                 if stamped.is_stored(shared, &scope.key).await? {
+                    if let Some(deliveries) = self.deliveries.get() {
+                        deliveries.delivered(scope.key.clone(), stamped.stamp).await;
+                    }
                     return Ok(Some(stamped.stamp));
                 }
                 self.miss(&name, former.owner, *stamped);

@@ -43,8 +43,8 @@ use crate::origin::metering::MetricRow;
 use crate::tasks::{OnStop, Tasks};
 
 use super::{
-    BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, KeptBy,
-    Nonce, StoreError,
+    BoxFuture, Deliveries, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept,
+    KeptBy, Nonce, StoreError,
 };
 use buckets::{Bounds, Buckets};
 use connection::Database;
@@ -245,6 +245,10 @@ impl HistoryStore for Scylla {
             return found(Err(error));
         }
         lookups::look_up(&self.shared, scope, ids, found);
+    }
+
+    fn set_deliveries(&self, deliveries: Arc<dyn Deliveries>) {
+        self.shared.ids.set_deliveries(deliveries);
     }
 
     fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {

@@ -7,6 +7,7 @@ use scylla::errors::{RequestAttemptError, RequestError};
 use scylla::observability::history::{AttemptId, HistoryListener, RequestId, SpeculativeId};
 use scylla::policies::retry::RetryDecision;
 
+use super::super::Deliveries;
 use super::super::ids as given_ids;
 use super::*;
 
@@ -167,6 +168,38 @@ fn an_id_is_taken_over_once_its_row_was_missed_for_as_long_as_a_store_may_take_w
     let stored = (0..20).any(|_| publish_own(&other, &key, 2).is_ok());
     assert!(stored, "it was asked often");
     assert_eq!(sequences(&wait(one.read(query(&key))).expect("read")), [2]);
+}
+
+/// Lets nothing count as delivered before it is told to.
+#[derive(Default)]
+struct Undelivered {
+    asked: Mutex<Vec<Stamp>>,
+    delivered: tokio::sync::Notify,
+}
+
+impl Deliveries for Arc<Undelivered> {
+    fn delivered(&self, _: ChannelKey, stamp: Stamp) -> BoxFuture<'static, ()> {
+        self.asked.lock().push(stamp);
+        let undelivered = Arc::clone(self);
+        Box::pin(async move { undelivered.delivered.notified().await })
+    }
+}
+
+#[test]
+fn repeat_is_found_when_its_message_is_delivered() {
+    let Some(place) = Keyspace::new() else { return };
+    let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &Clock::system()));
+    let undelivered = Arc::new(Undelivered::default());
+    other.set_deliveries(Arc::new(Arc::clone(&undelivered)));
+    let key = channel("acme", "a");
+    assert_eq!(find(&one, &key, "own"), None);
+    publish_own(&one, &key, 1).expect("stored");
+    let asked = look_up(&other, &key, "own");
+    let stamp = Stamp { incarnation: 0xfa_fa, sequence: 1 };
+    assert!(asked.recv_timeout(Duration::from_secs(2)).is_err(), "the nodes do not have it yet");
+    assert_eq!(*undelivered.asked.lock(), [stamp]);
+    undelivered.delivered.notify_one();
+    assert_eq!(asked.recv_timeout(PATIENCE).expect("answered"), Ok(vec![Some(stamp)]));
 }
 
 #[test]
