@@ -1,7 +1,7 @@
 //! Whether this process runs at all. One that stood still is dead for its cluster, and does nothing more before it begins another run.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -61,6 +61,8 @@ pub async fn stood_still() {
 struct Pulse {
     /// 0 as long as none ran.
     last_ms: AtomicU64,
+    /// Read by all threads before all they do: the token has a lock, for which they would wait for each other.
+    has_stood_still: AtomicBool,
     stood_still: CancellationToken,
 }
 
@@ -76,7 +78,7 @@ impl Pulse {
         let last_ms = self.last_ms.load(Ordering::Relaxed);
         let paused_ms = now_ms.saturating_sub(last_ms);
         if last_ms > 0 && paused_ms >= DEAD_AFTER_MS {
-            let is_first = !self.stood_still.is_cancelled();
+            let is_first = !self.has_stood_still.swap(true, Ordering::SeqCst);
             self.stood_still.cancel();
             if is_first {
                 // Last, since who reads the log may stand still as well.
@@ -87,7 +89,7 @@ impl Pulse {
         if last_ms > 0 && paused_ms > 0 {
             self.last_ms.fetch_max(now_ms, Ordering::Relaxed);
         }
-        self.stood_still.is_cancelled()
+        self.has_stood_still.load(Ordering::SeqCst)
     }
 }
 
