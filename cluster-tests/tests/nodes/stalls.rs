@@ -195,3 +195,21 @@ async fn stopped_node_over_scylla_delivers_acknowledged_in_order() {
     let Some(cluster) = over_cassandra().await else { return };
     order_holds_over_deaths(cluster).await;
 }
+
+/// An ack waits for these stops, so the second node has no message before the stopped one has the first.
+async fn order_holds_over_blinks(mut cluster: Cluster) {
+    let reader = order_holds(&mut cluster, &[300, 400, 300, 400, 300, 400]).await;
+    assert!(reader.faults.is_empty(), "{:?} in {:?}", reader.faults, reader.frames);
+    assert!(!reader.frames.iter().any(|frame| frame == "resumed: false"), "{:?}", reader.frames);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn short_stops_keep_the_order_over_nodes() {
+    order_holds_over_blinks(Cluster::linked(3).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn short_stops_over_scylla_keep_the_order_over_nodes() {
+    let Some(cluster) = over_cassandra().await else { return };
+    order_holds_over_blinks(cluster).await;
+}
