@@ -342,7 +342,7 @@ async fn every_answer_carries_cors_and_errors_are_json() {
     let options = http::request(node.addr(), "OPTIONS", "/api/channels/x/publish", &[], "").await;
     assert!(options.body.is_empty());
     let allowed = options.header("access-control-allow-headers").unwrap_or_default().to_lowercase();
-    for name in ["authorization", "content-type", "last-event-id"] {
+    for name in ["authorization", "cache-control", "content-type", "last-event-id"] {
         assert!(allowed.contains(name), "{allowed}");
     }
     let methods = options.header("access-control-allow-methods").unwrap_or_default();
@@ -418,4 +418,31 @@ async fn a_restart_keeps_history_and_time_does_not_go_back() {
     assert_eq!((records.len(), &records[0]["data"]), (31, &json!("new")));
     assert!(records[0]["timestamp"].as_u64() >= records[1]["timestamp"].as_u64());
     node.assert_no_panic();
+}
+
+/// Whoever makes the answer: the router, the handshake before it, or the listener of operators.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_401_says_what_it_asks_for_and_when() {
+    let node = Node::start(NodeOptions::default()).await;
+    let challenge = r#"Bearer realm="fanfare""#;
+    let unsigned = r#"{"keyName":"none","timestamp":1,"nonce":"0123456789abcdef"}"#;
+    for (method, path, body) in [
+        ("GET", "/api/channels", ""),
+        ("GET", "/no/such/path", ""),
+        ("GET", "/realtime/sse?channel=a", ""),
+        ("POST", "/keys/none/requestToken", unsigned),
+    ] {
+        let headers = [("content-type", "application/json")];
+        let answer = http::request(node.addr(), method, path, &headers, body).await;
+        assert_eq!((answer.status, answer.header("www-authenticate")), (401, Some(challenge)), "{path}");
+        assert!(answer.header("date").is_some(), "{path}");
+    }
+    let mut raw = Raw::connect(node.addr()).await;
+    let (status, head) = raw.upgrade("/realtime", &[("authorization", "Basic bm8=")]).await;
+    assert_eq!(status, 401, "{head}");
+    for (name, value) in [("www-authenticate", challenge), ("date", "")] {
+        assert_eq!(head.matches(&format!("\r\n{name}: {value}")).count(), 1, "{head}");
+    }
+    let operators = http::request(node.admin(), "POST", "/drain", &[], "").await;
+    assert_eq!((operators.status, operators.header("www-authenticate")), (401, Some(challenge)));
 }

@@ -142,6 +142,12 @@ async fn a_stream_of_two_channels_is_resumed_by_its_last_id() {
         .map(|event| event.data["messages"][0]["data"].as_str().expect("a text").to_owned());
     missed.sort();
     assert_eq!(missed, ["missed a", "missed b"]);
+    // A page that was loaded again has no other way than the query, and the browser's own header is newer than that.
+    let reloaded = format!("{query}&lastEventId={}", message.id);
+    for (last, resumed) in [(None, true), (Some(&*message.id), true), (Some("x,y"), false)] {
+        let mut events = Events::open(&node, &reloaded, last).await;
+        assert_eq!(events.find("attached").await.data["resumed"], resumed, "{last:?}");
+    }
     for nonsense in ["nonsense", "x,y", "a,b,c"] {
         let mut events = Events::open(&node, &query, Some(nonsense)).await;
         assert_eq!(events.find("attached").await.data["resumed"], false, "{nonsense}");

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use super::errors::CHALLENGE;
 use crate::pulse;
 pub use members::{MemberState, MemberView, MembersView, NodeView};
 pub use serve::serve;
@@ -134,7 +135,11 @@ fn is_operator(headers: &HeaderMap, token: &AdminToken) -> bool {
 }
 
 fn refusal(status: StatusCode, error: &str) -> Response {
-    json(status, format!(r#"{{"error":"{error}"}}"#))
+    let mut response = json(status, format!(r#"{{"error":"{error}"}}"#));
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
+    }
+    response
 }
 
 fn json(status: StatusCode, body: String) -> Response {

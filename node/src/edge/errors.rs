@@ -59,6 +59,9 @@ impl Kind {
     }
 }
 
+/// What every 401 asks for (RFC 9110 §11.6.1). A browser shows no window for it.
+pub const CHALLENGE: &str = r#"Bearer realm="fanfare""#;
+
 /// A request that is not served: body `{"error", "reason"?}` and the headers that go with it.
 ///
 /// The sentence names fields and limits, never a credential.
@@ -159,6 +162,9 @@ impl Refusal {
         let mut headers = Vec::new();
         if let Some(allow) = self.allow {
             headers.push(("allow", allow.to_owned()));
+        }
+        if matches!(self.kind, Kind::Unauthorized | Kind::TokenRefused) {
+            headers.push(("www-authenticate", CHALLENGE.to_owned()));
         }
         if let Some(seconds) = self.retry_after_s {
             headers.push(("retry-after", seconds.to_string()));

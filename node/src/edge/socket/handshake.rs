@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -287,7 +288,11 @@ pub fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
         StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or_default();
     let body = refusal.body();
     let mut head = format!("HTTP/1.1 {status} {reason}\r\n");
-    let fixed = [("content-type", "application/json".to_owned()), ("content-length", body.len().to_string())];
+    let fixed = [
+        ("content-type", "application/json".to_owned()),
+        ("content-length", body.len().to_string()),
+        ("date", httpdate::fmt_http_date(SystemTime::now())),
+    ];
     let cors = cors::EVERY.map(|(name, value)| (name, value.to_owned()));
     let own = refusal.headers().into_iter().filter(|(name, _)| *name != "connection");
     let closing = ("connection", "close".to_owned());

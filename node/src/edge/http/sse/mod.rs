@@ -6,6 +6,7 @@
 
 mod stream;
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -51,8 +52,10 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
         Limit::SseStreams.hit();
         return Err(Refusal::unanswered());
     }
-    let last = head.headers.get("last-event-id").and_then(|value| value.to_str().ok());
-    let serials = serials(last, channels.len());
+    // A browser that comes back by itself still has the query with which it came first.
+    let header = head.headers.get("last-event-id").and_then(|value| value.to_str().ok());
+    let last = header.map(Cow::from).or_else(|| parameter(query, "lastEventId"));
+    let serials = serials(last.as_deref(), channels.len());
     let comment_ms = api.services.limits.heartbeat_ms;
     let client = head.extensions.get::<ClientSocket>().cloned();
     let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms, client).map_err(|error| {
@@ -84,6 +87,10 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     // A proxy that gathers an answer would hold back every event.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
+}
+
+fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
+    form_urlencoded::parse(query.as_bytes()).find(|(own, _)| own == name).map(|(_, value)| value)
 }
 
 /// The names of all `channel` parameters, in their order.
