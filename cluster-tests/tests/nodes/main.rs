@@ -21,6 +21,7 @@ mod gossip_alive_grpc_dead;
 mod history_copy;
 mod http_api;
 mod http_bounds;
+mod http_edges;
 mod id_once_across_nodes;
 mod integrations;
 mod io_uring;

@@ -82,6 +82,7 @@ limits! {
     heartbeat_grace_ms 0..=3_600_000: "A client that is silent for twice heartbeat_ms and this is given up";
     header_bytes 1_024..=65_536: "Headers of a request, whatever their number";
     header_ms 1..=3_600_000: "From the start of a connection or request to the end of its headers";
+    http_idle_ms 1..=3_600_000: "From the end of an answer over HTTP to the first byte of a further request; longer than a balancer keeps idle connections";
     outbox_bytes 1..=1_073_741_824: "Live frames that wait for one connection; beyond it the connection is closed as slow";
     outbox_stall_ms 1..=3_600_000: "A connection that takes no waiting frame for this long is closed as slow";
     delivery_window_ms 0..=50: "A busy shard collects for so long before it writes again; at rest nothing waits. 0: it never waits";

@@ -16,6 +16,8 @@ pub enum Kind {
     Malformed,
     BadName,
     TooLarge,
+    /// The coding of a body.
+    UnsupportedCoding,
     Unauthorized,
     /// A signed or unsigned token request that is refused; the one 401 with a sentence of its own.
     TokenRefused,
@@ -37,6 +39,7 @@ impl Kind {
             Self::Malformed => (400, code::BAD_REQUEST),
             Self::BadName => (400, code::BAD_NAME),
             Self::TooLarge => (413, code::TOO_LARGE),
+            Self::UnsupportedCoding => (415, code::BAD_REQUEST),
             Self::Unauthorized | Self::TokenRefused => (401, code::CREDENTIAL),
             Self::Forbidden => (403, code::CAPABILITY),
             Self::NotFound => (404, code::BAD_REQUEST),
@@ -168,6 +171,9 @@ impl Refusal {
         }
         if let Some(seconds) = self.retry_after_s {
             headers.push(("retry-after", seconds.to_string()));
+        }
+        if self.kind == Kind::UnsupportedCoding {
+            headers.push(("accept-encoding", "gzip, deflate".to_owned()));
         }
         if self.kind == Kind::UpgradeRequired {
             headers.push(("connection", "upgrade".to_owned()));

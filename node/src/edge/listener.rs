@@ -1,5 +1,6 @@
 //! The client listener: accepts, and serves as HTTP what is not a socket.
 
+mod silence;
 mod stall;
 mod stream;
 #[cfg(test)]
@@ -15,14 +16,19 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
+use axum::http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
+};
+use axum::response::IntoResponse as _;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tower_service::Service as _;
 
+use super::errors::Refusal;
+use super::host;
 use super::http::cors;
 use super::link::Link;
 use super::socket::{Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Permit, Shards};
@@ -257,8 +263,10 @@ pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<
 
 async fn serve_connection(services: HttpServices, connection: HttpConnection) -> Result<(), hyper::Error> {
     let Ok(peer) = connection.link.socket.peer_addr() else { return Ok(()) };
-    let stall_max = Duration::from_millis(services.limits.http_stall_ms);
-    let Ok(mut stream) = ReadStream::new(connection, stall_max) else { return Ok(()) };
+    let Ok(mut stream) = ReadStream::new(connection, &services.limits) else { return Ok(()) };
+    if stream.writable().await.is_err() {
+        return Ok(());
+    }
     loop {
         let (result, back) = serve_stream(&services, peer, stream).await;
         let Some(back) = back else { return result };
@@ -274,10 +282,15 @@ async fn serve_stream(
 ) -> (Result<(), hyper::Error>, Option<ReadStream>) {
     let stopping = services.tasks.stopping();
     let adoption = Adoption::default();
-    let socket = stream.client_socket();
+    let (socket, turns) = (stream.client_socket(), stream.turns());
     let service = hyper::service::service_fn(|request| {
         let (services, socket, adoption) = (services.clone(), socket.clone(), Arc::clone(&adoption));
-        async move { Ok::<_, Infallible>(respond(services, peer, socket, adoption, request).await) }
+        let turn = turns.begin();
+        async move {
+            let response = respond(services, peer, socket, adoption, request).await;
+            drop(turn);
+            Ok::<_, Infallible>(response)
+        }
     });
     let http = protocol(&services.limits, *stream.headers());
     let mut serving = http.serve_connection(TokioIo::new(stream), service);
@@ -311,8 +324,8 @@ async fn serve_stream(
 
 fn protocol(limits: &Limits, headers: Headers) -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_millis(limits.header_ms))
+    // The stream looks at the time, since a connection may be idle for longer than a head may take.
+    http.header_read_timeout(None)
         .max_buf_size(limits.header_bytes.max(8192))
         .max_header_size(limits.header_bytes)
         .half_close(true);
@@ -336,6 +349,9 @@ fn thin(headers: &mut HeaderMap) {
     for value in headers.get_all(header::AUTHORIZATION) {
         thin.append(header::AUTHORIZATION, value.clone());
     }
+    for value in headers.get_all(header::CONTENT_ENCODING) {
+        thin.append(header::CONTENT_ENCODING, value.clone());
+    }
     for name in [header::CONTENT_LENGTH, header::EXPECT, HeaderName::from_static("last-event-id")] {
         if let Some(value) = headers.remove(&name) {
             thin.insert(name, value);
@@ -351,7 +367,8 @@ async fn respond(
     adoption: Adoption,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    if let Some(mut response) = upgrade(&services, peer.ip(), &adoption, &request) {
+    let refused = host::of(&request).err().map(Refusal::into_response);
+    if let Some(mut response) = refused.or_else(|| upgrade(&services, peer.ip(), &adoption, &request)) {
         cors::on_every(response.headers_mut());
         return response;
     }
@@ -371,40 +388,37 @@ fn upgrade(
     adoption: &Adoption,
     request: &Request<Incoming>,
 ) -> Option<Response<Body>> {
-    let decision = {
-        let headers =
-            request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
-        let head = Head { query: request.uri().query().unwrap_or_default(), headers };
-        if request.method() != Method::GET || request.uri().path() != PATH || !head.asks_for_websocket() {
-            return None;
-        }
-        let HttpServices { auth, connections, identities, limits, .. } = services;
-        let (identities, address) = (Some(&**identities), Some(peer));
-        head.decide(Gate { auth, connections, identities, limits, address })
+    let is_socket = request.method() == Method::GET
+        && request.uri().path() == PATH
+        && request.version() == Version::HTTP_11;
+    if !is_socket {
+        return None;
+    }
+    let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    let head = Head { query: request.uri().query().unwrap_or_default(), headers };
+    let accept = match head.handshake()? {
+        Ok(accept) => accept,
+        Err(refusal) => return Some(refusal.into_response()),
     };
-    let (accept, adopt): (_, Box<dyn FnOnce(ReadStream) -> Option<Input> + Send>) = match decision {
-        Decision::Refuse(refusal) => return Some(axum::response::IntoResponse::into_response(refusal)),
-        Decision::Open { accept, opening } => {
-            let adopt = |stream: ReadStream| {
-                let (link, permit, read) = stream.into_parts()?;
-                Some(Input::Adopt { link, permit, read, opening: Box::new(opening) })
-            };
-            (accept, Box::new(adopt))
-        }
-        Decision::OpenRefused { accept, format, refused } => {
-            let adopt = move |stream: ReadStream| {
-                let (link, permit, _) = stream.into_parts()?;
-                Some(Input::AdoptRefused { link, permit, format, refused })
-            };
-            (accept, Box::new(adopt))
-        }
+    let HttpServices { auth, connections, identities, limits, .. } = services;
+    let (identities, address) = (Some(&**identities), Some(peer));
+    let decision = head.decide(Gate { auth, connections, identities, limits, address });
+    let adopt: Box<dyn FnOnce(ReadStream) -> Option<Input> + Send> = match decision {
+        Decision::Refuse(refusal) => return Some(refusal.into_response()),
+        Decision::Open(opening) => Box::new(|stream| {
+            let (link, permit, read) = stream.into_parts()?;
+            Some(Input::Adopt { link, permit, read, opening: Box::new(opening) })
+        }),
+        Decision::OpenRefused { format, refused } => Box::new(move |stream| {
+            let (link, permit, _) = stream.into_parts()?;
+            Some(Input::AdoptRefused { link, permit, format, refused })
+        }),
     };
     *adoption.lock() = Some(adopt);
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = response.headers_mut();
-    headers.insert(header::CONNECTION, header::HeaderValue::from_static("Upgrade"));
-    headers.insert(header::UPGRADE, header::HeaderValue::from_static("websocket"));
-    headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept.try_into().ok()?);
+    for (name, value) in accept.headers() {
+        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_str(value).ok()?);
+    }
     Some(response)
 }

@@ -18,6 +18,7 @@ use socket::Shards;
 
 pub mod admin;
 pub mod errors;
+pub mod host;
 pub mod http;
 pub mod link;
 pub mod listener;

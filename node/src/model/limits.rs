@@ -99,6 +99,8 @@ pub struct Limits {
     pub header_bytes: usize,
     /// From accept (or the first byte of a further request) to the end of the headers.
     pub header_ms: u64,
+    /// How long a connection may be silent after an answer before a further request begins.
+    pub http_idle_ms: u64,
     /// Live frames waiting for one connection.
     pub outbox_bytes: usize,
     /// A connection with waiting frames that takes none for this long is closed as a slow consumer.
@@ -178,6 +180,7 @@ impl Default for Limits {
             heartbeat_grace_ms: 10_000,
             header_bytes: 16 * 1024,
             header_ms: 10_000,
+            http_idle_ms: 75_000,
             outbox_bytes: 1024 * 1024,
             outbox_stall_ms: 10_000,
             delivery_window_ms: 1,

@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::middleware::from_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+
+use crate::edge::host;
 
 /// More wait in the backlog.
 const CONNECTIONS_MAX: usize = 256;
@@ -17,6 +20,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Never returns. `header_time` is for the head of each request, and for the silence before it.
 pub async fn serve(listener: TcpListener, router: Router, header_time: Duration) {
+    let router = router.layer(from_fn(host::checked));
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {

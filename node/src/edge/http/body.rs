@@ -1,4 +1,4 @@
-//! Bodies in: read whole, bounded in bytes and time. Bodies out: JSON, refusals included.
+//! Bodies in: read whole, bounded in bytes and time, and inflated. Bodies out: JSON, refusals included.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::Api;
+use super::coding::Coding;
 use super::room::{SMALL_BYTES, Share};
 use crate::edge::errors::{Kind, Refusal};
 use crate::model::AccountId;
@@ -24,23 +25,25 @@ pub(super) struct Unread {
     bytes_announced: u64,
     /// The client waits for a word before it sends, so an early answer saves it the work.
     waits: bool,
+    coding: Option<Coding>,
     body: Body,
 }
 
 impl Unread {
     pub(super) fn new(headers: &HeaderMap, body: Body) -> Self {
         let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        Self { bytes_announced: announced.unwrap_or(0), waits: headers.contains_key(EXPECT), body }
+        let (waits, coding) = (headers.contains_key(EXPECT), Coding::of(headers));
+        Self { bytes_announced: announced.unwrap_or(0), waits, coding, body }
     }
 
-    /// The whole body; 413 over `bytes_max`, 408 when it does not come, and 503 when there is no room for it.
+    /// The whole body, as it was before it was encoded; 413 over `bytes_max`, 415 for a coding that is not known, 408 when it does not come, and 503 when there is no room for it.
     pub(super) async fn read(
         mut self,
         api: &Api,
         account: &AccountId,
         bytes_max: usize,
     ) -> Result<Text, Refusal> {
-        let read = self.read_within(api, account, bytes_max).await;
+        let read = self.read_decoded(api, account, bytes_max).await;
         match read.as_ref().err().map(|refusal| refusal.kind) {
             Some(Kind::TooLarge) if bytes_max == api.services.limits.http_body_bytes => {
                 Limit::HttpBodyBytes.hit();
@@ -51,7 +54,7 @@ impl Unread {
             _ => {}
         }
         if let Err(refusal) = &read
-            && matches!(refusal.kind, Kind::TooLarge | Kind::Unavailable)
+            && matches!(refusal.kind, Kind::TooLarge | Kind::UnsupportedCoding | Kind::Unavailable)
             && !self.waits
         {
             self.discard(bytes_max).await;
@@ -59,6 +62,31 @@ impl Unread {
         read
     }
 
+    async fn read_decoded(
+        &mut self,
+        api: &Api,
+        account: &AccountId,
+        bytes_max: usize,
+    ) -> Result<Text, Refusal> {
+        let Some(coding) = self.coding else {
+            let error = "content-encoding must be gzip, deflate or identity";
+            return Err(Refusal::new(Kind::UnsupportedCoding, error));
+        };
+        let sent = self.read_within(api, account, bytes_max).await?;
+        if coding == Coding::Identity {
+            return Ok(sent);
+        }
+        // Inflated twice, so that a body for which there is no room is nowhere in memory.
+        let bytes = coding.count(&sent, bytes_max)?.ok_or_else(|| Refusal::body_too_large(bytes_max))?;
+        let mut text = Text::default();
+        if bytes > SMALL_BYTES {
+            text.make_room(api, account, bytes).await?;
+        }
+        coding.inflate(&sent, bytes, &mut text.bytes)?;
+        Ok(text)
+    }
+
+    /// As it is sent.
     async fn read_within(
         &mut self,
         api: &Api,

@@ -13,7 +13,10 @@ pub const EVERY: [(&str, &str); 2] = [
 
 const PREFLIGHT: [(&str, &str); 3] = [
     ("access-control-allow-methods", "GET, HEAD, POST, PATCH, DELETE, OPTIONS"),
-    ("access-control-allow-headers", "authorization, cache-control, content-type, last-event-id"),
+    (
+        "access-control-allow-headers",
+        "authorization, cache-control, content-encoding, content-type, last-event-id",
+    ),
     ("access-control-max-age", "7200"),
 ];
 

@@ -35,6 +35,7 @@ use crate::telemetry::Limit;
 mod batch;
 mod body;
 mod channels;
+mod coding;
 mod connections;
 pub mod cors;
 mod history;

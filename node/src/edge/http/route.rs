@@ -78,7 +78,7 @@ impl Route {
         }
         let (template, allow, action) = match raw_path {
             "/realtime" => ("/realtime", READ, Action::UpgradeRequired),
-            "/realtime/sse" => ("/realtime/sse", "GET", Action::EventStream),
+            "/realtime/sse" => ("/realtime/sse", READ, Action::EventStream),
             "/time" => ("/time", READ, Action::Time),
             "/api/publish" => ("/api/publish", WRITE, Action::PublishBatch),
             "/api/metrics/series" => ("/api/metrics/series", READ, Action::Metrics),

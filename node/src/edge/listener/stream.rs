@@ -10,11 +10,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::silence::{Silence, Turns};
 use super::stall::Stall;
 use crate::edge::ClientSocket;
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::link::Link;
 use crate::edge::socket::{HttpConnection, Permit, refusal_bytes};
+use crate::model::Limits;
 use crate::telemetry::Limit;
 use crate::tls::TlsConnection;
 
@@ -28,6 +30,7 @@ pub(super) struct ReadStream {
     /// An answer of ours that is being written in place of hyper's.
     own: Vec<u8>,
     headers: Headers,
+    silence: Silence,
     stall: Stall,
     permit: Permit,
 }
@@ -43,19 +46,31 @@ pub(super) enum Headers {
 }
 
 impl ReadStream {
-    /// Must run within a tokio runtime. A client that takes nothing of an answer for `stall_max` is given up.
-    pub(super) fn new(connection: HttpConnection, stall_max: Duration) -> io::Result<Self> {
+    /// Must run within a tokio runtime. A client that takes nothing of an answer for too long is given up.
+    pub(super) fn new(connection: HttpConnection, limits: &Limits) -> io::Result<Self> {
         let HttpConnection { link, permit, read } = connection;
-        let stall = Stall::new(stall_max);
+        let stall = Stall::new(Duration::from_millis(limits.http_stall_ms));
         Ok(Self {
             socket: Socket::new(link)?,
             read,
             taken: 0,
             own: Vec::new(),
             headers: Headers::Few,
+            silence: Silence::new(limits),
             stall,
             permit,
         })
+    }
+
+    /// Until the runtime knows that it can be written to. hyper takes a connection for done whose answer to a refused upgrade it
+    /// could not write at once, and then the client never gets that answer.
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        self.socket.tcp.writable().await
+    }
+
+    /// To be told of each request.
+    pub(super) fn turns(&self) -> Turns {
+        self.silence.turns()
     }
 
     pub(super) fn client_socket(&self) -> ClientSocket {
@@ -93,10 +108,12 @@ impl ReadStream {
             return None;
         }
         let mut headers = [httparse::EMPTY_HEADER; 16];
-        let head = httparse::Response::new(&mut headers).parse(bytes);
-        if head != Ok(httparse::Status::Complete(bytes.len())) {
+        let mut head = httparse::Response::new(&mut headers);
+        if head.parse(bytes) != Ok(httparse::Status::Complete(bytes.len())) {
             return None;
         }
+        let date = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("date"))?;
+        let date = String::from_utf8_lossy(date.value).into_owned();
         let refusal = match status {
             b"431" => Refusal::new(Kind::HeadersTooLarge, "the request's headers are over the limit"),
             b"414" => Refusal::new(Kind::HeadersTooLarge, "the request's address is over the limit"),
@@ -108,7 +125,7 @@ impl ReadStream {
             Kind::TimedOut => Limit::HeaderMs.hit(),
             _ => {}
         }
-        Some(refusal_bytes(&refusal))
+        Some(refusal_bytes(&refusal, date))
     }
 
     fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -144,7 +161,17 @@ impl AsyncRead for ReadStream {
             }
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        let came = buffer.filled().len() > before;
+        if read.is_pending() && self.silence.is_over(cx) {
+            // As if the client had closed, which ends the connection in good form.
+            return Poll::Ready(Ok(()));
+        }
+        if came {
+            self.silence.broken();
+        }
+        read
     }
 }
 
@@ -363,8 +390,9 @@ mod tests {
 
     #[test]
     fn only_a_whole_head_of_hypers_own_is_said_in_our_form() {
-        let own = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        let own = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ndate: now\r\ncontent-length: 0\r\n\r\n";
         let said = ReadStream::in_our_form(own).expect("said anew");
+        assert!(said.windows(b"\r\ndate: now\r\n".len()).any(|part| part == b"\r\ndate: now\r\n"));
         assert!(said.ends_with(br#"{"error":"the request is malformed"}"#));
         let ours = b"HTTP/1.1 404 Not Found\r\naccess-control-allow-origin: *\r\ncontent-length: 0\r\n\r\n";
         assert_eq!(ReadStream::in_our_form(ours), None);

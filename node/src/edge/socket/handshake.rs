@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -14,10 +14,15 @@ use super::identities::{Former, Identities};
 use crate::accounts::{Seat, TenantConnections};
 use crate::auth::{Authenticator, Credentials, Principal};
 use crate::edge::errors::{Kind, Refusal};
+use crate::edge::host;
 use crate::edge::http::cors;
 use crate::model::{ClientId, Limits};
 
 pub const PATH: &str = "/realtime";
+/// The one that is chosen where it is offered.
+const SUBPROTOCOL: &str = "fanfare";
+/// The end of the year 9999.
+const LAST_DATE_MS: u64 = 253_402_300_799_000;
 /// A head with more headers than this is parsed with room for as many as it has.
 const HEADERS_FEW: usize = 64;
 
@@ -26,6 +31,26 @@ const HEADERS_FEW: usize = 64;
 pub struct Head<'a> {
     pub query: &'a str,
     pub headers: Vec<(&'a str, &'a [u8])>,
+}
+
+/// The answer to a good handshake.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Accept {
+    key: String,
+    subprotocol: bool,
+}
+
+impl Accept {
+    /// Headers of the 101 beside those of CORS.
+    pub fn headers(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let fixed = [
+            ("connection", "Upgrade"),
+            ("upgrade", "websocket"),
+            ("sec-websocket-accept", self.key.as_str()),
+        ];
+        let subprotocol = self.subprotocol.then_some(("sec-websocket-protocol", SUBPROTOCOL));
+        fixed.into_iter().chain(subprotocol)
+    }
 }
 
 /// An accepted upgrade.
@@ -79,16 +104,13 @@ pub enum Refused {
     ConnectionLimit,
 }
 
+/// What a credential and the query of a socket come to.
 #[derive(Debug)]
 pub enum Decision {
-    /// Answer 101 with this `sec-websocket-accept`.
-    Open {
-        accept: String,
-        opening: Opening,
-    },
+    /// Answer 101.
+    Open(Opening),
     /// Answer 101, then refuse within the socket, for clients that cannot read a status.
     OpenRefused {
-        accept: String,
         format: Format,
         refused: Refused,
     },
@@ -97,8 +119,8 @@ pub enum Decision {
 
 /// What the first bytes of a connection are.
 pub(super) enum FirstLook<'a> {
-    /// With the length of the head.
-    Upgrade(Head<'a>, usize),
+    /// With what becomes of its handshake, and the length of the head.
+    Upgrade(Head<'a>, Result<Accept, Refusal>, usize),
     /// For the HTTP side, with the length of the head.
     Http(usize),
     /// The head has not ended yet.
@@ -121,7 +143,7 @@ pub(super) fn first_look(bytes: &[u8], seen: usize, bytes_max: usize) -> FirstLo
     };
     match look {
         FirstLook::Partial if bytes.len() > bytes_max => FirstLook::TooLarge,
-        FirstLook::Upgrade(_, length) | FirstLook::Http(length) if length > bytes_max => FirstLook::TooLarge,
+        FirstLook::Upgrade(.., length) | FirstLook::Http(length) if length > bytes_max => FirstLook::TooLarge,
         look => look,
     }
 }
@@ -146,35 +168,53 @@ fn parse<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]) -> Option<Firs
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let head =
         Head { query, headers: request.headers.iter().map(|header| (header.name, header.value)).collect() };
-    if request.method == Some("GET") && path == PATH && head.asks_for_websocket() {
-        Some(FirstLook::Upgrade(head, length))
-    } else {
-        Some(FirstLook::Http(length))
+    let is_upgrade = request.method == Some("GET") && path == PATH && request.version == Some(1);
+    match head.handshake().filter(|_| is_upgrade) {
+        Some(handshake) => Some(FirstLook::Upgrade(head, handshake, length)),
+        None => Some(FirstLook::Http(length)),
     }
 }
 
 impl<'a> Head<'a> {
-    pub fn asks_for_websocket(&self) -> bool {
-        self.lists("upgrade", b"websocket") && self.lists("connection", b"upgrade")
+    /// Checks the headers of an upgrade over HTTP/1.1; none when another one or none is asked for.
+    pub fn handshake(&self) -> Option<Result<Accept, Refusal>> {
+        let is_asked = self.lists("upgrade", b"websocket") && self.lists("connection", b"upgrade");
+        is_asked.then(|| self.accept())
     }
 
-    /// Checks the handshake and the credential, and takes a seat of the tenant.
-    pub fn decide(&self, gate: Gate<'_>) -> Decision {
-        if self.all("sec-websocket-version").next() != Some(b"13") {
-            let error = "sec-websocket-version must be 13";
-            return Decision::Refuse(Refusal::new(Kind::UpgradeRequired, error));
+    fn accept(&self) -> Result<Accept, Refusal> {
+        host::check(self.all("host"), true)?;
+        let has_length = self.all("content-length").any(|length| length.iter().any(|digit| *digit != b'0'));
+        if has_length || self.all("transfer-encoding").next().is_some() {
+            return Err(Refusal::malformed("an upgrade has no body"));
         }
-        let Some(key) = self.all("sec-websocket-key").next().filter(|key| is_key(key)) else {
-            return Decision::Refuse(Refusal::malformed("sec-websocket-key must be 16 bytes in base64"));
-        };
-        let accept = accept_of(key);
+        let versions = self.all("sec-websocket-version").flat_map(|value| value.split(|byte| *byte == b','));
+        match one(versions.map(<[u8]>::trim_ascii)) {
+            Err(Different) => return Err(Refusal::malformed("sec-websocket-version must be given once")),
+            Ok(Some(b"13")) => {}
+            Ok(_) => {
+                return Err(Refusal::new(Kind::UpgradeRequired, "sec-websocket-version must be 13"));
+            }
+        }
+        let key = one(self.all("sec-websocket-key"))
+            .map_err(|Different| Refusal::malformed("sec-websocket-key must be given once"))?
+            .filter(|key| is_key(key))
+            .ok_or_else(|| Refusal::malformed("sec-websocket-key must be 16 bytes in base64"))?;
+        let mut offered =
+            self.all("sec-websocket-protocol").flat_map(|value| value.split(|byte| *byte == b','));
+        let subprotocol = offered.any(|own| own.trim_ascii() == SUBPROTOCOL.as_bytes());
+        Ok(Accept { key: accept_of(key), subprotocol })
+    }
+
+    /// Checks the credential, and takes a seat of the tenant.
+    pub fn decide(&self, gate: Gate<'_>) -> Decision {
         let authorization: Vec<&[u8]> = self.all("authorization").collect();
         let address = gate.address;
         let credentials = Credentials { authorization, query: self.query, socket: true, address };
         let parameters = Parameters::read(self.query);
         let (principal, parameters) = match (gate.auth.authenticate(&credentials), parameters) {
             (Err(_), Some(Parameters { errors_in_socket: true, format, .. })) => {
-                return Decision::OpenRefused { accept, format, refused: Refused::Credential };
+                return Decision::OpenRefused { format, refused: Refused::Credential };
             }
             (Err(_), _) => return Decision::Refuse(Refusal::unauthorized()),
             (Ok(_), None) => return Decision::Refuse(Refusal::malformed("format must be json or msgpack")),
@@ -203,14 +243,14 @@ impl<'a> Head<'a> {
         let Some(seat) = seat else {
             metrics::counter!("fanfare_connection_limit_refusals_total").increment(1);
             if errors_in_socket {
-                return Decision::OpenRefused { accept, format, refused: Refused::ConnectionLimit };
+                return Decision::OpenRefused { format, refused: Refused::ConnectionLimit };
             }
             return Decision::Refuse(Refusal::connection_limit());
         };
         let transport = Transport::WebSocket;
         let opening =
             Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport, former };
-        Decision::Open { accept, opening }
+        Decision::Open(opening)
     }
 
     /// Whether a header that is a list holds the word.
@@ -223,6 +263,15 @@ impl<'a> Head<'a> {
         let matching = self.headers.iter().filter(move |(own, _)| own.eq_ignore_ascii_case(name));
         matching.map(|(_, value)| value.trim_ascii())
     }
+}
+
+/// Values of which one was to be given.
+struct Different;
+
+/// The value that all of them are.
+fn one<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Result<Option<&'a [u8]>, Different> {
+    let first = values.next();
+    if values.all(|other| Some(other) == first) { Ok(first) } else { Err(Different) }
 }
 
 fn is_key(text: &[u8]) -> bool {
@@ -270,19 +319,22 @@ impl Parameters {
 }
 
 /// The bytes of the answer that opens a socket.
-pub(super) fn switching_protocols(accept: &str) -> Vec<u8> {
-    let mut head = format!(
-        "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-accept: {accept}\r\n"
-    );
-    for (name, value) in cors::EVERY {
+pub(super) fn switching_protocols(accept: &Accept) -> Vec<u8> {
+    let mut head = "HTTP/1.1 101 Switching Protocols\r\n".to_owned();
+    for (name, value) in accept.headers().chain(cors::EVERY) {
         head.extend([name, ": ", value, "\r\n"]);
     }
     head += "\r\n";
     head.into_bytes()
 }
 
+/// As the `date` of an answer has it.
+pub(super) fn date(epoch_ms: u64) -> String {
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(epoch_ms.min(LAST_DATE_MS)))
+}
+
 /// The bytes of an answer that refuses, after which the connection is closed.
-pub fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
+pub fn refusal_bytes(refusal: &Refusal, date: String) -> Vec<u8> {
     let status = refusal.kind.status();
     let reason =
         StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or_default();
@@ -291,7 +343,7 @@ pub fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
     let fixed = [
         ("content-type", "application/json".to_owned()),
         ("content-length", body.len().to_string()),
-        ("date", httpdate::fmt_http_date(SystemTime::now())),
+        ("date", date),
     ];
     let cors = cors::EVERY.map(|(name, value)| (name, value.to_owned()));
     let own = refusal.headers().into_iter().filter(|(name, _)| *name != "connection");

@@ -7,17 +7,19 @@
 mod stream;
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 
-use axum::body::Body;
-use axum::http::HeaderValue;
+use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE};
 use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method};
 use axum::response::Response;
 use fanfare_proto::frame::Format;
+use futures_util::stream::empty;
 use serde_json::json;
 
 use self::stream::{Stream, client_frame};
@@ -31,10 +33,6 @@ use crate::edge::socket::{Decision, Gate, Head, Input, Opening, Permit, Refused,
 use crate::model::{ChannelName, Limits, Operation};
 use crate::telemetry::Limit;
 
-/// What every handshake must have; there is none here.
-const NO_HANDSHAKE: [(&str, &[u8]); 2] =
-    [("sec-websocket-version", b"13"), ("sec-websocket-key", b"AAAAAAAAAAAAAAAAAAAAAA==")];
-
 pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, Refusal> {
     let query = head.uri.query().unwrap_or_default();
     let authorization = authorization(&head.headers);
@@ -45,6 +43,10 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let channels = channels(query, &api.services.limits)?;
     if !channels.iter().all(|channel| principal.allows(channel.as_str(), Operation::Subscribe)) {
         return Err(Refusal::forbidden(Operation::Subscribe.as_str()));
+    }
+    if head.method == Method::HEAD {
+        // As long as a stream is: not known.
+        return Ok(answer(Body::from_stream(empty::<Result<Bytes, Infallible>>())));
     }
     let opening = admit(api, query, &authorization, address)?;
     let permit = Permit::take(&api.streams);
@@ -78,7 +80,11 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
         opening: Box::new(opening),
     });
 
-    let mut response = Response::new(Body::new(stream));
+    Ok(answer(Body::new(stream)))
+}
+
+fn answer(body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -86,7 +92,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     // A proxy that gathers an answer would hold back every event.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
+    response
 }
 
 fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
@@ -129,8 +135,8 @@ fn admit(
     authorization: &[&[u8]],
     address: Option<IpAddr>,
 ) -> Result<Opening, Refusal> {
-    let given = authorization.iter().map(|value| ("authorization", *value));
-    let head = Head { query, headers: given.chain(NO_HANDSHAKE).collect() };
+    let headers = authorization.iter().map(|value| ("authorization", *value)).collect();
+    let head = Head { query, headers };
     let services = &api.services;
     let gate = Gate {
         auth: &services.auth,
@@ -140,7 +146,7 @@ fn admit(
         address,
     };
     match head.decide(gate) {
-        Decision::Open { opening, .. } => {
+        Decision::Open(opening) => {
             Ok(Opening { format: Format::Json, heartbeat_pings: false, transport: Transport::Sse, ..opening })
         }
         Decision::Refuse(refusal) => Err(refusal),

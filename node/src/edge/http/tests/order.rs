@@ -110,7 +110,7 @@ async fn options_is_answered_before_any_credential() {
         assert!(methods.contains("POST") && methods.contains("DELETE"), "{methods}");
         assert_eq!(
             answer.header("access-control-allow-headers"),
-            Some("authorization, cache-control, content-type, last-event-id")
+            Some("authorization, cache-control, content-encoding, content-type, last-event-id")
         );
     }
 }

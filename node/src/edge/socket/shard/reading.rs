@@ -119,30 +119,32 @@ impl Shard {
 
     /// Decides on a fresh connection once its first head is whole.
     fn look(&mut self, connection: &mut Connection, slot: u32, mut bytes: Vec<u8>, seen: usize) -> Next {
-        let (head, length) = match handshake::first_look(&bytes, seen, self.services.limits.header_bytes) {
-            FirstLook::Upgrade(head, length) => (head, length),
-            FirstLook::Http(_) => return Next::Http(bytes),
-            FirstLook::TooLarge => {
-                Limit::HeaderBytes.hit();
-                return self.refuse(connection, slot, &headers_too_large());
-            }
-            FirstLook::Malformed => {
-                return self.refuse(connection, slot, &Refusal::malformed("the request is malformed"));
-            }
-            FirstLook::Partial => {
-                if let Stage::Opening { head, .. } = &mut connection.stage {
-                    *head = bytes;
+        let (head, accept, length) =
+            match handshake::first_look(&bytes, seen, self.services.limits.header_bytes) {
+                FirstLook::Upgrade(head, Ok(accept), length) => (head, accept, length),
+                FirstLook::Upgrade(_, Err(refusal), _) => return self.refuse(connection, slot, &refusal),
+                FirstLook::Http(_) => return Next::Http(bytes),
+                FirstLook::TooLarge => {
+                    Limit::HeaderBytes.hit();
+                    return self.refuse(connection, slot, &headers_too_large());
                 }
-                return Next::Keep;
-            }
-        };
+                FirstLook::Malformed => {
+                    return self.refuse(connection, slot, &Refusal::malformed("the request is malformed"));
+                }
+                FirstLook::Partial => {
+                    if let Stage::Opening { head, .. } = &mut connection.stage {
+                        *head = bytes;
+                    }
+                    return Next::Keep;
+                }
+            };
         match head.decide(self.services.gate(connection.address())) {
             Decision::Refuse(refusal) => return self.refuse(connection, slot, &refusal),
-            Decision::Open { accept, opening } => {
+            Decision::Open(opening) => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());
                 self.open(connection, slot, opening);
             }
-            Decision::OpenRefused { accept, format, refused } => {
+            Decision::OpenRefused { format, refused } => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());
                 self.refuse_in_socket(connection, slot, format, refused);
             }
@@ -152,7 +154,8 @@ impl Shard {
     }
 
     fn refuse(&mut self, connection: &mut Connection, slot: u32, refusal: &Refusal) -> Next {
-        connection.begin_closing(Bytes::from(handshake::refusal_bytes(refusal)), self.now_ms, 0);
+        let bytes = handshake::refusal_bytes(refusal, handshake::date(self.epoch_ms));
+        connection.begin_closing(Bytes::from(bytes), self.now_ms, 0);
         self.close_if_due(connection, slot);
         Next::Keep
     }
