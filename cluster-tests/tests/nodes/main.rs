@@ -56,6 +56,7 @@ mod revocation_everywhere;
 mod rolling_restart;
 mod scylla_resume;
 mod scylla_store;
+mod socket_edges;
 mod socket_session;
 mod sse;
 mod stalls;

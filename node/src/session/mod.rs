@@ -48,6 +48,8 @@ pub struct Context<'a> {
 pub enum Output {
     /// An encoded payload to send.
     Frame(Vec<u8>),
+    /// The answer to a ping, with the bytes of it.
+    Pong(Vec<u8>),
     /// Publish, and give the result back by [`Session::answered`].
     Publish { ticket: u64, request: Box<PublishRequest>, queued: bool },
     /// Change presence, and give the result back by [`Session::answered`].
@@ -141,6 +143,11 @@ impl Session {
         self.in_flight >= IN_FLIGHT_MAX || self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
     }
 
+    /// All is said, and nothing more is looked at.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// A request of the client is not answered yet.
     pub fn is_owed(&self) -> bool {
         self.in_flight > 0
@@ -185,6 +192,13 @@ impl Session {
         if self.in_flight > 0 {
             let bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
             self.in_flight_bytes = self.in_flight_bytes.saturating_add(bytes);
+        }
+    }
+
+    /// A ping is answered in the order in which it came, and not after the end.
+    pub fn ping(&mut self, payload: &[u8], out: &mut Vec<Output>) {
+        if !self.ended {
+            out.push(Output::Pong(payload.to_vec()));
         }
     }
 

@@ -38,6 +38,7 @@ fn directory() -> DirectoryText {
 #[derive(Debug, Clone, PartialEq)]
 enum Seen {
     Frame(Value),
+    Pong(Vec<u8>),
     Publish { ticket: u64, messages: usize, queued: bool },
     Present { ticket: u64, client_id: String, action: PresenceAction },
     Deliver(String, bool),
@@ -129,6 +130,7 @@ impl Client {
         for output in out {
             match output {
                 Output::Frame(payload) => seen.push(Seen::Frame(self.read(&payload))),
+                Output::Pong(payload) => seen.push(Seen::Pong(payload)),
                 Output::Publish { ticket, request, queued } => {
                     seen.push(Seen::Publish { ticket, messages: request.messages.len(), queued });
                 }
@@ -228,6 +230,7 @@ fn brief(seen: &[Seen]) -> Vec<String> {
             Some(code) => format!("{} {} {code}", frame["op"], text(&frame["id"])),
             None => format!("{} {}", frame["op"], text(&frame["id"])),
         },
+        Seen::Pong(payload) => format!("pong {payload:?}"),
         Seen::Publish { ticket, .. } => format!("publish {ticket}"),
         Seen::Present { ticket, .. } => format!("present {ticket}"),
         Seen::Deliver(channel, delivers) => format!("deliver {channel} {delivers}"),

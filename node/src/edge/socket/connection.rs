@@ -78,11 +78,17 @@ pub(super) enum Stage {
         since_ms: u64,
     },
     Open(Box<Open>),
-    /// Something final was said. The close frame goes out at `close_ms`, if it has not yet.
-    Closing {
-        close: Option<(u64, Bytes)>,
-        until_ms: u64,
-    },
+    Closing(Box<Closing>),
+}
+
+/// Something final was said.
+#[derive(Debug)]
+pub(super) struct Closing {
+    /// What goes out last and when, if it has not yet: a close frame, or an answer of HTTP.
+    pub(super) close: Option<(u64, Bytes)>,
+    pub(super) until_ms: u64,
+    /// Until then the client may close by itself.
+    pub(super) reader: Reader,
 }
 
 #[derive(Debug)]
@@ -99,8 +105,7 @@ pub(super) struct Open {
     pub(super) replays: Vec<Replay>,
     /// Member lists that are on their way, by the numbers of their channels.
     pub(super) syncs: Vec<(u64, Sync)>,
-    pub(super) pings: u32,
-    pub(super) pings_second: u32,
+    pub(super) pings: PingRate,
     /// Epoch milliseconds.
     pub(super) opened_ms: u64,
     /// Held as long as the session is open, and so given back before the last frames are out.
@@ -136,8 +141,7 @@ impl Open {
             subscriptions: Vec::new(),
             replays: Vec::new(),
             syncs: Vec::new(),
-            pings: 0,
-            pings_second: 0,
+            pings: PingRate::default(),
             opened_ms: epoch_ms,
             _seat: seat,
         })
@@ -152,15 +156,24 @@ impl Open {
     pub(super) fn subscription_mut(&mut self, name: &ChannelName) -> Option<&mut Subscription> {
         self.subscriptions.iter_mut().find(|subscription| subscription.name == *name)
     }
+}
 
-    /// Whether the client may send one more ping within this second.
-    pub(super) fn ping_allowed(&mut self, now_ms: u64, per_second: u32) -> bool {
+/// Pings of the client in the current second.
+#[derive(Debug, Default)]
+pub(super) struct PingRate {
+    count: u32,
+    second: u32,
+}
+
+impl PingRate {
+    /// Whether the client may send one more; 0: as many as it likes.
+    pub(super) fn allows(&mut self, now_ms: u64, per_second: u32) -> bool {
         let second = u32::try_from(now_ms / 1000).unwrap_or(u32::MAX);
-        if self.pings_second != second {
-            (self.pings, self.pings_second) = (0, second);
+        if self.second != second {
+            (self.count, self.second) = (0, second);
         }
-        self.pings += 1;
-        per_second == 0 || self.pings <= per_second
+        self.count = self.count.saturating_add(1);
+        per_second == 0 || self.count <= per_second
     }
 }
 
@@ -195,27 +208,33 @@ impl Connection {
     pub(super) fn open_mut(&mut self) -> Option<&mut Open> {
         match &mut self.stage {
             Stage::Open(open) => Some(open),
-            Stage::Opening { .. } | Stage::Closing { .. } => None,
+            Stage::Opening { .. } | Stage::Closing(_) => None,
         }
     }
 
     /// Nothing more is read as messages; `close` goes out after `after_ms`.
     pub(super) fn begin_closing(&mut self, close: Bytes, now_ms: u64, after_ms: u64) {
         let close_ms = now_ms + after_ms;
-        self.stage = Stage::Closing { close: Some((close_ms, close)), until_ms: close_ms + LINGER_MS };
+        let reader = self.open_mut().map(|open| std::mem::take(&mut open.reader)).unwrap_or_default();
+        let (close, until_ms) = (Some((close_ms, close)), close_ms + LINGER_MS);
+        self.stage = Stage::Closing(Box::new(Closing { close, until_ms, reader }));
     }
 
     /// The close frame has gone, and all before it; its client is to close now.
     pub(super) fn has_said_all(&self) -> bool {
-        let is_closing = matches!(self.stage, Stage::Closing { close: None, .. });
-        is_closing && self.outbox.is_empty() && !self.link.wants_write()
+        self.has_closed() && self.outbox.is_empty() && !self.link.wants_write()
+    }
+
+    /// The last that is said stands in the outbox, or is out.
+    pub(super) fn has_closed(&self) -> bool {
+        matches!(&self.stage, Stage::Closing(closing) if closing.close.is_none())
     }
 
     /// When this connection is to be looked at. `clock_ahead_ms` is epoch time minus shard time.
     pub(super) fn next_due_ms(&self, limits: &Limits, clock_ahead_ms: u64) -> u64 {
         match &self.stage {
             Stage::Opening { since_ms, .. } => since_ms + limits.header_ms,
-            Stage::Closing { close, until_ms } => close.as_ref().map_or(*until_ms, |(at_ms, _)| *at_ms),
+            Stage::Closing(closing) => closing.close.as_ref().map_or(closing.until_ms, |(at_ms, _)| *at_ms),
             Stage::Open(open) => [
                 Some(self.heartbeat_due_ms(limits)),
                 self.silence_ends_ms(limits),

@@ -14,10 +14,14 @@ use crate::telemetry::Limit;
 /// What a client sent. Control frames may stand between the fragments of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Incoming<'a> {
-    Message { text: bool, payload: &'a [u8] },
+    Message {
+        text: bool,
+        payload: &'a [u8],
+    },
     Ping(&'a [u8]),
     Pong,
-    Close,
+    /// With its code, if it has one.
+    Close(Option<u16>),
 }
 
 /// Why the connection must end, with its close code.
@@ -32,24 +36,40 @@ const fn protocol(reason: &'static str) -> Broken {
 }
 
 const TOO_BIG: Broken = Broken { code: close::TOO_BIG, reason: "the message is over the limit" };
-const BAD_UTF8: Broken = Broken { code: close::BAD_UTF8, reason: "the reason of a close is not UTF-8" };
+const BAD_UTF8: Broken = Broken { code: close::BAD_UTF8, reason: "text is not valid UTF-8" };
+const BAD_REASON: Broken = Broken { code: close::BAD_UTF8, reason: "the reason of a close is not UTF-8" };
 
 /// The reading half of one connection. Keeps nothing while no message is begun.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Bytes that are not yet taken: a frame's beginning, or what followed when the sink had enough.
+    /// Bytes that are not yet taken: the beginning of a head or of a control frame, or what followed when the sink had enough.
     kept: Vec<u8>,
-    fragments: Option<Box<Fragments>>,
+    unfinished: Option<Box<Unfinished>>,
     begun_ms: u64,
     /// The sink had enough, so what is kept may hold whole frames.
     stopped: bool,
 }
 
+/// A message that is not whole yet.
 #[derive(Debug)]
-struct Fragments {
+struct Unfinished {
     text: bool,
+    /// What came of it, unmasked.
     payload: Vec<u8>,
-    count: usize,
+    /// So much of the payload of a text is UTF-8. At most the beginning of one character stands behind it.
+    checked: usize,
+    fragments: usize,
+    /// The frame whose payload is not whole yet.
+    frame: Option<Rest>,
+}
+
+/// What is still to come of a data frame.
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    fin: bool,
+    bytes: usize,
+    /// Turned, so that its first byte is that of the next byte.
+    mask: [u8; 4],
 }
 
 struct Head {
@@ -63,7 +83,7 @@ struct Head {
 impl Reader {
     /// Since when a message is begun and not finished.
     pub(super) fn begun_ms(&self) -> Option<u64> {
-        (!self.kept.is_empty() || self.fragments.is_some()).then_some(self.begun_ms)
+        (!self.kept.is_empty() || self.unfinished.is_some()).then_some(self.begun_ms)
     }
 
     /// The time of a message that is begun counts from here.
@@ -85,9 +105,10 @@ impl Reader {
         now_ms: u64,
         mut sink: impl FnMut(Incoming<'_>) -> ControlFlow<()>,
     ) -> Result<(), Broken> {
-        let idle = self.begun_ms().is_none();
-        let (mut finished, mut stopped) = (false, false);
+        let (idle, no_message) = (self.begun_ms().is_none(), self.unfinished.is_none());
+        let (mut given, mut finished, mut stopped) = (false, false, false);
         let mut sink = |incoming: Incoming<'_>| {
+            given = true;
             finished |= matches!(incoming, Incoming::Message { .. });
             let flow = sink(incoming);
             stopped = flow.is_break();
@@ -112,7 +133,7 @@ impl Reader {
             taken
         };
         self.stopped = stopped && !self.kept.is_empty();
-        if idle || finished || result.is_ok_and(|taken| taken > 0) && self.fragments.is_none() {
+        if idle || finished || given && no_message {
             self.begun_ms = now_ms;
         }
         result.map(drop)
@@ -126,70 +147,134 @@ impl Reader {
         sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
     ) -> Result<usize, Broken> {
         let mut taken = 0;
-        while let Some(head) = head(&bytes[taken..], limits)? {
+        loop {
+            if let Some(unfinished) = &mut self.unfinished
+                && let Some(rest) = unfinished.frame
+            {
+                let count = rest.bytes.min(bytes.len() - taken);
+                unfinished.take(rest, &mut bytes[taken..taken + count])?;
+                taken += count;
+                if count < rest.bytes || self.finish(rest.fin, sink).is_break() {
+                    break;
+                }
+                continue;
+            }
+            let Some(head) = head(&bytes[taken..], limits)? else { break };
             let start = taken + head.head_bytes;
-            let Some(payload) = bytes.get_mut(start..start + head.payload_bytes) else { break };
-            unmask(payload, head.mask);
-            taken = start + head.payload_bytes;
-            if self.frame(&head, payload, limits, sink)?.is_break() {
+            let payload = bytes.get_mut(start..start + head.payload_bytes);
+            if let Some(payload) = payload
+                && self.stands_alone(&head)
+            {
+                unmask(payload, head.mask);
+                taken = start + head.payload_bytes;
+                if whole(&head, payload, sink)?.is_break() {
+                    break;
+                }
+            } else if is_control(head.opcode) {
                 break;
+            } else {
+                self.begin(&head, limits)?;
+                taken = start;
             }
         }
         Ok(taken)
     }
 
-    fn frame(
+    /// Whether its payload can be given as it is, once it is there.
+    fn stands_alone(&self, head: &Head) -> bool {
+        is_control(head.opcode)
+            || head.fin && head.opcode != OpCode::Continuation && self.unfinished.is_none()
+    }
+
+    /// Begins a data frame, whose payload is taken as it comes.
+    fn begin(&mut self, head: &Head, limits: &Limits) -> Result<(), Broken> {
+        let unfinished = match (head.opcode, &mut self.unfinished) {
+            (OpCode::Continuation, None) => return Err(protocol("a continuation of nothing")),
+            (OpCode::Continuation, Some(unfinished)) => unfinished,
+            (_, Some(_)) => return Err(protocol("a message began within another")),
+            (opcode, none) => none.insert(Box::new(Unfinished {
+                text: opcode == OpCode::Text,
+                payload: Vec::new(),
+                checked: 0,
+                fragments: 0,
+                frame: None,
+            })),
+        };
+        unfinished.fragments += 1;
+        if unfinished.fragments > limits.socket_message_fragments {
+            Limit::SocketMessageFragments.hit();
+            return Err(TOO_BIG);
+        }
+        if unfinished.payload.len() + head.payload_bytes > limits.socket_message_bytes {
+            Limit::SocketMessageBytes.hit();
+            return Err(TOO_BIG);
+        }
+        unfinished.frame = Some(Rest { fin: head.fin, bytes: head.payload_bytes, mask: head.mask });
+        Ok(())
+    }
+
+    /// Gives the message if the frame that is whole now was its last.
+    fn finish(
         &mut self,
-        head: &Head,
-        payload: &[u8],
-        limits: &Limits,
+        fin: bool,
         sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, Broken> {
-        match (head.opcode, &mut self.fragments) {
-            (OpCode::Ping, _) => Ok(sink(Incoming::Ping(payload))),
-            (OpCode::Pong, _) => Ok(sink(Incoming::Pong)),
-            (OpCode::Close, _) => check_close(payload).map(|()| sink(Incoming::Close)),
-            (OpCode::Text | OpCode::Binary, Some(_)) => Err(protocol("a message began within another")),
-            (OpCode::Continuation, None) => Err(protocol("a continuation of nothing")),
-            (opcode @ (OpCode::Text | OpCode::Binary), None) => {
-                let text = opcode == OpCode::Text;
-                if head.fin {
-                    return Ok(sink(Incoming::Message { text, payload }));
-                }
-                self.fragments = Some(Box::new(Fragments { text, payload: payload.to_vec(), count: 1 }));
-                Ok(ControlFlow::Continue(()))
-            }
-            (OpCode::Continuation, Some(fragments)) => {
-                fragments.count += 1;
-                if fragments.count > limits.socket_message_fragments {
-                    Limit::SocketMessageFragments.hit();
-                    return Err(TOO_BIG);
-                }
-                if fragments.payload.len() + payload.len() > limits.socket_message_bytes {
-                    Limit::SocketMessageBytes.hit();
-                    return Err(TOO_BIG);
-                }
-                fragments.payload.extend_from_slice(payload);
-                if !head.fin {
-                    return Ok(ControlFlow::Continue(()));
-                }
-                match self.fragments.take() {
-                    Some(done) => Ok(sink(Incoming::Message { text: done.text, payload: &done.payload })),
-                    None => Ok(ControlFlow::Continue(())),
-                }
-            }
+    ) -> ControlFlow<()> {
+        match self.unfinished.take_if(|_| fin) {
+            Some(done) => sink(Incoming::Message { text: done.text, payload: &done.payload }),
+            None => ControlFlow::Continue(()),
         }
     }
 }
 
-fn check_close(payload: &[u8]) -> Result<(), Broken> {
+impl Unfinished {
+    /// Takes the next bytes of the frame. Text that is no UTF-8 fails with the byte that makes it so, and not at the end of the
+    /// message.
+    fn take(&mut self, rest: Rest, bytes: &mut [u8]) -> Result<(), Broken> {
+        let Rest { fin, bytes: left, mut mask } = rest;
+        unmask(bytes, mask);
+        mask.rotate_left(bytes.len() % 4);
+        self.payload.extend_from_slice(bytes);
+        let rest = Rest { fin, bytes: left - bytes.len(), mask };
+        self.frame = (rest.bytes > 0).then_some(rest);
+        if !self.text {
+            return Ok(());
+        }
+        match std::str::from_utf8(&self.payload[self.checked..]) {
+            Ok(_) => self.checked = self.payload.len(),
+            Err(error) if error.error_len().is_some() || fin && self.frame.is_none() => return Err(BAD_UTF8),
+            Err(error) => self.checked += error.valid_up_to(),
+        }
+        Ok(())
+    }
+}
+
+/// Gives a frame that is a control frame or a message of its own.
+fn whole(
+    head: &Head,
+    payload: &[u8],
+    sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, Broken> {
+    Ok(match head.opcode {
+        OpCode::Ping => sink(Incoming::Ping(payload)),
+        OpCode::Pong => sink(Incoming::Pong),
+        OpCode::Close => sink(Incoming::Close(close_code(payload)?)),
+        opcode => sink(Incoming::Message { text: opcode == OpCode::Text, payload }),
+    })
+}
+
+const fn is_control(opcode: OpCode) -> bool {
+    matches!(opcode, OpCode::Close | OpCode::Ping | OpCode::Pong)
+}
+
+fn close_code(payload: &[u8]) -> Result<Option<u16>, Broken> {
     let Some((code, reason)) = payload.split_first_chunk::<2>() else {
-        return if payload.is_empty() { Ok(()) } else { Err(protocol("a close frame of one byte")) };
+        return if payload.is_empty() { Ok(None) } else { Err(protocol("a close frame of one byte")) };
     };
-    if !matches!(u16::from_be_bytes(*code), 1000..=1003 | 1007..=1014 | 3000..=4999) {
+    let code = u16::from_be_bytes(*code);
+    if !matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999) {
         return Err(protocol("a close code that may not be sent"));
     }
-    std::str::from_utf8(reason).map(drop).map_err(|_| BAD_UTF8)
+    std::str::from_utf8(reason).map(|_| Some(code)).map_err(|_| BAD_REASON)
 }
 
 /// None when more bytes are needed. Refuses before the payload is there.
@@ -203,7 +288,6 @@ fn head(bytes: &[u8], limits: &Limits) -> Result<Option<Head>, Broken> {
     }
     let fin = first & 0x80 != 0;
     let opcode = OpCode::try_from(first & 0x0f).map_err(|_| protocol("an unknown opcode"))?;
-    let control = matches!(opcode, OpCode::Close | OpCode::Ping | OpCode::Pong);
     let (payload_bytes, length_bytes) = match second & 0x7f {
         126 => match rest.first_chunk::<2>() {
             Some(length) => (u64::from(u16::from_be_bytes(*length)), 2),
@@ -215,8 +299,17 @@ fn head(bytes: &[u8], limits: &Limits) -> Result<Option<Head>, Broken> {
         },
         short => (u64::from(short), 0),
     };
-    if control && (!fin || payload_bytes > 125) {
+    if is_control(opcode) && (!fin || payload_bytes > 125) {
         return Err(protocol("a control frame is fragmented or too long"));
+    }
+    // RFC 6455 §5.2: the shortest form, and the first bit of the longest is 0.
+    let least = match length_bytes {
+        2 => 126,
+        8 => 1 << 16,
+        _ => 0,
+    };
+    if payload_bytes < least || payload_bytes >> 63 != 0 {
+        return Err(protocol("a length is not in its shortest form"));
     }
     if payload_bytes > limits.socket_message_bytes as u64 {
         Limit::SocketMessageBytes.hit();

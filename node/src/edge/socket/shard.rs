@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fanfare_proto::frame::{self, Format, ServerFrame};
+use fastwebsockets::OpCode;
 use mio::{Events, Poll, Token};
 use moving::Moving;
 use pace::Pace;
@@ -29,7 +30,7 @@ use super::connection::{Connection, Stage};
 use super::ring::Ring;
 use super::timers::Timers;
 use super::{Input, Services, ShardHandle};
-use crate::hub::Subscribers;
+use crate::hub::{Subscribers, wire};
 use crate::model::Tenure;
 use crate::pulse;
 use crate::session::{Context, Output, PublishResult};
@@ -353,6 +354,9 @@ impl Shard {
         for output in outputs {
             match output {
                 Output::Frame(payload) => self.send_payload(connection, slot, &payload),
+                Output::Pong(payload) => {
+                    self.send(connection, slot, wire::frame(OpCode::Pong, &payload));
+                }
                 Output::Publish { ticket, request, queued } => {
                     let answer = self.owe_answer(connection, slot, ticket);
                     self.services.publisher.publish(*request, queued, answer);

@@ -149,3 +149,22 @@ fn names_of_channels_at_the_limit_and_one_past() {
     assert_eq!(brief(&client.send(&publish("p", &longest))), ["publish 1"]);
     assert_eq!(brief(&client.send(&publish("p", "a[b] c"))), ["publish 2"]);
 }
+
+#[test]
+fn a_ping_is_answered_in_its_place_and_not_after_the_end() {
+    let mut client = Client::key("all");
+    client.opened();
+    let seen = client.act(|session, cx, out| {
+        session.ping(b"first", out);
+        session.message(cx, true, br#"{"op":0,"id":"a"}"#, out);
+        session.ping(b"second", out);
+        session.message(cx, true, br#"{"op":5}"#, out);
+        session.ping(b"late", out);
+    });
+    let pong = |payload: &[u8]| Seen::Pong(payload.to_vec());
+    assert_eq!(seen[0], pong(b"first"));
+    assert_eq!(seen[1], Seen::Frame(json!({"op": 0, "id": "a"})));
+    assert_eq!(seen[2], pong(b"second"));
+    assert_eq!(seen.iter().filter(|seen| matches!(seen, Seen::Pong(_))).count(), 2, "{seen:?}");
+    assert!(client.session.has_ended());
+}

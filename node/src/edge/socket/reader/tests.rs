@@ -21,7 +21,7 @@ enum Got {
     Binary(Vec<u8>),
     Ping(Vec<u8>),
     Pong,
-    Close,
+    Close(Option<u16>),
 }
 
 impl Got {
@@ -31,7 +31,7 @@ impl Got {
             Incoming::Message { text: false, payload } => Self::Binary(payload.to_vec()),
             Incoming::Ping(payload) => Self::Ping(payload.to_vec()),
             Incoming::Pong => Self::Pong,
-            Incoming::Close => Self::Close,
+            Incoming::Close(code) => Self::Close(*code),
         }
     }
 }

@@ -154,8 +154,8 @@ impl Shard {
     }
 
     pub(super) fn close_if_due(&mut self, connection: &mut Connection, slot: u32) {
-        if let Stage::Closing { close, .. } = &mut connection.stage
-            && let Some((_, frame)) = close.take_if(|(at_ms, _)| *at_ms <= self.now_ms)
+        if let Stage::Closing(closing) = &mut connection.stage
+            && let Some((_, frame)) = closing.close.take_if(|(at_ms, _)| *at_ms <= self.now_ms)
         {
             self.send(connection, slot, frame);
         }
@@ -243,8 +243,8 @@ impl Shard {
                 }
                 return is_in_time;
             }
-            Stage::Closing { close: None, until_ms } => return now_ms < *until_ms,
-            Stage::Closing { .. } => {
+            Stage::Closing(closing) if closing.close.is_none() => return now_ms < closing.until_ms,
+            Stage::Closing(_) => {
                 self.close_if_due(connection, slot);
                 return true;
             }
@@ -312,8 +312,8 @@ impl Shard {
                     continue;
                 }
                 // Its last frames may not be written yet, and it has the time that it was told of, or that of the others.
-                Stage::Closing { close, .. } => {
-                    if let Some((at_ms, _)) = close {
+                Stage::Closing(closing) => {
+                    if let Some((at_ms, _)) = &mut closing.close {
                         *at_ms = (*at_ms).min(self.now_ms + spread_ms + close_after_ms);
                     }
                     self.rearm(&mut connection, slot);

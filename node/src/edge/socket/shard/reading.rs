@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use fanfare_proto::frame::{close, code};
+use fastwebsockets::OpCode;
 use mio::Interest;
 
 use super::super::HttpConnection;
@@ -104,17 +105,39 @@ impl Shard {
                 self.buffer = buffer;
                 Next::Keep
             }
-            Stage::Closing { close, .. } => {
-                // The client closes first, as it is asked to: nothing is left to wait for.
-                if let Some((close_ms, _)) = close
-                    && self.buffer[..count].first().is_some_and(|byte| byte & 0x0f == 8)
-                {
-                    *close_ms = self.now_ms;
-                    self.close_if_due(connection, slot);
-                }
+            Stage::Closing(_) => {
+                let mut buffer = std::mem::take(&mut self.buffer);
+                self.feed_closing(connection, slot, &mut buffer[..count]);
+                self.buffer = buffer;
                 Next::Keep
             }
         }
+    }
+
+    /// All is said but the close frame: the client may close first, as it is asked to, and then nothing is left to wait for.
+    fn feed_closing(&mut self, connection: &mut Connection, slot: u32, bytes: &mut [u8]) {
+        let Stage::Closing(closing) = &mut connection.stage else { return };
+        let Some((close_ms, close)) = &mut closing.close else { return };
+        let (mut pong, mut asked) = (None, None);
+        let result = closing.reader.feed(bytes, &self.services.limits, self.now_ms, |incoming| {
+            match incoming {
+                // Of many only the last is answered (RFC 6455 §5.5.3).
+                Incoming::Ping(payload) => pong = Some(wire::frame(OpCode::Pong, payload)),
+                Incoming::Close(code) => asked = Some(code),
+                Incoming::Message { .. } | Incoming::Pong => {}
+            }
+            if asked.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        if let Some(Some(code)) = asked {
+            *close = wire::close(code, "");
+        }
+        if asked.is_some() || result.is_err() {
+            *close_ms = self.now_ms;
+        }
+        if let Some(pong) = pong.filter(|_| connection.outbox.is_empty()) {
+            self.send(connection, slot, pong);
+        }
+        self.close_if_due(connection, slot);
     }
 
     /// Decides on a fresh connection once its first head is whole.
@@ -161,41 +184,40 @@ impl Shard {
     }
 
     pub(super) fn feed_frames(&mut self, connection: &mut Connection, slot: u32, bytes: &mut [u8]) {
-        let Stage::Open(open) = &mut connection.stage else { return };
-        let Open { session, reader, .. } = &mut **open;
+        let Stage::Open(open) = &mut connection.stage else {
+            return self.feed_closing(connection, slot, bytes);
+        };
+        let Open { session, reader, pings, .. } = &mut **open;
         let cx = context(&self.services, self.epoch_ms);
+        let now_ms = self.now_ms;
         let mut outputs: Vec<Output> = Vec::new();
-        let (mut pings, mut closed) = (Vec::new(), false);
-        let result = reader.feed(bytes, cx.limits, self.now_ms, |incoming| {
+        let mut closed = None;
+        let result = reader.feed(bytes, cx.limits, now_ms, |incoming| {
             match incoming {
                 Incoming::Message { text, payload } => session.message(cx, text, payload, &mut outputs),
-                Incoming::Ping(payload) => pings.push(wire::frame(fastwebsockets::OpCode::Pong, payload)),
+                Incoming::Ping(payload) if pings.allows(now_ms, cx.limits.pings_per_second) => {
+                    session.ping(payload, &mut outputs);
+                }
+                Incoming::Ping(_) => {
+                    Limit::PingsPerSecond.hit();
+                    let error = "more pings than a client may send";
+                    session.fail(error, code::BAD_REQUEST, close::POLICY, &mut outputs);
+                }
                 Incoming::Pong => {}
-                Incoming::Close => closed = true,
+                Incoming::Close(code) => closed = Some(code.unwrap_or(close::NORMAL)),
             }
-            if closed || session.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            let enough = closed.is_some() || session.is_full() || session.has_ended();
+            if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         if let Err(broken) = result {
             session.fail(broken.reason, code::BAD_REQUEST, broken.code, &mut outputs);
         }
-        let now_ms = self.now_ms;
-        if !pings.iter().all(|_| open.ping_allowed(now_ms, cx.limits.pings_per_second)) {
-            pings.clear();
-            Limit::PingsPerSecond.hit();
-            open.session.fail(
-                "more pings than a client may send",
-                code::BAD_REQUEST,
-                close::POLICY,
-                &mut outputs,
-            );
-        }
-        let full = open.session.is_full();
+        let full = session.is_full();
         self.run_outputs(connection, slot, outputs);
-        for pong in pings {
-            self.send(connection, slot, pong);
-        }
-        if closed && connection.open_mut().is_some() {
-            self.end(connection, slot, close::NORMAL, 0);
+        if let Some(code) = closed
+            && connection.open_mut().is_some()
+        {
+            self.end(connection, slot, code, 0);
         }
         connection.paused |= full;
     }

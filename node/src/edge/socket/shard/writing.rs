@@ -189,7 +189,7 @@ impl Shard {
             Ok(Flush::Drained) => {
                 connection.sent_ms = self.now_ms;
                 connection.blocked_ms = None;
-                if matches!(connection.stage, Stage::Closing { close: None, .. }) {
+                if connection.has_closed() {
                     // What the client still sends is read and dropped until it closes too.
                     connection.link.shutdown_write();
                 }

@@ -16,7 +16,7 @@ fn a_message_at_the_limit_and_one_past() {
         Err(close::TOO_BIG),
         "by its length, before its payload is there"
     );
-    let huge = [FIN | TEXT, 0xff, 255, 255, 255, 255, 255, 255, 255, 255];
+    let huge = [FIN | TEXT, 0xff, 127, 255, 255, 255, 255, 255, 255, 255];
     assert_eq!(read(&huge, &limits).1, Err(close::TOO_BIG));
 }
 
@@ -45,10 +45,26 @@ fn fragments_at_the_number_and_one_past() {
     assert_eq!(read(&twice, &Limits::default()).1, Ok(()), "each message has its own");
 }
 
+/// A head with a length of two or eight bytes.
+fn lengthened(first: u8, length: &[u8]) -> Vec<u8> {
+    [&[first, if length.len() == 2 { 0xfe } else { 0xff }], length, &[0; 4]].concat()
+}
+
+#[test]
+fn lengths_at_the_edge_of_each_form_are_taken() {
+    for bytes in [125, 126, 65_535, 65_536] {
+        let payload = vec![b'x'; bytes];
+        assert_eq!(
+            read(&frame(FIN | TEXT, &payload), &Limits::default()),
+            (vec![Got::Text(payload)], Ok(()))
+        );
+    }
+}
+
 #[test]
 fn what_breaks_the_protocol() {
     let unmasked = [FIN | TEXT, 1, b'x'];
-    let cases: [(&str, Vec<u8>); 19] = [
+    let cases: [(&str, Vec<u8>); 25] = [
         ("unmasked", unmasked.to_vec()),
         ("unmasked and empty", vec![FIN | PING, 0]),
         ("the first reserved bit", frame(FIN | 0x40 | TEXT, b"x")),
@@ -68,6 +84,12 @@ fn what_breaks_the_protocol() {
         ("text within text", [frame(TEXT, b"a"), text("b")].concat()),
         ("binary within text", [frame(TEXT, b"a"), frame(BINARY, b"b")].concat()),
         ("a close of one byte", frame(FIN | CLOSE, &[3])),
+        ("125 bytes in the middle form of length", lengthened(FIN | TEXT, &[0, 125])),
+        ("none in it", lengthened(FIN | BINARY, &[0, 0])),
+        ("a ping in it", lengthened(FIN | PING, &[0, 1])),
+        ("65535 bytes in the longest form", lengthened(FIN | TEXT, &[0, 0, 0, 0, 0, 0, 255, 255])),
+        ("none in it", lengthened(TEXT, &[0; 8])),
+        ("the first bit of the longest form", lengthened(FIN | TEXT, &[128, 0, 0, 0, 0, 0, 0, 1])),
     ];
     for (case, bytes) in cases {
         assert_eq!(read(&bytes, &Limits::default()).1, Err(close::PROTOCOL), "{case}");
@@ -95,14 +117,65 @@ fn codes_of_a_close() {
     for code in [1000, 1001, 1003, 1007, 1011, 1014, 3000, 4001, 4999] {
         assert_eq!(
             read(&close_frame(code, b"why"), &Limits::default()),
-            (vec![Got::Close], Ok(())),
+            (vec![Got::Close(Some(code))], Ok(())),
             "{code}"
         );
     }
     for code in [0, 999, 1004, 1005, 1006, 1015, 2000, 2999, 5000, 65535] {
         assert_eq!(read(&close_frame(code, b""), &Limits::default()).1, Err(close::PROTOCOL), "{code}");
     }
-    assert_eq!(read(&frame(FIN | CLOSE, b""), &Limits::default()), (vec![Got::Close], Ok(())));
+    assert_eq!(read(&frame(FIN | CLOSE, b""), &Limits::default()), (vec![Got::Close(None)], Ok(())));
     assert_eq!(read(&close_frame(1000, b"\xff"), &Limits::default()).1, Err(close::BAD_UTF8));
     assert_eq!(read(&close_frame(1000, "é".as_bytes()), &Limits::default()).1, Ok(()));
+}
+
+/// Feeds the parts, and says after which of them text that is no UTF-8 was seen.
+fn refused_after(parts: &[Vec<u8>]) -> Option<usize> {
+    let mut reader = Reader::default();
+    parts.iter().position(|part| {
+        let (_, result) = feed(&mut reader, part, &Limits::default(), 0);
+        result.is_err_and(|broken| broken.code == close::BAD_UTF8)
+    })
+}
+
+#[test]
+fn bad_utf8_fails_with_the_fragment_that_has_it() {
+    let parts = |second: &[u8]| {
+        [frame(TEXT, "κόσμε".as_bytes()), frame(CONTINUATION, second), frame(FIN | CONTINUATION, b"edited")]
+    };
+    assert_eq!(refused_after(&parts(b"\xf4\x90\x80\x80")), Some(1));
+    assert_eq!(refused_after(&parts(b"good")), None);
+    let surrogate = [frame(TEXT, b"\xed"), frame(FIN | PING, b""), frame(CONTINUATION, b"\xa0")];
+    assert_eq!(refused_after(&surrogate), Some(2), "it begins in one fragment and fails in another");
+    let cut = [frame(TEXT, b"a\xce"), frame(CONTINUATION, b""), frame(FIN | CONTINUATION, b"")];
+    assert_eq!(refused_after(&cut), Some(2), "the last character ends too early");
+    let characters = ["κ", "€", "𐍈"].concat().into_bytes();
+    let mut bytes: Vec<Vec<u8>> = characters.iter().map(|byte| frame(CONTINUATION, &[*byte])).collect();
+    bytes.insert(0, frame(TEXT, b""));
+    bytes.push(frame(FIN | CONTINUATION, b""));
+    assert_eq!(refused_after(&bytes), None, "characters over fragments");
+    let binary = [frame(BINARY, b"\xff"), frame(FIN | CONTINUATION, b"\xff")];
+    assert_eq!(refused_after(&binary), None);
+}
+
+#[test]
+fn bad_utf8_fails_with_its_byte_before_the_frame_is_whole() {
+    let payload = [&[b'x'; 200][..], b"\xce\xba\xf4\x90", &[b'y'; 200]].concat();
+    for frame in [frame(FIN | TEXT, &payload), frame(TEXT, &payload)] {
+        let head = frame.len() - payload.len();
+        let bytes: Vec<Vec<u8>> = frame.iter().map(|byte| vec![*byte]).collect();
+        assert_eq!(refused_after(&bytes), Some(head + 203), "byte by byte");
+        for cut in [1, 3, head, head + 100, head + 201, head + 203] {
+            let parts = [frame[..cut].to_vec(), frame[cut..head + 204].to_vec()];
+            assert_eq!(refused_after(&parts), Some(1), "in two reads, cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn bytes_over_the_limit_fail_before_they_are_there() {
+    let parts = [frame(TEXT, &[b'x'; 200]), frame(CONTINUATION, &[b'y'; 101])].concat();
+    let head = parts.len() - 101;
+    assert_eq!(read(&parts[..head - 1], &small()).1, Ok(()));
+    assert_eq!(read(&parts[..head], &small()).1, Err(close::TOO_BIG));
 }

@@ -28,7 +28,7 @@ fn stream() -> (Vec<u8>, Vec<Got>) {
         Got::Text(b"one two three".to_vec()),
         Got::Text(middle.into_bytes()),
         Got::Binary(b"late".to_vec()),
-        Got::Close,
+        Got::Close(Some(1000)),
     ];
     (frames.concat(), got)
 }
