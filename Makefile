@@ -70,6 +70,7 @@ tools:
 	cluster-tests/needs.sh maven mvn
 	cluster-tests/cassandra/cassandra fetch || test "$$CI" != true
 	cluster-tests/openapi.sh --fetch
+	cluster-tests/kosoku.sh || test "$$CI" != true
 
 test-nodes:
 	$(CARGO_TEST) --test nodes -- --test-threads=$(WIDE) --skip scylla --skip history_copy

@@ -1,0 +1,363 @@
+//! Between the suite, which wants its messages back, and a node, which gives those of its own protocol: each message is put into
+//! the `id` of a heartbeat, whose answer is the same frame. All that is no payload of a message passes as it is: frames and how
+//! they are cut, control frames, what is broken, and the end of either side.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fanfare_cluster_tests::raw::{BINARY, CONTINUATION, FIN, TEXT};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// A frame that is not whole after it is passed on as it comes.
+const QUIET: Duration = Duration::from_millis(50);
+const TEXT_BEGINS: &[u8] = br#"{"op":0,"id":""#;
+const TEXT_ENDS: &[u8] = br#""}"#;
+/// A map of two: `op`, 0, `id`, and a text with a length of four bytes.
+const BINARY_BEGINS: &[u8] = b"\x82\xa2op\x00\xa2id\xdb";
+const MASK: [u8; 4] = [0x5a, 0xa5, 0x3c, 0xc3];
+
+/// What the messages of the cases are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Messages {
+    /// They become JSON, in which a few bytes are escaped.
+    Text,
+    /// They become hexadecimal text in MessagePack, whose length stands before it.
+    Binary { fragmented_bytes: u32 },
+}
+
+/// Dropping it ends its connections.
+pub(super) struct Bridge {
+    addr: SocketAddr,
+    _tasks: JoinSet<()>,
+}
+
+impl Bridge {
+    pub(super) async fn open(node: SocketAddr, authorization: &str, messages: Messages) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = listener.local_addr().expect("an address");
+        let format = match messages {
+            Messages::Text => "json",
+            Messages::Binary { .. } => "msgpack",
+        };
+        let head = format!("GET /realtime?format={format} HTTP/1.1\r\nauthorization: {authorization}\r\n");
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (client, _) = listener.accept().await.expect("a connection");
+                let node = TcpStream::connect(node).await.expect("the node accepts");
+                client.set_nodelay(true).expect("a socket option");
+                node.set_nodelay(true).expect("a socket option");
+                let (from_client, to_client) = client.into_split();
+                let (from_node, to_node) = node.into_split();
+                connections.spawn(up(from_client, to_node, head.clone(), messages));
+                connections.spawn(down(from_node, to_client));
+            }
+        });
+        Self { addr, _tasks: tasks }
+    }
+
+    pub(super) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+/// From the suite to the node.
+async fn up(mut client: OwnedReadHalf, mut node: OwnedWriteHalf, head: String, messages: Messages) {
+    let Some((_, rest)) = http_head(&mut client).await else { return };
+    // What stood in the first line is the suite's own.
+    let (mut out, rest) = (head.into_bytes(), rest);
+    let first_line = rest.iter().position(|byte| *byte == b'\n').expect("a line") + 1;
+    let end = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head") + 4;
+    out.extend(&rest[first_line..end]);
+    let mut frames = Up { messages, is_within: false, passing: None, input: rest[end..].to_vec() };
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        if node.write_all(&out).await.is_err() {
+            return;
+        }
+        out.clear();
+        let read = match timeout(QUIET, client.read(&mut buffer)).await {
+            Ok(Ok(0) | Err(_)) => break,
+            Ok(Ok(read)) => read,
+            Err(_) => {
+                frames.translate(true, &mut out);
+                if !out.is_empty() {
+                    continue;
+                }
+                match client.read(&mut buffer).await {
+                    Ok(0) | Err(_) => break,
+                    Ok(read) => read,
+                }
+            }
+        };
+        frames.input.extend_from_slice(&buffer[..read]);
+        frames.translate(false, &mut out);
+    }
+    frames.translate(true, &mut out);
+    // The node may have ended before.
+    node.write_all(&out).await.ok();
+    node.shutdown().await.ok();
+}
+
+/// The bytes up to the end of a head, and all that was read.
+async fn http_head(stream: &mut OwnedReadHalf) -> Option<(usize, Vec<u8>)> {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n") {
+            return Some((end + 4, bytes));
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+/// The head of a frame, and how many bytes of it stand before its mask.
+struct Head {
+    first: u8,
+    bytes: usize,
+    mask: Option<[u8; 4]>,
+    payload_bytes: usize,
+}
+
+impl Head {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let [first, second, rest @ ..] = bytes else { return None };
+        let (length_bytes, payload_bytes) = match second & 0x7f {
+            126 => (2, usize::from(u16::from_be_bytes(*rest.first_chunk()?))),
+            127 => (8, usize::try_from(u64::from_be_bytes(*rest.first_chunk()?)).expect("a length")),
+            short => (0, usize::from(short)),
+        };
+        let is_masked = second & 0x80 != 0;
+        let mask = if is_masked { Some(*rest[length_bytes..].first_chunk()?) } else { None };
+        let bytes = 2 + length_bytes + if is_masked { 4 } else { 0 };
+        Some(Self { first: *first, bytes, mask, payload_bytes })
+    }
+}
+
+fn write_head(first: u8, mask: Option<[u8; 4]>, payload_bytes: usize, out: &mut Vec<u8>) {
+    let bit = if mask.is_some() { 0x80 } else { 0 };
+    out.push(first);
+    match payload_bytes {
+        0..=125 => out.push(bit | payload_bytes as u8),
+        126..=0xffff => {
+            out.push(bit | 126);
+            out.extend((payload_bytes as u16).to_be_bytes());
+        }
+        _ => {
+            out.push(bit | 127);
+            out.extend((payload_bytes as u64).to_be_bytes());
+        }
+    }
+    out.extend(mask.into_iter().flatten());
+}
+
+struct Up {
+    messages: Messages,
+    /// A message is begun and not ended.
+    is_within: bool,
+    passing: Option<Passing>,
+    input: Vec<u8>,
+}
+
+/// A frame whose payload is passed on as it comes.
+struct Passing {
+    left: usize,
+    /// None: as it is.
+    message: Option<Masks>,
+    ends: &'static [u8],
+}
+
+/// Where the masks of the suite and of the bridge stand.
+struct Masks {
+    theirs: [u8; 4],
+    at: usize,
+    ours_at: usize,
+}
+
+impl Masks {
+    fn take(&mut self, payload: &mut [u8]) {
+        for byte in payload {
+            *byte ^= self.theirs[self.at % 4];
+            self.at += 1;
+        }
+    }
+
+    fn give(&mut self, payload: &[u8], out: &mut Vec<u8>) {
+        for byte in payload {
+            out.push(byte ^ MASK[self.ours_at % 4]);
+            self.ours_at += 1;
+        }
+    }
+}
+
+impl Up {
+    /// Takes of the input what can be passed on. `is_quiet`: nothing more has come for a while.
+    fn translate(&mut self, is_quiet: bool, out: &mut Vec<u8>) {
+        let mut taken = 0;
+        loop {
+            if let Some(passing) = &mut self.passing {
+                let count = passing.left.min(self.input.len() - taken);
+                let payload = &mut self.input[taken..taken + count];
+                taken += count;
+                passing.left -= count;
+                pass(self.messages, passing, payload, out);
+                if passing.left > 0 {
+                    break;
+                }
+                self.passing = None;
+            }
+            let Some(head) = Head::read(&self.input[taken..]) else { break };
+            let start = taken + head.bytes;
+            let Some(is_first) = self.message(&head) else {
+                out.extend_from_slice(&self.input[taken..start]);
+                self.passing = Some(Passing { left: head.payload_bytes, message: None, ends: b"" });
+                taken = start;
+                continue;
+            };
+            let whole = self.input.get(start..start + head.payload_bytes);
+            if whole.is_none() && !is_quiet {
+                break;
+            }
+            self.begin(&head, is_first, start, out);
+            taken = start;
+        }
+        self.input.drain(..taken);
+    }
+
+    /// Of a good frame of a message, whether it is the first.
+    fn message(&self, head: &Head) -> Option<bool> {
+        let own = match self.messages {
+            Messages::Text => TEXT,
+            Messages::Binary { .. } => BINARY,
+        };
+        let opcode = head.first & 0x7f;
+        match self.is_within {
+            _ if head.mask.is_none() => None,
+            false => (opcode == own).then_some(true),
+            true => (opcode == CONTINUATION).then_some(false),
+        }
+    }
+
+    /// Writes the head of a frame of a message and what is put before its payload.
+    fn begin(&mut self, head: &Head, is_first: bool, start: usize, out: &mut Vec<u8>) {
+        let fin = head.first & FIN != 0;
+        self.is_within = !fin;
+        let (begins, bytes, ends) = match self.messages {
+            Messages::Text => {
+                let payload = self.input.get(start..start + head.payload_bytes).unwrap_or_default();
+                let mut payload = payload.to_vec();
+                Masks { theirs: head.mask.unwrap_or_default(), at: 0, ours_at: 0 }.take(&mut payload);
+                let bytes = if payload.is_empty() { head.payload_bytes } else { escaped(&payload).len() };
+                (TEXT_BEGINS.to_vec(), bytes, if fin { TEXT_ENDS } else { b"" })
+            }
+            Messages::Binary { fragmented_bytes } => {
+                let bytes = if fin { head.payload_bytes as u32 } else { fragmented_bytes };
+                ([BINARY_BEGINS, &(2 * bytes).to_be_bytes()].concat(), 2 * head.payload_bytes, &b""[..])
+            }
+        };
+        let begins = if is_first { begins } else { Vec::new() };
+        write_head(head.first, Some(MASK), begins.len() + bytes + ends.len(), out);
+        let mut masks = Masks { theirs: head.mask.unwrap_or_default(), at: 0, ours_at: 0 };
+        masks.give(&begins, out);
+        self.passing = Some(Passing { left: head.payload_bytes, message: Some(masks), ends });
+    }
+}
+
+fn pass(messages: Messages, passing: &mut Passing, payload: &mut [u8], out: &mut Vec<u8>) {
+    let Some(masks) = &mut passing.message else { return out.extend_from_slice(payload) };
+    masks.take(payload);
+    match messages {
+        Messages::Text => masks.give(&escaped(payload), out),
+        Messages::Binary { .. } => {
+            let hex: Vec<u8> =
+                payload.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect();
+            masks.give(&hex, out);
+        }
+    }
+    if passing.left == 0 {
+        masks.give(passing.ends, out);
+    }
+}
+
+fn digit(value: u8) -> u8 {
+    b"0123456789abcdef"[usize::from(value)]
+}
+
+/// As it stands in a text of JSON; what is no UTF-8 stays so.
+fn escaped(payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(payload.len());
+    for byte in payload {
+        match byte {
+            b'"' | b'\\' => out.extend([b'\\', *byte]),
+            0..0x20 => out.extend(format!("\\u{byte:04x}").into_bytes()),
+            _ => out.push(*byte),
+        }
+    }
+    out
+}
+
+/// From the node to the suite.
+async fn down(mut node: OwnedReadHalf, mut client: OwnedWriteHalf) {
+    let Some((end, mut input)) = http_head(&mut node).await else { return };
+    let mut out: Vec<u8> = input.drain(..end).collect();
+    loop {
+        let mut taken = 0;
+        while let Some(head) = Head::read(&input[taken..])
+            && let Some(payload) = input.get(taken + head.bytes..taken + head.bytes + head.payload_bytes)
+        {
+            let message = match head.first & 0xf {
+                TEXT => text_of(payload),
+                BINARY => binary_of(payload),
+                _ => {
+                    out.extend_from_slice(&input[taken..taken + head.bytes + head.payload_bytes]);
+                    None
+                }
+            };
+            if let Some(message) = message {
+                write_head(head.first, None, message.len(), &mut out);
+                out.extend(message);
+            }
+            taken += head.bytes + head.payload_bytes;
+        }
+        input.drain(..taken);
+        if client.write_all(&out).await.is_err() {
+            return;
+        }
+        out.clear();
+        match node.read_buf(&mut input).await {
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+    }
+    // The suite may have gone before.
+    client.shutdown().await.ok();
+}
+
+/// What was put into a heartbeat; none for every other frame.
+fn text_of(payload: &[u8]) -> Option<Vec<u8>> {
+    let frame: Value = serde_json::from_slice(payload).expect("a node sends JSON");
+    if frame["op"] != 0 {
+        return None;
+    }
+    Some(frame["id"].as_str()?.as_bytes().to_vec())
+}
+
+fn binary_of(payload: &[u8]) -> Option<Vec<u8>> {
+    let text = payload.strip_prefix(&BINARY_BEGINS[..BINARY_BEGINS.len() - 1])?;
+    let hex = match text {
+        [0xa0..=0xbf, hex @ ..]
+        | [0xd9, _, hex @ ..]
+        | [0xda, _, _, hex @ ..]
+        | [0xdb, _, _, _, _, hex @ ..] => hex,
+        _ => unreachable!("the id of a heartbeat is text"),
+    };
+    let value = |digit: u8| (digit as char).to_digit(16).expect("a digit") as u8;
+    Some(hex.chunks(2).map(|pair| value(pair[0]) << 4 | value(pair[1])).collect())
+}
