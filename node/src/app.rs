@@ -19,7 +19,7 @@ mod tokens;
 use std::error::Error;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +31,8 @@ use crate::accounts::{Accounts, Directory, TenantConnections, development};
 use crate::auth::Authenticator;
 use crate::cluster::membership::Membership;
 use crate::config::Config;
-use crate::edge::admin::{self, AdminState, AdminToken};
+pub use crate::edge::admin::AdminToken;
+use crate::edge::admin::{self, AdminState};
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::socket::{self, Shard, Shards};
@@ -47,7 +48,7 @@ use crate::{edge, telemetry};
 use cluster::{Gossip, HasMet, OfNode};
 pub use copy::copy_history;
 use operators::Operators;
-pub use store::apply_schema;
+pub use store::{apply_schema, read_password};
 
 /// Connections on their way to the HTTP side.
 const HTTP_QUEUE: usize = 4096;
@@ -68,6 +69,11 @@ impl StartError {
     fn at<E: Into<Box<dyn Error + Send + Sync>>>(doing: impl Into<String>) -> impl FnOnce(E) -> Self {
         let doing = doing.into();
         move |source| Self { doing, source: source.into() }
+    }
+
+    /// Of the data folder, or of a file in it: names the path, and the setting that it comes from.
+    fn in_data<E: Into<Box<dyn Error + Send + Sync>>>(path: &Path) -> impl FnOnce(E) -> Self + use<E> {
+        Self::at(format!("cannot use {} (--data-dir)", path.display()))
     }
 }
 
@@ -126,7 +132,7 @@ impl App {
         let limits = Arc::new(listener::within_open_files(config.limits.clone()));
         let Outside { clients, admin, admin_token, gossip } = Outside::open(&config)?;
         let node_id =
-            files::node_id(&config).map_err(StartError::at("cannot keep the node id in the data folder"))?;
+            files::node_id(&config).map_err(StartError::in_data(&config.data_dir.join("node-id")))?;
 
         let (accounts, development_key) = open_accounts(&config)?;
         let store = store::open(&config, own, &node_id, &clock).await?;
@@ -291,9 +297,10 @@ fn open_accounts(config: &Config) -> Result<(Arc<Accounts>, Option<String>), Sta
     }
     let mut key = None;
     if config.development() {
-        let at = || format!("cannot make a development directory in {}", config.data_dir.display());
-        let development = development::create(&config.data_dir).map_err(StartError::at(at()))?;
-        let text = std::fs::read_to_string(&development.key_file).map_err(StartError::at(at()))?;
+        let development =
+            development::create(&config.data_dir).map_err(StartError::in_data(&config.data_dir))?;
+        let text = std::fs::read_to_string(&development.key_file);
+        let text = text.map_err(StartError::in_data(&development.key_file))?;
         key = Some(text.trim().to_owned());
     }
     let file = config.directory_file();
@@ -351,7 +358,7 @@ fn start_shards(
 fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<PathBuf, StartError> {
     let node_file = crate::config::node_file(&config.data_dir);
     files::write_node_file(&node_file, node_id, addresses, config.tls_files().is_some())
-        .map_err(StartError::at(format!("cannot write {}", node_file.display())))?;
+        .map_err(StartError::in_data(&node_file))?;
     let Addresses { listen, admin, gossip, peer } = addresses;
     let [gossip, peer] = [gossip, peer].map(|address| address.map(tracing::field::display));
     tracing::info!(%listen, %admin, gossip, peer, node = %node_id, "node is up");
@@ -377,10 +384,12 @@ impl Outside {
         let admin = bind(config.admin_listen, "--admin-listen")?;
         let certificates = open_certificates(config)?;
         let gossip = cluster::bind(config)?;
-        let admin_token = AdminToken::open(config.admin_token_file.as_deref(), &config.data_dir)
-            .map_err(StartError::at("cannot use the admin token"))?;
-        development::make_private_folder(&config.data_dir)
-            .map_err(StartError::at(format!("cannot make the data folder {}", config.data_dir.display())))?;
+        let given = config.admin_token_file.as_deref().map(AdminToken::read).transpose();
+        let given = given.map_err(StartError::at("cannot use the admin token (--admin-token-file)"))?;
+        let data_dir = &config.data_dir;
+        development::make_private_folder(data_dir).map_err(StartError::in_data(data_dir))?;
+        let own = || AdminToken::made_in(data_dir).map_err(StartError::in_data(data_dir));
+        let admin_token = given.map_or_else(own, Ok)?;
         Ok(Self { clients: (clients, certificates), admin, admin_token, gossip })
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest as _, Sha256};
 
+use super::reader::Mistake;
 use super::secret::Secret;
 use crate::model::{AccountId, Capability, KeyName, Limits, Usage, pattern_matches};
 
@@ -19,11 +20,17 @@ pub struct Directory {
     pub(super) tenants: HashMap<Arc<str>, Arc<Tenant>>,
     pub(super) accounts: HashMap<AccountId, Arc<Account>>,
     pub(super) keys: HashMap<KeyName, Arc<Key>>,
+    /// What was taken though it is odd.
+    pub(super) warnings: Vec<Mistake>,
     /// Asked for often, and made once.
     pub(super) history_policies: OnceLock<u64>,
 }
 
 impl Directory {
+    pub fn warnings(&self) -> &[Mistake] {
+        &self.warnings
+    }
+
     pub fn tenant(&self, id: &str) -> Option<&Arc<Tenant>> {
         self.tenants.get(id)
     }

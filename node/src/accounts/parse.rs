@@ -11,7 +11,7 @@ use super::directory::{Account, ChannelRule, Directory, Integration, Integration
 use super::reader::{Found, Mistake, Mistakes, TableReader};
 use super::secret::Secret;
 use super::usages::Usages;
-use crate::model::{AccountId, Capability};
+use crate::model::{AccountId, Capability, bare_secret};
 
 const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
 
@@ -39,13 +39,13 @@ pub(super) fn parse(
     let key_names = HashSet::new();
     let mut parser = Parser { mistakes, directory, key_names, folder, read_secret, usages, retention_hours };
     parser.document(TableReader::root(document.get_ref()));
-    match parser.mistakes.list {
-        list if list.is_empty() => Ok(parser.directory),
-        mut list => {
-            list.sort_by_key(|mistake| mistake.line);
-            Err(list)
-        }
-    }
+    let Parser { mistakes, mut directory, .. } = parser;
+    let [list, warnings] = [mistakes.list, mistakes.warnings].map(|mut found| {
+        found.sort_by_key(|mistake| mistake.line);
+        found
+    });
+    directory.warnings = warnings;
+    if list.is_empty() { Ok(directory) } else { Err(list) }
 }
 
 struct Parser<'a, 'i> {
@@ -134,7 +134,7 @@ impl Parser<'_, '_> {
 
     fn api_key(&mut self, mut table: TableReader<'_, '_>, account: &Arc<Account>) {
         let name = self.named("name", &mut table, is_key_name, "must be 1 to 64 of A-Z, a-z, 0-9, _ and -");
-        let secret = self.secret(&mut table);
+        let secret = self.secret(&name, &mut table);
         let active = self.status(&mut table);
         let capability = self.capability(&mut table);
         if !name.is_empty() && !self.key_names.insert(name.clone()) {
@@ -187,7 +187,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    fn secret(&mut self, table: &mut TableReader<'_, '_>) -> Option<Secret> {
+    fn secret(&mut self, key_name: &str, table: &mut TableReader<'_, '_>) -> Option<Secret> {
         let given: Vec<_> =
             ["secret", "secret_file", "secret_env"].into_iter().filter_map(|name| table.get(name)).collect();
         let [found] = &given[..] else {
@@ -196,16 +196,28 @@ impl Parser<'_, '_> {
             return None;
         };
         let value = found.text(&mut self.mistakes)?;
+        let bare = |text: String| bare_secret(&text).map(str::to_owned).map_err(str::to_owned);
         let text = if found.key.ends_with("secret_file") {
-            (self.read_secret)(self.folder.join(value)).map_err(|error| format!("cannot be read: {error}"))
+            let text = (self.read_secret)(self.folder.join(value));
+            text.map_err(|error| format!("cannot be read: {error}")).and_then(bare)
         } else if found.key.ends_with("secret_env") {
-            std::env::var(value).map_err(|_| "names a variable that is not set to a text".to_owned())
+            let text = std::env::var(value);
+            text.map_err(|_| "names a variable that is not set to a text".to_owned()).and_then(bare)
         } else {
-            Ok(value.to_owned())
+            // The quotes of the file say where it begins and ends.
+            let text = value.trim_end_matches(['\r', '\n']);
+            if bare_secret(text) != Ok(text) {
+                let reason = "has space, quotes or a byte order mark around it, which are part of the secret";
+                self.mistakes.warn(&found.span, &found.key, reason);
+            }
+            Ok(text.to_owned())
         };
-        // Files end with a newline that is no part of the secret.
-        let secret =
-            text.and_then(|text| Secret::new(text.trim_end_matches(['\r', '\n'])).map_err(Into::into));
+        let text = text.and_then(|text| {
+            let is_whole = !key_name.is_empty() && text.ends_with(&format!(".{key_name}"));
+            let whole = || format!("holds the whole key, <secret>.{key_name}; expected is the secret alone, without .{key_name}");
+            if is_whole { Err(whole()) } else { Ok(text) }
+        });
+        let secret = text.and_then(|text| Secret::new(&text).map_err(Into::into));
         secret.map_err(|reason: String| self.mistakes.add(&found.span, &found.key, reason)).ok()
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// One thing wrong in the directory file. It never holds a value of the file that could be a secret.
+/// One thing wrong or odd in the directory file. It never holds a value of the file that could be a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
     /// From 1.
@@ -60,17 +60,27 @@ impl std::error::Error for DirectoryError {
 pub(super) struct Mistakes<'i> {
     text: &'i str,
     pub(super) list: Vec<Mistake>,
+    /// What is taken all the same.
+    pub(super) warnings: Vec<Mistake>,
 }
 
 impl<'i> Mistakes<'i> {
     pub(super) fn of(text: &'i str) -> Self {
-        Self { text, list: Vec::new() }
+        Self { text, list: Vec::new(), warnings: Vec::new() }
     }
 
     pub(super) fn add(&mut self, span: &Range<usize>, key: &str, reason: impl Into<String>) {
+        self.list.push(self.at(span, key, reason.into()));
+    }
+
+    pub(super) fn warn(&mut self, span: &Range<usize>, key: &str, reason: impl Into<String>) {
+        self.warnings.push(self.at(span, key, reason.into()));
+    }
+
+    fn at(&self, span: &Range<usize>, key: &str, reason: String) -> Mistake {
         let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-        self.list.push(Mistake { line, key: key.to_owned(), reason: reason.into() });
+        Mistake { line, key: key.to_owned(), reason }
     }
 }
 

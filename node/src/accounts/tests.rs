@@ -207,6 +207,67 @@ fn secrets_come_from_files_and_the_environment() {
     assert!(accounts.current().key("f").unwrap().secret.matches(b"rotated"));
 }
 
+/// A directory of one key `k`, whose secret is as the line says.
+fn of_secret(line: &str) -> String {
+    format!(
+        "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n[[tenants.accounts.keys]]\nname = \"k\"\n\
+         capability = {{ a = [\"publish\"] }}\n{line}\n"
+    )
+}
+
+#[test]
+fn what_stands_around_a_secret_of_a_file_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory.toml");
+    fs::write(&path, of_secret("secret_file = \"k.secret\"")).unwrap();
+    for text in ["a.b", "a.b\n", "a.b \r\n", "\u{feff}a.b\n", "\t a.b", "\u{feff} a.b \n\n"] {
+        fs::write(folder.path().join("k.secret"), text).unwrap();
+        let directory = Accounts::open(&path, 72).unwrap().current();
+        assert!(directory.key("k").unwrap().secret.matches(b"a.b"), "{text:?}");
+        assert_eq!(directory.warnings(), []);
+    }
+    for (text, reason) in [
+        ("\"a.b\"\n", "stands in quotes, which would be part of the secret: leave them out"),
+        ("'a.b'", "stands in quotes"),
+        ("a.k\n", "holds the whole key, <secret>.k; expected is the secret alone, without .k"),
+        ("\u{feff}a.b.k ", "holds the whole key"),
+        (" \n", "must not be empty"),
+        ("a\nb", "must not hold a control character"),
+    ] {
+        fs::write(folder.path().join("k.secret"), text).unwrap();
+        let refused = Accounts::open(&path, 72).err().unwrap().to_string();
+        assert!(refused.contains(&format!("keys[0].secret_file: {reason}")), "{text:?}: {refused}");
+        assert!(!refused.contains("a.b"), "{refused}");
+    }
+}
+
+#[test]
+fn a_variable_that_holds_the_whole_key_is_refused() {
+    // Cargo sets it to `fanfare`, and the key is called so.
+    let text = of_secret("secret_env = \"CARGO_PKG_NAME\"").replace("\"k\"", "\"fanfare\"");
+    assert!(Accounts::from_text(&text).is_ok(), "the name alone may be the secret");
+    let value = std::env::var("CARGO_MANIFEST_PATH").unwrap();
+    let name = value.rsplit_once('.').unwrap().1;
+    let text = of_secret("secret_env = \"CARGO_MANIFEST_PATH\"").replace("\"k\"", &format!("\"{name}\""));
+    let refused = Accounts::from_text(&text).err().unwrap().to_string();
+    assert!(refused.contains("keys[0].secret_env: holds the whole key, <secret>.toml;"), "{refused}");
+    assert!(!refused.contains(&value), "{refused}");
+}
+
+#[test]
+fn space_inside_the_quotes_of_the_file_is_a_warning() {
+    for (secret, is_odd) in [("a b", false), (" a", true), ("a ", true), ("'a'", true), ("\\uFEFFa", true)] {
+        let accounts = Accounts::from_text(&of_secret(&format!("secret = \"{secret}\""))).unwrap();
+        let warnings = accounts.current().warnings().to_vec();
+        assert_eq!(warnings.len(), usize::from(is_odd), "{secret}: {warnings:?}");
+        if let [warning] = &warnings[..] {
+            assert_eq!((warning.line, warning.key.as_str()), (8, "tenants[0].accounts[0].keys[0].secret"));
+        }
+    }
+    let refused = Accounts::from_text(&of_secret("secret = \"a.b.k\"")).err().unwrap().to_string();
+    assert!(refused.contains("keys[0].secret: holds the whole key"), "{refused}");
+}
+
 #[test]
 fn retention_that_the_file_does_not_tell_is_that_of_the_configuration() {
     let folder = tempfile::tempdir().unwrap();

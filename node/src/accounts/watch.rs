@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::directory::Directory;
 use super::parse::parse;
-use super::reader::DirectoryError;
+use super::reader::{DirectoryError, Mistake};
 use super::usages::Usages;
 use crate::model::Limits;
 
@@ -153,6 +153,7 @@ impl Accounts {
                 {
                     act(policies);
                 }
+                log_warnings(path, &directory);
                 *self.current.write() = Arc::new(directory);
                 let generation = self.generation.fetch_add(1, Ordering::Release) + 1;
                 publish_generation(generation);
@@ -178,6 +179,12 @@ async fn next_signal(hangups: &mut Option<tokio::signal::unix::Signal>) -> Optio
 fn publish_generation(generation: u64) {
     #[expect(clippy::cast_precision_loss, reason = "a count of reloads stays far below 2^52")]
     metrics::gauge!("fanfare_directory_generation").set(generation as f64);
+}
+
+fn log_warnings(path: &Path, directory: &Directory) {
+    for Mistake { line, key, reason } in directory.warnings() {
+        tracing::warn!(path = %path.display(), line, key, reason, "directory applied with a warning");
+    }
 }
 
 fn log_refusal(error: &DirectoryError) {

@@ -112,7 +112,7 @@ impl Gossip {
         let tls = self.tls(config, local.clock.now_ms())?;
         let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
         let kept = nodes::read(&config.data_dir, local.clock.line_ms())
-            .map_err(StartError::at("cannot read the nodes that are kept in the data folder"))?;
+            .map_err(StartError::in_data(&config.data_dir.join(nodes::FILE)))?;
         let routing = Routing::new(hub, node_id, kept, tasks);
         local.others.know(&routing);
         let is_shared = local.store.is_shared();

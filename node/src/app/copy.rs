@@ -18,7 +18,7 @@ pub async fn copy_history(
     let own = Config { data_dir: from.clone(), ..config.clone() };
     let source = open(from).await?;
     let node_id =
-        files::node_id(&own).map_err(StartError::at("cannot keep the node id in the data folder"))?;
+        files::node_id(&own).map_err(StartError::at("cannot use the node id in the data folder (--from)"))?;
     let target = Arc::new(store::shared(config, &node_id, &Clock::system()).await?);
     let copied = history::copy(source, &target, told).await;
     // It waits for what is under way.

@@ -23,8 +23,10 @@ pub(super) fn open(
 ) -> Result<Arc<Identities>, StartError> {
     let keys = match cluster {
         Some((gossip, _)) => gossip.connection_keys(),
-        None => files::connection_keys(&config.data_dir)
-            .map_err(StartError::at("cannot keep the connection key in the data folder"))?,
+        None => {
+            let at = StartError::in_data(&config.data_dir.join("connection-key"));
+            files::connection_keys(&config.data_dir).map_err(at)?
+        }
     };
     let former = FormerRun::with_passed_ms(former);
     let former = former.map(|(run, passed_ms)| (run.incarnation, passed_ms)).collect();

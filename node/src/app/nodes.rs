@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::routing::KeptNodes;
 
-const FILE: &str = "peers.json";
+pub(super) const FILE: &str = "peers.json";
 
 #[derive(Default, Serialize, Deserialize)]
 struct Kept {

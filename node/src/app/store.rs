@@ -1,12 +1,13 @@
 //! Where the node keeps messages, and what it needs to get there.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::StartError;
 use crate::accounts::development;
 use crate::config::{Config, SchemaMode, StoreKind};
-use crate::model::Clock;
+use crate::model::{Clock, bare_secret};
 use crate::origin::history::{self, Connection, Embedded, HistoryStore, Options, Scylla, ScyllaOptions};
 
 /// The caller's own, else the configured one.
@@ -29,10 +30,10 @@ async fn embedded(config: &Config, clock: &Clock) -> Result<Arc<dyn HistoryStore
     let path = config.data_dir.join("store");
     let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
     let clock = clock.clone();
-    development::make_private_folder(&path).map_err(StartError::at("cannot open the store"))?;
+    development::make_private_folder(&path).map_err(StartError::in_data(&path))?;
     let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, clock)).await;
-    let opened = opened.map_err(StartError::at("cannot open the store"))?;
-    Ok(Arc::new(opened.map_err(StartError::at("cannot open the store"))?))
+    let opened = opened.map_err(StartError::at("cannot open the store (--data-dir)"))?;
+    Ok(Arc::new(opened.map_err(StartError::at("cannot open the store (--data-dir)"))?))
 }
 
 pub(super) async fn shared(config: &Config, node_id: &Arc<str>, clock: &Clock) -> Result<Scylla, StartError> {
@@ -51,12 +52,23 @@ pub async fn apply_schema(config: &Config) -> Result<bool, StartError> {
     applied.map_err(StartError::at("cannot make the schema"))
 }
 
+/// Of the user in the shared store; the error names the file.
+pub fn read_password(file: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    match bare_secret(&text) {
+        Ok("") => Err(format!("{} holds no password", file.display())),
+        Ok(password) => Ok(password.to_owned()),
+        Err(reason) => Err(format!("what {} holds {reason}", file.display())),
+    }
+}
+
 fn connection(config: &Config) -> Result<Connection, StartError> {
     let credentials = match (&config.scylla_user, &config.scylla_password_file) {
         (Some(user), Some(file)) => {
-            let at = || format!("cannot read {} (--scylla-password-file)", file.display());
-            let password = std::fs::read_to_string(file).map_err(StartError::at(at()))?;
-            Some((user.clone(), password.trim_end_matches(['\r', '\n']).to_owned()))
+            let password =
+                read_password(file).map_err(StartError::at("cannot use --scylla-password-file"))?;
+            Some((user.clone(), password))
         }
         _ => None,
     };

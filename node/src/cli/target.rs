@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::failure::Failure;
 use crate::config::{development_key_file, node_file};
+use crate::model::bare_secret;
 
 const KEY_VARIABLE: &str = "FANFARE_KEY";
 const TOKEN_VARIABLE: &str = "FANFARE_TOKEN";
@@ -49,7 +50,8 @@ pub(super) struct NodeArguments {
 
 impl KeyArguments {
     pub(super) fn key(&self) -> Result<String, Failure> {
-        match self.key.clone().or_else(|| variable(KEY_VARIABLE)) {
+        let given = self.key.clone().map_or_else(|| secret_variable(KEY_VARIABLE), |key| Ok(Some(key)))?;
+        match given {
             Some(key) => Ok(key),
             None => self.development_key("no --key and no FANFARE_KEY"),
         }
@@ -64,7 +66,9 @@ impl KeyArguments {
                 "{missing}, and the key of a development node cannot be read from {file}: {error}"
             ))
         })?;
-        Ok(text.trim().to_owned())
+        let key = bare_secret(&text)
+            .map_err(|reason| Failure::failed(format!("what {} holds {reason}", file.display())))?;
+        Ok(key.to_owned())
     }
 
     fn data_dir(&self) -> PathBuf {
@@ -94,7 +98,7 @@ impl NodeArguments {
             return Ok(Credential::None);
         }
         let (key, token) = match (&self.key.key, &self.token) {
-            (None, None) => (variable(KEY_VARIABLE), variable(TOKEN_VARIABLE)),
+            (None, None) => (secret_variable(KEY_VARIABLE)?, secret_variable(TOKEN_VARIABLE)?),
             (key, token) => (key.clone(), token.clone()),
         };
         match (key, token) {
@@ -190,6 +194,16 @@ pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
 pub(super) fn data_dir(given: Option<PathBuf>) -> PathBuf {
     let given = given.or_else(|| variable("FANFARE_DATA_DIR").map(PathBuf::from));
     given.unwrap_or_else(|| PathBuf::from("./data"))
+}
+
+/// An empty one counts as not given.
+fn secret_variable(name: &str) -> Result<Option<String>, Failure> {
+    let Some(text) = variable(name) else { return Ok(None) };
+    match bare_secret(&text) {
+        Ok("") => Ok(None),
+        Ok(secret) => Ok(Some(secret.to_owned())),
+        Err(reason) => Err(Failure::usage(format!("{name} {reason}"))),
+    }
 }
 
 fn variable(name: &str) -> Option<String> {

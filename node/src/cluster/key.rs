@@ -8,6 +8,8 @@ use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use crate::model::bare_secret;
+
 const SECRET_BYTES: usize = 32;
 /// No file with two such lines is longer.
 const FILE_BYTES_MAX: usize = 1024;
@@ -31,7 +33,7 @@ impl ClusterKey {
         }
         let salt = Salt::new(HKDF_SHA256, b"fanfare cluster key");
         let secret = |line: &str| STANDARD.decode(line).ok().filter(|secret| secret.len() == SECRET_BYTES);
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let lines = bare_secret(text).ok()?.lines().map(str::trim).filter(|line| !line.is_empty());
         let secrets: Vec<_> = lines.map(|line| Some(salt.extract(&secret(line)?))).collect::<Option<_>>()?;
         (1..=2).contains(&secrets.len()).then_some(Self(secrets))
     }
@@ -108,7 +110,13 @@ mod tests {
 
     #[test]
     fn one_or_two_lines_of_32_bytes_are_taken() {
-        for text in [ONE.to_owned(), format!("{ONE}\n"), format!("{ONE}\r\n"), format!("\n {ONE}\n")] {
+        for text in [
+            ONE.to_owned(),
+            format!("{ONE}\n"),
+            format!("{ONE}\r\n"),
+            format!("\n {ONE}\n"),
+            format!("\u{feff}{ONE} \n"),
+        ] {
             assert_eq!(derived(&text, "a", b""), derived(ONE, "a", b""), "{text:?}");
         }
         let both = derived(&format!("{OTHER}\n{ONE}\n"), "a", b"");

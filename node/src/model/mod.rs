@@ -1,5 +1,6 @@
 //! Value types. No I/O, no threads, no clock but the one that is passed in.
 
+mod bare_secret;
 mod capability;
 mod clock;
 mod digest;
@@ -14,6 +15,7 @@ mod revocation;
 mod tenure;
 mod usage;
 
+pub use bare_secret::bare_secret;
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};
 pub use clock::{Cause, Clock, ClockState, Left, STEP_MS, since_boot_ms};

@@ -9,8 +9,8 @@ use super::*;
 
 fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (AdminState, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("t"), "the-token\n").unwrap();
-    let token = AdminToken::open(Some(&folder.path().join("t")), folder.path()).unwrap();
+    std::fs::write(folder.path().join("t"), "\u{feff}the-token \r\n").unwrap();
+    let token = AdminToken::read(&folder.path().join("t")).unwrap();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     let (readiness, members) = (Arc::new(move || readiness), Arc::new(|| Some(view())));
     let done = Rebalanced { connections: 9, mean: 6, asked: 2 };
@@ -136,11 +136,12 @@ async fn a_foreign_origin_is_refused() {
 fn a_token_is_made_once_and_private() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = folder.path().join("data");
-    let made = AdminToken::open(None, &data_dir).unwrap();
+    std::fs::create_dir(&data_dir).unwrap();
+    let made = AdminToken::made_in(&data_dir).unwrap();
     let text = std::fs::read_to_string(data_dir.join("admin-token")).unwrap();
     assert_eq!(text.trim().len(), 43);
     assert!(made.is(text.trim().as_bytes()));
-    assert!(AdminToken::open(None, &data_dir).unwrap().is(text.trim().as_bytes()));
+    assert!(AdminToken::made_in(&data_dir).unwrap().is(text.trim().as_bytes()));
     let mode = std::fs::metadata(data_dir.join("admin-token")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(format!("{made:?}"), "AdminToken(…)");
@@ -150,12 +151,12 @@ fn a_token_is_made_once_and_private() {
 fn a_file_without_a_token_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("t");
-    for text in ["", "\n", "two lines\n", "a\nb", "é"] {
+    for text in ["", "\n", "two lines\n", "a\nb", "é", "\"quoted\"\n", "'quoted'"] {
         std::fs::write(&file, text).unwrap();
-        let error = AdminToken::open(Some(&file), folder.path()).unwrap_err();
+        let error = AdminToken::read(&file).unwrap_err();
         assert!(matches!(error, AdminTokenError::Malformed { .. }), "{text:?}");
     }
-    let error = AdminToken::open(Some(&folder.path().join("absent")), folder.path()).unwrap_err();
-    assert!(matches!(error, AdminTokenError::Io { .. }));
+    let error = AdminToken::read(&folder.path().join("absent")).unwrap_err();
+    assert!(matches!(error, AdminTokenError::Unreadable { .. }));
     assert!(!folder.path().join("absent").exists());
 }

@@ -10,8 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use subtle::ConstantTimeEq as _;
 
-use crate::accounts::development::make_private_folder;
-use crate::model::random_bytes;
+use crate::model::{bare_secret, random_bytes};
 
 /// What stands behind `authorization: Bearer` of an operator. `Debug` does not show it.
 pub struct AdminToken(String);
@@ -19,32 +18,43 @@ pub struct AdminToken(String);
 /// Why there is no admin token; names the file, never its content.
 #[derive(Debug)]
 pub enum AdminTokenError {
-    Io {
+    Unreadable {
         file: PathBuf,
         source: io::Error,
     },
-    /// Empty, or not one line of visible ASCII.
+    Unmade {
+        file: PathBuf,
+        source: io::Error,
+    },
+    /// In quotes, empty, or not one line of visible ASCII.
     Malformed {
         file: PathBuf,
+        reason: &'static str,
     },
 }
 
 impl AdminToken {
-    /// Reads `given`; without it reads `<data_dir>/admin-token`, or makes it (mode 0600) when absent.
+    /// Reads `<data_dir>/admin-token`, or makes it (mode 0600) when absent.
     ///
     /// # Errors
     /// The file cannot be read or written, or holds no token.
-    pub fn open(given: Option<&Path>, data_dir: &Path) -> Result<Self, AdminTokenError> {
-        let file = given.map_or_else(|| data_dir.join("admin-token"), Path::to_path_buf);
-        let io = |source| AdminTokenError::Io { file: file.clone(), source };
-        if given.is_none() {
-            make_private_folder(data_dir).map_err(io)?;
-            make(&file).map_err(io)?;
-        }
-        let text = std::fs::read_to_string(&file).map_err(io)?;
-        let token = text.trim();
+    pub fn made_in(data_dir: &Path) -> Result<Self, AdminTokenError> {
+        let file = data_dir.join("admin-token");
+        make(&file).map_err(|source| AdminTokenError::Unmade { file: file.clone(), source })?;
+        Self::read(&file)
+    }
+
+    /// Reads a file that is there.
+    ///
+    /// # Errors
+    /// It cannot be read, or holds no token.
+    pub fn read(file: &Path) -> Result<Self, AdminTokenError> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|source| AdminTokenError::Unreadable { file: file.to_owned(), source })?;
+        let malformed = |reason| AdminTokenError::Malformed { file: file.to_owned(), reason };
+        let token = bare_secret(&text).map_err(malformed)?;
         if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err(AdminTokenError::Malformed { file });
+            return Err(malformed("is not one line of visible ASCII"));
         }
         Ok(Self(token.to_owned()))
     }
@@ -72,9 +82,10 @@ impl fmt::Debug for AdminToken {
 impl fmt::Display for AdminTokenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io { file, .. } => write!(f, "cannot read or make the admin token {}", file.display()),
-            Self::Malformed { file } => {
-                write!(f, "{} holds no admin token (one line of visible ASCII)", file.display())
+            Self::Unreadable { file, .. } => write!(f, "cannot read {}", file.display()),
+            Self::Unmade { file, .. } => write!(f, "cannot make {}", file.display()),
+            Self::Malformed { file, reason } => {
+                write!(f, "what {} holds is no admin token: it {reason}", file.display())
             }
         }
     }
@@ -83,7 +94,7 @@ impl fmt::Display for AdminTokenError {
 impl std::error::Error for AdminTokenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Io { source, .. } => Some(source),
+            Self::Unreadable { source, .. } | Self::Unmade { source, .. } => Some(source),
             Self::Malformed { .. } => None,
         }
     }

@@ -1,0 +1,38 @@
+//! Secrets that come from a file or a variable.
+
+/// The secret alone, without a byte order mark and without space or line ends around it: editors and shells leave these behind.
+///
+/// # Errors
+/// It stands in quotes, which would be part of it. The text says so and holds nothing of the secret.
+pub fn bare_secret(text: &str) -> Result<&str, &'static str> {
+    let bare = text.trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
+    let is_quoted =
+        ['"', '\''].iter().any(|quote| bare.len() > 1 && bare.starts_with(*quote) && bare.ends_with(*quote));
+    if is_quoted {
+        Err("stands in quotes, which would be part of the secret: leave them out")
+    } else {
+        Ok(bare)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_around_a_secret_is_no_part_of_it() {
+        for text in ["a b", "a b\n", "a b\r\n", " a b\t", "\u{feff}a b\n", "\u{feff} a b \u{feff}\n\n"] {
+            assert_eq!(bare_secret(text), Ok("a b"), "{text:?}");
+        }
+        for text in ["", " \n", "\u{feff}\n"] {
+            assert_eq!(bare_secret(text), Ok(""), "{text:?}");
+        }
+        for text in ["a\"", "\"", "'", "\"a'", "a\"b"] {
+            assert_eq!(bare_secret(text), Ok(text));
+        }
+        for text in ["\"a\"", "'a b'\n", "\u{feff}\"a\" ", "\"\""] {
+            let refused = bare_secret(text).expect_err(text);
+            assert!(refused.contains("quotes"), "{refused}");
+        }
+    }
+}
