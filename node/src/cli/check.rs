@@ -1,82 +1,149 @@
-//! `fanfare check-config`: every mistake of the configuration and of the directory.
+//! `fanfare check-config`, and what a node checks before it starts: every mistake of the settings and of the files they name.
 
-use std::fmt::Write as _;
+mod folder;
+#[cfg(test)]
+mod tests;
 
-use super::failure::{Failure, Outcome};
-use super::output;
-use crate::accounts::{Accounts, DirectoryError};
+use crate::accounts::{self, Accounts, DirectoryError};
+use crate::app::{self, AdminToken};
 use crate::cluster::ClusterKey;
 use crate::cluster::link::{PeerFile, PeerFiles, PeerTls};
-use crate::config::{Config, ConfigError, Mistake};
+use crate::config::{Config, Loaded, Mistake};
 use crate::model::Clock;
 use crate::tls::{CertificateError, Certificates};
 
-pub(super) fn run((config, mistakes): (Config, Vec<Mistake>)) -> Result<Outcome, Failure> {
-    let own =
-        if mistakes.is_empty() { Ok(()) } else { Err(Failure::usage(ConfigError(mistakes).to_string())) };
-    let mut texts = Vec::new();
-    for checked in [own, directory(&config), certificate(&config), cluster_key(&config), peer_files(&config)]
-    {
-        match checked {
-            Ok(()) => {}
-            Err(Failure::Usage(text)) => texts.push(text.trim_end().to_owned()),
-            Err(failure) => return Err(failure),
-        }
-    }
-    if !texts.is_empty() {
-        return Err(Failure::usage(texts.join("\n")));
-    }
+use super::failure::{Failure, Outcome};
+use super::output;
+
+pub(super) fn run(loaded: Loaded) -> Result<Outcome, Failure> {
+    let (config, warnings) = accepted(loaded)?;
+    tell(&warnings);
     let file = config.config_file.as_ref().map_or_else(String::new, |file| format!(" of {}", file.display()));
     output::print(&format!("the configuration{file} is good\n"))
 }
 
-/// Refuses a directory file with all its mistakes. Where there is none, the configuration allows that.
-pub(super) fn directory(config: &Config) -> Result<(), Failure> {
-    let file = config.directory_file();
-    if !file.exists() {
-        return Ok(());
+/// What a node may start with, and what is to be said of it.
+///
+/// # Errors
+/// Everything that a node does not start with, at once.
+pub(super) fn accepted(loaded: Loaded) -> Result<(Config, Vec<Mistake>), Failure> {
+    let Found { mistakes, warnings } = Found::in_all(&loaded);
+    if mistakes.is_empty() { Ok((loaded.config, warnings)) } else { Err(refused(&mistakes, &warnings)) }
+}
+
+/// The same without the files, for commands that need few of them. Warnings go to stderr.
+pub(super) fn settings(loaded: Loaded) -> Result<Config, Failure> {
+    if !loaded.mistakes.is_empty() {
+        return Err(refused(&loaded.mistakes, &loaded.warnings));
     }
-    Accounts::open(&file, config.limits.history_retention_hours).map(drop).map_err(|error| match error {
-        DirectoryError::Mistakes { path, mistakes } => {
-            let mut text = String::new();
-            for mistake in mistakes {
-                let key = if mistake.key.is_empty() { String::new() } else { format!("{}: ", mistake.key) };
-                writeln!(text, "{}:{}: {key}{}", path.display(), mistake.line, mistake.reason)
-                    .expect("a string takes all text");
-            }
-            Failure::usage(text)
+    tell(&loaded.warnings);
+    Ok(loaded.config)
+}
+
+/// A warning may be about what a mistake follows from, such as a misspelt variable.
+fn refused(mistakes: &[Mistake], warnings: &[Mistake]) -> Failure {
+    let mistakes = mistakes.iter().map(Mistake::to_string);
+    let lines: Vec<_> = mistakes.chain(warnings.iter().map(warning)).collect();
+    Failure::usage(lines.join("\n"))
+}
+
+fn warning(warning: &Mistake) -> String {
+    format!("warning: {warning}")
+}
+
+fn tell(warnings: &[Mistake]) {
+    output::tell_all(warnings.iter().map(warning).collect());
+}
+
+/// All that is to be said of what was given.
+#[derive(Default)]
+struct Found {
+    mistakes: Vec<Mistake>,
+    warnings: Vec<Mistake>,
+}
+
+impl Found {
+    fn in_all(loaded: &Loaded) -> Self {
+        let mut found = Self { mistakes: loaded.mistakes.clone(), warnings: loaded.warnings.clone() };
+        let config = &loaded.config;
+        found.data_dir(config);
+        found.directory(config);
+        found.certificate(config);
+        found.admin_token(config);
+        found.cluster_key(config);
+        found.peer_files(config);
+        found.password(config);
+        found
+    }
+
+    fn mistake(&mut self, place: impl Into<String>, problem: impl ToString) {
+        self.mistakes.push(Mistake::new(place, problem.to_string()));
+    }
+
+    fn data_dir(&mut self, config: &Config) {
+        if let Err(problem) = folder::may_be_written(&config.data_dir) {
+            self.mistake("--data-dir", problem);
         }
-        DirectoryError::Unreadable { path, source } => {
-            Failure::usage(format!("--directory: cannot read {}: {source}", path.display()))
+    }
+
+    /// Where there is none, the settings allow that.
+    fn directory(&mut self, config: &Config) {
+        let file = config.directory_file();
+        if !file.exists() {
+            return;
         }
-    })
-}
-
-/// Refuses a certificate or key that cannot be used.
-pub(super) fn certificate(config: &Config) -> Result<(), Failure> {
-    let Some((certificate, key)) = config.tls_files() else { return Ok(()) };
-    Certificates::open(certificate, key).map(drop).map_err(|error: CertificateError| {
-        let flag = if error.path() == certificate { "--tls-cert" } else { "--tls-key" };
-        Failure::usage(format!("{flag}: {error}"))
-    })
-}
-
-/// Refuses a cluster key that cannot be used.
-pub(super) fn cluster_key(config: &Config) -> Result<(), Failure> {
-    let Some(file) = &config.cluster_key_file else { return Ok(()) };
-    ClusterKey::open(file).map(drop).map_err(|error| Failure::usage(format!("--cluster-key-file: {error}")))
-}
-
-/// Refuses certificates for peers that cannot be used.
-pub(super) fn peer_files(config: &Config) -> Result<(), Failure> {
-    let Some([certificate, key, ca]) = config.peer_files() else { return Ok(()) };
-    let opened = PeerTls::open(PeerFiles { certificate, key, ca }, Clock::system().now_ms());
-    opened.map(drop).map_err(|error| {
-        let flag = match error.file {
-            Some(PeerFile::Certificate) | None => "--peer-cert",
-            Some(PeerFile::Key) => "--peer-key",
-            Some(PeerFile::Ca) => "--peer-ca",
+        let at = |mistake: &accounts::Mistake| {
+            let key = if mistake.key.is_empty() { String::new() } else { format!(": {}", mistake.key) };
+            Mistake::new(format!("{}:{}{key}", file.display(), mistake.line), mistake.reason.clone())
         };
-        Failure::usage(format!("{flag}: {error}"))
-    })
+        match Accounts::open(&file, config.limits.history_retention_hours) {
+            Ok(accounts) => self.warnings.extend(accounts.current().warnings().iter().map(at)),
+            Err(DirectoryError::Mistakes { mistakes, .. }) => self.mistakes.extend(mistakes.iter().map(at)),
+            Err(DirectoryError::Unreadable { path, source }) => {
+                self.mistake("--directory", format!("cannot read {}: {source}", path.display()));
+            }
+        }
+    }
+
+    fn certificate(&mut self, config: &Config) {
+        let Some((certificate, key)) = config.tls_files() else { return };
+        let opened: Result<_, CertificateError> = Certificates::open(certificate, key);
+        if let Err(error) = opened {
+            let flag = if error.path() == certificate { "--tls-cert" } else { "--tls-key" };
+            self.mistake(flag, error);
+        }
+    }
+
+    fn admin_token(&mut self, config: &Config) {
+        let read = config.admin_token_file.as_deref().map(AdminToken::read);
+        if let Some(Err(error)) = read {
+            self.mistakes.push(Mistake::because("--admin-token-file", &error));
+        }
+    }
+
+    fn cluster_key(&mut self, config: &Config) {
+        let opened = config.cluster_key_file.as_deref().map(ClusterKey::open);
+        if let Some(Err(error)) = opened {
+            self.mistake("--cluster-key-file", error);
+        }
+    }
+
+    fn peer_files(&mut self, config: &Config) {
+        let Some([certificate, key, ca]) = config.peer_files() else { return };
+        if let Err(error) = PeerTls::open(PeerFiles { certificate, key, ca }, Clock::system().now_ms()) {
+            let flag = match error.file {
+                Some(PeerFile::Certificate) | None => "--peer-cert",
+                Some(PeerFile::Key) => "--peer-key",
+                Some(PeerFile::Ca) => "--peer-ca",
+            };
+            self.mistake(flag, error);
+        }
+    }
+
+    fn password(&mut self, config: &Config) {
+        let read = config.scylla_password_file.as_deref().map(app::read_password);
+        if let Some(Err(error)) = read {
+            self.mistake("--scylla-password-file", error);
+        }
+    }
 }

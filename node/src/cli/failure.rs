@@ -74,14 +74,23 @@ impl Failure {
         }
     }
 
-    /// Writes the reason to stderr.
+    /// Of a command line that names no work to do: help and version go to stdout, a mistake to stderr.
+    pub(super) fn report_arguments(error: clap::Error) -> ExitCode {
+        if !error.use_stderr() {
+            error.print().ok();
+            return ExitCode::SUCCESS;
+        }
+        tasks::at_most(output::READ_WITHIN, move || error.print()).ok();
+        ExitCode::from(2)
+    }
+
+    /// Writes the reason to stderr, and does not wait long for a reader.
     pub(super) fn report(self) -> ExitCode {
         let (text, code) = match self {
             Self::Failed(text) => (text, 1),
             Self::Usage(text) => (text, 2),
         };
-        let tell = move || text.lines().for_each(output::tell);
-        tasks::at_most(output::READ_WITHIN, tell).ok();
+        output::tell_all(text.lines().map(str::to_owned).collect());
         ExitCode::from(code)
     }
 }

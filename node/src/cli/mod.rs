@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::config::{self, Config, flags};
+use crate::config::{self, Config, Loaded, flags};
 use failure::{Failure, Outcome};
 
 /// Runs the command that the arguments of the process name; without one, `serve`.
@@ -30,8 +30,7 @@ use failure::{Failure, Outcome};
 pub fn run() -> ExitCode {
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
-        // Help and version are no mistakes; clap tells them apart.
-        Err(error) => error.exit(),
+        Err(error) => return Failure::report_arguments(error),
     };
     match dispatch(&matches) {
         Ok(outcome) => outcome.exit_code(),
@@ -41,11 +40,9 @@ pub fn run() -> ExitCode {
 
 fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
     match matches.subcommand() {
-        None => serve::run(&configuration(matches)?),
-        Some(("serve", matches)) => serve::run(&configuration(matches)?),
-        Some(("check-config", matches)) => {
-            check::run(Config::load_as_far_as_possible(&flags::Flags::of(matches), std::env::vars_os()))
-        }
+        None => serve::run(loaded(matches)),
+        Some(("serve", matches)) => serve::run(loaded(matches)),
+        Some(("check-config", matches)) => check::run(loaded(matches)),
         Some(("config-reference", _)) => output::print(&config::reference()),
         Some(("pub", matches)) => publish::run(parsed(matches)?),
         Some(("sub", matches)) => subscribe::run(parsed(matches)?),
@@ -118,13 +115,16 @@ fn unused_data_dir() -> Arg {
     Arg::new("data_dir").long("data-dir").value_name("DIR").help("Taken by every command; this one uses none")
 }
 
+fn loaded(matches: &ArgMatches) -> Loaded {
+    Loaded::of(&flags::Flags::of(matches), std::env::vars_os())
+}
+
 fn configuration(matches: &ArgMatches) -> Result<Config, Failure> {
-    Config::load(&flags::Flags::of(matches), std::env::vars_os())
-        .map_err(|error| Failure::usage(error.to_string()))
+    check::settings(loaded(matches))
 }
 
 fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> Result<A, Failure> {
-    A::from_arg_matches(matches).map_err(|error| error.exit())
+    A::from_arg_matches(matches).map_err(|error| Failure::usage(error.to_string()))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use fanfare_client::Event;
 
 use super::failure::{Failure, Outcome};
+use crate::tasks;
 
 /// A node and a command wait this long for a reader, and then go on without.
 pub(super) const READ_WITHIN: Duration = Duration::from_secs(1);
@@ -27,7 +28,13 @@ pub(super) fn write(text: &str) -> Result<bool, Failure> {
 
 /// On stderr, so that stdout holds nothing but what was asked for.
 pub(super) fn tell(text: &str) {
-    eprintln!("fanfare: {text}");
+    // The end of a reader is no reason to panic, as `eprintln!` would.
+    writeln!(io::stderr(), "fanfare: {text}").ok();
+}
+
+/// The same of several lines, without waiting long for a reader.
+pub(super) fn tell_all(lines: Vec<String>) {
+    tasks::at_most(READ_WITHIN, move || lines.iter().for_each(|line| tell(line))).ok();
 }
 
 /// Tells that the connection is lost, or back; other events are not its own.

@@ -13,21 +13,22 @@ use super::failure::{Failure, Outcome};
 use super::output;
 use super::runtime::{self, StopSignals};
 use crate::app::App;
-use crate::config::Config;
+use crate::config::{Config, Loaded, Mistake};
 use crate::{pulse, tasks, telemetry};
 
 /// A node that stood still may have been asked to stop meanwhile, and hears that no later than this.
 const HEARS_WITHIN: Duration = Duration::from_millis(100);
 const DEAD: &str = "stood still, so it was dead before everything was drained";
 
-pub(super) fn run(config: &Config) -> Result<Outcome, Failure> {
-    check::directory(config)?;
-    check::certificate(config)?;
-    check::cluster_key(config)?;
-    check::peer_files(config)?;
+pub(super) fn run(loaded: Loaded) -> Result<Outcome, Failure> {
+    let (config, warnings) = check::accepted(loaded)?;
+    let config = &config;
     let logs = telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
     let _logs = Logs(Some(logs));
+    for Mistake { place, problem } in warnings {
+        tracing::warn!(place, problem, "configuration warning");
+    }
     if config.gossip_listen.is_some() {
         pulse::watch();
     }

@@ -1,6 +1,7 @@
+use std::error::Error;
 use std::fmt;
 
-/// One thing that is wrong, and where: `fanfare.toml:7: limits.nesting`, `FANFARE_LISTEN` or `--listen`.
+/// One thing that is wrong or odd, and where: `fanfare.toml:7: limits.nesting`, `FANFARE_LISTEN` or `--listen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
     pub place: String,
@@ -8,8 +9,19 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    pub(super) fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
+    pub fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { place: place.into(), problem: problem.into() }
+    }
+
+    /// The error and what caused it, parted by colons.
+    pub fn because(place: &str, error: &dyn Error) -> Self {
+        let mut problem = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            problem = format!("{problem}: {error}");
+            cause = error.source();
+        }
+        Self::new(place, problem)
     }
 }
 
@@ -33,4 +45,4 @@ impl fmt::Display for ConfigError {
     }
 }
 
-impl std::error::Error for ConfigError {}
+impl Error for ConfigError {}

@@ -4,8 +4,6 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tracing_subscriber::EnvFilter;
-
 use super::quantity::{parse_count, parse_duration, show_duration};
 use super::{SchemaMode, StoreKind};
 use crate::telemetry::LogFormat;
@@ -70,7 +68,7 @@ impl Field for SocketAddr {
         }
         let expected = || format!("expected a host and a port such as 127.0.0.1:8080, got `{text}`");
         let (host, port) = text.rsplit_once(':').ok_or_else(expected)?;
-        if host.is_empty() || host.contains(':') || port.parse::<u16>().is_err() {
+        if host.contains(':') || read_host(host).is_err() || port.parse::<u16>().is_err() {
             return Err(expected());
         }
         let unknown = |error| format!("the host of `{text}` is not known: {error}");
@@ -89,7 +87,7 @@ impl Field for Vec<String> {
     const FORM: Form = Form::List;
 
     fn read(text: &str) -> Result<Self, String> {
-        text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(read_endpoint).collect()
+        text.split(',').map(str::trim).map(read_endpoint).collect()
     }
 
     fn show(&self) -> Option<String> {
@@ -228,8 +226,37 @@ pub(super) fn read_audience(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// A host that others can be told of.
+pub(super) fn read_reachable_host(text: &str) -> Result<String, String> {
+    match text.parse::<std::net::IpAddr>() {
+        Ok(address) if address.to_canonical().is_unspecified() => Err(format!(
+            "expected a host that others reach this node under, got `{text}`, which stands for all addresses"
+        )),
+        _ => read_host(text),
+    }
+}
+
+/// A name of the database.
+pub(super) fn read_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.trim() != text || text.chars().any(char::is_control) {
+        return Err(format!(
+            "expected a name without outer space and control characters, got `{}`",
+            text.escape_debug()
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// A stop that may take longer is a mistake.
+const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
+
+pub(super) fn read_drain_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = Duration::read(text)?;
+    if timeout <= DRAIN_MAX { Ok(timeout) } else { Err(format!("must be between 0s and 24h, got `{text}`")) }
+}
+
 /// A name or an address, without a port.
-pub(super) fn read_host(text: &str) -> Result<String, String> {
+fn read_host(text: &str) -> Result<String, String> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let is_name = (1..=253).contains(&text.len()) && text.bytes().all(allowed);
     if is_name || text.parse::<std::net::IpAddr>().is_ok() {
@@ -261,13 +288,6 @@ pub(super) fn read_replication(text: &str) -> Result<usize, String> {
         Ok(copies)
     } else {
         Err(format!("must be between 1 and {REPLICATION_MAX}, got `{text}`"))
-    }
-}
-
-pub(super) fn read_log_filter(text: &str) -> Result<String, String> {
-    match EnvFilter::builder().parse(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(_) => Err(format!("expected a level or a filter such as info,fanfare=debug, got `{text}`")),
     }
 }
 

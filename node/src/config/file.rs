@@ -69,6 +69,9 @@ impl Reader<'_> {
             let hint = meant.map(|name| format!(", did you mean {}?", full_key(table, name)));
             return self.mistake(place, format!("is not known{}", hint.unwrap_or_default()));
         };
+        if value.get_ref().as_array().is_some_and(|list| setting.form == Form::List && list.is_empty()) {
+            return;
+        }
         match text_of(setting.form, value.get_ref()) {
             Ok(text) => self.found.push(Ok(Entry { setting, text, place })),
             Err(problem) => self.mistake(place, problem),

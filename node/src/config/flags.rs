@@ -21,7 +21,7 @@ impl Flags {
     }
 }
 
-/// One argument per setting that has a flag. Values are checked by [`Config::load`] with all else.
+/// One argument per setting that has a flag. Values are checked with all else, by [`super::Loaded`].
 pub fn arguments() -> impl Iterator<Item = Arg> {
     let defaults = Config::default();
     flag_settings().map(move |setting| argument(setting, (setting.show)(&defaults)))

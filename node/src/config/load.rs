@@ -14,26 +14,22 @@ use super::settings::{Setting, settings};
 /// Variables of the client commands.
 const CLIENT_VARIABLES: [&str; 3] = ["FANFARE_KEY", "FANFARE_TOKEN", "FANFARE_URL"];
 
-impl Config {
-    /// Reads the file that the flags or the environment name, and merges all three.
-    ///
-    /// # Errors
-    /// Every mistake in any of them at once, also where a stronger source overrides it.
-    pub fn load(
-        flags: &Flags,
-        environment: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> Result<Self, ConfigError> {
-        let (config, mistakes) = Self::load_as_far_as_possible(flags, environment);
-        if mistakes.is_empty() { Ok(config) } else { Err(ConfigError(mistakes)) }
-    }
+/// What was given, and all that is to be said of it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// As far as it could be read.
+    pub config: Config,
+    /// A node does not start with any, also where a stronger source overrides it.
+    pub mistakes: Vec<Mistake>,
+    /// A node starts with them, and says them.
+    pub warnings: Vec<Mistake>,
+}
 
-    /// The same, with what could be read beside the mistakes.
-    pub fn load_as_far_as_possible(
-        flags: &Flags,
-        environment: impl IntoIterator<Item = (OsString, OsString)>,
-    ) -> (Self, Vec<Mistake>) {
+impl Loaded {
+    /// Reads the file that the flags or the environment name, and merges all three.
+    pub fn of(flags: &Flags, environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut loading = Loading::default();
-        let variables = variables(environment, &mut loading.mistakes);
+        let variables = variables(environment, &mut loading);
         if let Some((place, path)) = config_file(flags, &variables) {
             let name = path.display().to_string();
             match std::fs::read_to_string(&path) {
@@ -49,9 +45,16 @@ impl Config {
         for (setting, text) in &flags.0 {
             loading.apply(setting, text, format!("--{}", setting.flag()));
         }
-        let Loading { config, places, mut mistakes } = loading;
+        let Loading { config, places, mut mistakes, mut warnings } = loading;
         rules::check(&config, &places, &mut mistakes);
-        (config, mistakes)
+        rules::warn(&config, &places, &mut warnings);
+        Self { config, mistakes, warnings }
+    }
+
+    /// # Errors
+    /// Every mistake at once.
+    pub fn checked(self) -> Result<Config, ConfigError> {
+        if self.mistakes.is_empty() { Ok(self.config) } else { Err(ConfigError(self.mistakes)) }
     }
 }
 
@@ -60,6 +63,7 @@ struct Loading {
     config: Config,
     places: Places,
     mistakes: Vec<Mistake>,
+    warnings: Vec<Mistake>,
 }
 
 impl Loading {
@@ -85,27 +89,29 @@ fn config_file(flags: &Flags, variables: &[(&'static Setting, String)]) -> Optio
         given.iter().find(|(setting, _)| setting.name == "config").map(|(_, text)| PathBuf::from(text))
     };
     let flag = named(&flags.0).map(|path| ("--config", path));
-    flag.or_else(|| named(variables).map(|path| ("FANFARE_CONFIG", path)))
+    let given = flag.or_else(|| named(variables).map(|path| ("FANFARE_CONFIG", path)));
+    given.filter(|(_, path)| !path.as_os_str().is_empty())
 }
 
 /// The settings among the variables. An empty variable counts as not given.
 fn variables(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
-    mistakes: &mut Vec<Mistake>,
+    loading: &mut Loading,
 ) -> Vec<(&'static Setting, String)> {
     let mut given = Vec::new();
     let mut environment: Vec<_> = environment.into_iter().collect();
     environment.sort();
     for (name, value) in environment {
-        let Some(name) = name.to_str().filter(|name| name.starts_with("FANFARE_")) else { continue };
-        if CLIENT_VARIABLES.contains(&name) || is_service_link(name, &value) || value.is_empty() {
+        let name = &*name.to_string_lossy();
+        let is_other = !name.starts_with("FANFARE_") || CLIENT_VARIABLES.contains(&name);
+        if is_other || is_service_link(name, &value) || value.is_empty() {
             continue;
         }
         let setting = settings().find(|setting| setting.variable() == name);
         match (setting, value.into_string()) {
             (Some(setting), Ok(text)) => given.push((setting, text)),
-            (Some(_), Err(_)) => mistakes.push(Mistake::new(name, "is not UTF-8")),
-            (None, _) => mistakes.push(Mistake::new(name, unknown_variable(name))),
+            (Some(_), Err(_)) => loading.mistakes.push(Mistake::new(name, "is not UTF-8")),
+            (None, _) => loading.warnings.push(Mistake::new(name, unknown_variable(name))),
         }
     }
     given
@@ -115,8 +121,8 @@ fn unknown_variable(name: &str) -> String {
     let short = |name: &str| name.trim_start_matches("FANFARE_").to_owned();
     let known: Vec<_> = settings().map(|setting| short(&setting.variable())).collect();
     match nearest(&short(name), known.iter().map(String::as_str)) {
-        Some(meant) => format!("is not known, did you mean FANFARE_{meant}?"),
-        None => "is not known".to_owned(),
+        Some(meant) => format!("is no setting and has no effect, did you mean FANFARE_{meant}?"),
+        None => "is no setting and has no effect".to_owned(),
     }
 }
 

@@ -8,6 +8,7 @@ mod file;
 pub mod flags;
 mod limits;
 mod load;
+mod log_filter;
 mod nearest;
 mod quantity;
 mod reference;
@@ -21,8 +22,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use error::{ConfigError, Mistake};
+pub use load::Loaded;
 pub use quantity::parse_duration;
 pub use reference::reference;
+#[cfg(test)]
+pub(crate) use settings::names;
 
 use crate::model::Limits;
 use crate::telemetry::LogFormat;

@@ -1,6 +1,18 @@
-/// The known name that was probably meant.
+/// The known name that was probably meant: that with the fewest edits, else one that the given name begins with.
 pub(super) fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let given = given.replace('-', "_").to_ascii_lowercase();
+    let known: Vec<_> = known.collect();
+    nearest_spelling(given, known.iter().copied()).or_else(|| {
+        let given = plain(given);
+        known
+            .into_iter()
+            .filter(|name| name.len() > 2 && given.starts_with(&name.to_ascii_lowercase()))
+            .max_by_key(|name| name.len())
+    })
+}
+
+/// The known name that differs in some letters only, at most in one of four.
+pub(super) fn nearest_spelling<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let given = plain(given);
     known
         .map(|name| (edits(&given, &name.to_ascii_lowercase()), name))
         .min_by_key(|(edits, _)| *edits)
@@ -8,17 +20,26 @@ pub(super) fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> 
         .map(|(_, name)| name)
 }
 
-/// Insertions, deletions and replacements that lead from one to the other.
+fn plain(given: &str) -> String {
+    given.trim().replace('-', "_").to_ascii_lowercase()
+}
+
+/// Insertions, deletions, replacements and swaps of neighbours that lead from one to the other.
 fn edits(from: &str, to: &str) -> usize {
+    let (from, to) = (from.as_bytes(), to.as_bytes());
+    let mut before: Vec<usize> = Vec::new();
     let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.bytes().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+    for i in 0..from.len() {
+        let mut next = vec![i + 1];
+        for j in 0..to.len() {
+            let replaced = row[j] + usize::from(from[i] != to[j]);
+            let mut least = replaced.min(row[j + 1] + 1).min(next[j] + 1);
+            if i > 0 && j > 0 && from[i] == to[j - 1] && from[i - 1] == to[j] {
+                least = least.min(before[j - 1] + 1);
+            }
+            next.push(least);
         }
+        before = std::mem::replace(&mut row, next);
     }
     row[to.len()]
 }
@@ -29,14 +50,28 @@ mod tests {
 
     #[test]
     fn finds_what_was_meant() {
-        let known = ["listen", "admin_listen", "data_dir", "store"];
+        let known = ["listen", "admin_listen", "data_dir", "store", "log", "info", "warn"];
         for (given, meant) in [
             ("lisen", Some("listen")),
             ("data-dir", Some("data_dir")),
             ("datadir", Some("data_dir")),
+            ("inof", Some("info")),
+            ("warning", Some("warn")),
+            ("listen_port", Some("listen")),
             ("x", None),
+            ("version", None),
         ] {
             assert_eq!(nearest(given, known.into_iter()), meant, "{given}");
+        }
+        assert_eq!(nearest_spelling("warning", known.into_iter()), None);
+    }
+
+    #[test]
+    fn each_edit_counts_once() {
+        for (from, to, expected) in
+            [("", "ab", 2), ("ab", "", 2), ("ab", "ba", 1), ("abc", "adc", 1), ("abcd", "bacd", 1)]
+        {
+            assert_eq!(edits(from, to), expected, "{from} {to}");
         }
     }
 }

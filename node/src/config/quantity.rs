@@ -29,23 +29,30 @@ pub(super) fn show_duration(duration: Duration) -> String {
 pub(super) fn parse_ms(text: &str) -> Result<u64, String> {
     plain(text)
         .or_else(|| with_unit(text, &DURATION_UNITS))
-        .ok_or_else(|| format!("expected milliseconds or a duration such as 30s, got `{text}`"))
+        .ok_or_else(|| expected("milliseconds or a duration such as 30s", text))
 }
 
 /// Bytes, plain or with a unit.
 pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     plain(text)
         .or_else(|| with_unit(text, &SIZE_UNITS))
-        .ok_or_else(|| format!("expected bytes or a size such as 64KiB, got `{text}`"))
+        .ok_or_else(|| expected("bytes or a size such as 64KiB", text))
 }
 
 pub(super) fn parse_count(text: &str) -> Result<u64, String> {
-    plain(text).ok_or_else(|| format!("expected a whole number, got `{text}`"))
+    plain(text).ok_or_else(|| expected("a whole number", text))
+}
+
+fn expected(what: &str, text: &str) -> String {
+    if is_digits(text) { format!("{text} is too large") } else { format!("expected {what}, got `{text}`") }
 }
 
 fn plain(text: &str) -> Option<u64> {
-    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    digits.then(|| text.parse().ok()).flatten()
+    is_digits(text).then(|| text.parse().ok()).flatten()
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {

@@ -11,8 +11,9 @@ const HEAD: &str = "\
 #
 # Give this file with --config or FANFARE_CONFIG. Each setting is also a flag (admin_listen: --admin-listen) and
 # a variable (FANFARE_ADMIN_LISTEN); those of [limits] are variables only (FANFARE_LIMITS_NESTING). A flag beats
-# the environment, the environment beats this file; an empty variable counts as not given. Relative paths start
-# in the working directory. `fanfare check-config` checks all of it; `fanfare config-reference` prints this page.
+# the environment, the environment beats this file; an empty variable counts as not given, one of no setting is
+# a warning. Relative paths start in the working directory. `fanfare check-config` checks all of it;
+# `fanfare config-reference` prints this page.
 ";
 
 const LIMITS_HEAD: &str = "

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::error::Mistake;
+use super::log_filter;
 use super::settings::Setting;
 use super::{Config, StoreKind, is_loopback};
 use crate::model::{FORWARD_BYTES_MAX, Limits};
@@ -61,9 +62,34 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
     cluster(config, places, mistakes);
     scylla(config, places, mistakes);
     limits(&config.limits, places, mistakes);
-    if config.auth && !config.development() && !config.directory_file().exists() {
+    let is_needed = config.directory.is_some() || (config.auth && !config.development());
+    if is_needed && !config.directory_file().exists() {
         mistakes.push(Mistake::new(places.of("directory"), missing_directory(config)));
     }
+}
+
+/// What may be meant so, and mostly is not.
+pub(super) fn warn(config: &Config, places: &Places, warnings: &mut Vec<Mistake>) {
+    let mut odd = |name: &str, problem: String| warnings.push(Mistake::new(places.of(name), problem));
+    for (name, path) in [
+        ("config", config.config_file.as_ref()),
+        ("data_dir", Some(&config.data_dir)),
+        ("directory", config.directory.as_ref()),
+        ("tls_cert", config.tls_cert.as_ref()),
+        ("tls_key", config.tls_key.as_ref()),
+        ("admin_token_file", config.admin_token_file.as_ref()),
+        ("cluster_key_file", config.cluster_key_file.as_ref()),
+        ("peer_cert", config.peer_cert.as_ref()),
+        ("peer_key", config.peer_key.as_ref()),
+        ("peer_ca", config.peer_ca.as_ref()),
+        ("scylla_password_file", config.scylla_password_file.as_ref()),
+    ] {
+        let text = path.map(|path| path.to_string_lossy()).unwrap_or_default();
+        if text.trim() != text {
+            odd(name, format!("`{text}` begins or ends with space, which is part of the name"));
+        }
+    }
+    log_filter::odd(&config.log).into_iter().for_each(|problem| odd("log", problem));
 }
 
 fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {

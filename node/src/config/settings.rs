@@ -2,10 +2,11 @@
 
 use super::Config;
 use super::field::{
-    Field, Form, read_audience, read_host, read_keyspace, read_log_filter, read_node_id, read_replication,
-    read_switch, read_threads,
+    Field, Form, read_audience, read_drain_timeout, read_keyspace, read_name, read_node_id,
+    read_reachable_host, read_replication, read_switch, read_threads,
 };
 use super::limits::LIMITS;
+use super::log_filter::read_log_filter;
 
 /// One setting: its name in the file is the name of its flag and variable too.
 #[derive(Debug)]
@@ -49,6 +50,15 @@ impl Setting {
 /// Everything that can be configured, in the order of the reference.
 pub(super) fn settings() -> impl Iterator<Item = &'static Setting> {
     SETTINGS.iter().chain(LIMITS)
+}
+
+/// Each setting as the file, the environment and the flags name it; limits have no flag.
+#[cfg(test)]
+pub(crate) fn names() -> impl Iterator<Item = (String, String, Option<String>)> {
+    settings().map(|setting| {
+        let flag = setting.table.is_none().then(|| format!("--{}", setting.flag()));
+        (setting.key(), setting.variable(), flag)
+    })
 }
 
 /// The settings that have a flag.
@@ -103,7 +113,7 @@ static SETTINGS: &[Setting] = &[
         "Where other nodes connect, with gossip_listen; port 0 takes a free one"),
     setting!("advertise", advertise: Option<String>, "HOST",
         "The host that others reach this node under; when not given, that of each listener",
-        |text| read_host(text).map(Some), Field::show),
+        |text| read_reachable_host(text).map(Some), Field::show),
     setting!("seed", seeds: Vec<String>, "HOST:PORT",
         "Where gossip of other nodes is; a name may stand for many, --seed may be repeated, a variable parts with commas"),
     setting!("cluster_key_file", cluster_key_file: OptionalPath, "FILE",
@@ -126,13 +136,15 @@ static SETTINGS: &[Setting] = &[
         "Copies of each row in a keyspace that is made; when not given, as many as the database has nodes, at most 3",
         |text| read_replication(text).map(Some), Field::show),
     setting!("scylla_datacenter", scylla_datacenter: Option<String>, "NAME",
-        "The data centre of the database that is asked and whose copies are waited for; needed where it has several"),
+        "The data centre of the database that is asked and whose copies are waited for; needed where it has several",
+        |text| read_name(text).map(Some), Field::show),
     setting!("scylla_user", scylla_user: Option<String>, "NAME",
-        "The user in the database, with scylla_password_file"),
+        "The user in the database, with scylla_password_file",
+        |text| read_name(text).map(Some), Field::show),
     setting!("scylla_password_file", scylla_password_file: OptionalPath, "FILE",
         "Holds the password of scylla_user"),
     setting!("drain_timeout", drain_timeout: std::time::Duration, "DURATION",
-        "How long a stop may take: clients are told to leave, work is flushed"),
+        "How long a stop may take: clients are told to leave, work is flushed", read_drain_timeout, Field::show),
     Setting {
         form: Form::Text,
         ..setting!("auth", auth: bool, "on|off",

@@ -94,6 +94,13 @@ fn a_seed_is_a_host_and_a_port() {
         let expected = "--seed: expected a host and a port such as 10.0.0.1:7946 or nodes.example:7946, got";
         assert_eq!(mistakes, [format!("{expected} `{seed}`")]);
     }
+    for seed in ["", ",", "a:1,", "a:1,,b:1"] {
+        let mistakes = load("", &[], &[&GOOD[..], &["--seed", seed]].concat()).unwrap_err();
+        let expected =
+            "--seed: expected a host and a port such as 10.0.0.1:7946 or nodes.example:7946, got ``";
+        assert_eq!(mistakes, [expected], "{seed}");
+    }
+    assert_eq!(load("seed = []", &[], &GOOD).unwrap().seeds, [""; 0]);
     let mistakes = load("seed = [1]", &[], &GOOD).unwrap_err();
     assert_eq!(mistakes, ["f.toml:1: seed: expected a string, got an integer"]);
 }

@@ -1,0 +1,370 @@
+//! Each setting with a wrong value of each sort, from each source that may give it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use clap::Command;
+
+use super::*;
+use crate::config::{self, flags};
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    File,
+    Folder,
+    Address,
+    Endpoints,
+    Host,
+    NodeId,
+    Keyspace,
+    Name,
+    Audience,
+    /// With a word that is misspelt.
+    Choice(&'static str),
+    Switch,
+    Boolean,
+    Duration,
+    /// From the first to the second.
+    Count(u64, u64),
+    Limit,
+    Filter,
+}
+
+/// What each setting is, and what is given beside it. A setting that is not here fails the test.
+const ROWS: &[(&str, Kind, &[&str])] = &[
+    ("config", Kind::File, &[]),
+    ("data_dir", Kind::Folder, &[]),
+    ("directory", Kind::File, &[]),
+    ("listen", Kind::Address, &[]),
+    ("tls_cert", Kind::File, TLS),
+    ("tls_key", Kind::File, TLS),
+    ("admin_listen", Kind::Address, &[]),
+    ("admin_token_file", Kind::File, &[]),
+    ("node_id", Kind::NodeId, &[]),
+    ("gossip_listen", Kind::Address, CLUSTER),
+    ("peer_listen", Kind::Address, CLUSTER),
+    ("advertise", Kind::Host, CLUSTER),
+    ("seed", Kind::Endpoints, CLUSTER),
+    ("cluster_key_file", Kind::File, CLUSTER),
+    ("peer_cert", Kind::File, CLUSTER),
+    ("peer_key", Kind::File, CLUSTER),
+    ("peer_ca", Kind::File, CLUSTER),
+    ("store", Kind::Choice("embeded"), &[]),
+    ("scylla_node", Kind::Endpoints, SCYLLA),
+    ("scylla_keyspace", Kind::Keyspace, SCYLLA),
+    ("scylla_schema", Kind::Choice("chekc"), SCYLLA),
+    ("scylla_replication", Kind::Count(1, 9), SCYLLA),
+    ("scylla_datacenter", Kind::Name, SCYLLA),
+    ("scylla_user", Kind::Name, SCYLLA),
+    ("scylla_password_file", Kind::File, SCYLLA),
+    ("drain_timeout", Kind::Duration, &[]),
+    ("auth", Kind::Switch, &[]),
+    ("audience", Kind::Audience, &[]),
+    ("insecure", Kind::Boolean, &[]),
+    ("threads", Kind::Count(0, 64), &[]),
+    ("io_uring", Kind::Switch, &[]),
+    ("log", Kind::Filter, &[]),
+    ("log_format", Kind::Choice("jsno"), &[]),
+];
+
+const TLS: &[&str] = &["--tls-cert={}/node.crt", "--tls-key={}/node.key"];
+const CLUSTER: &[&str] = &[
+    "--auth=off",
+    "--store=none",
+    "--gossip-listen=127.0.0.1:0",
+    "--peer-listen=127.0.0.1:0",
+    "--cluster-key-file={}/cluster.key",
+    "--peer-cert={}/node.crt",
+    "--peer-key={}/node.key",
+    "--peer-ca={}/ca.crt",
+];
+const SCYLLA: &[&str] = &[
+    "--auth=off",
+    "--store=scylla",
+    "--scylla-node=127.0.0.1:9042",
+    "--scylla-user=ada",
+    "--scylla-password-file={}/password",
+];
+
+fn row(key: &str) -> Option<(Kind, &'static [&'static str])> {
+    if key.starts_with("limits.") {
+        return Some((Kind::Limit, &[]));
+    }
+    ROWS.iter().find(|(name, ..)| *name == key).map(|(_, kind, beside)| (*kind, *beside))
+}
+
+#[derive(Debug, Clone)]
+enum Given {
+    /// From any source.
+    Text(String),
+    /// As it stands in the file.
+    Toml(&'static str),
+}
+
+#[derive(Debug, Clone)]
+struct Wrong {
+    given: Given,
+    /// Stands in what is said of it.
+    said: String,
+    is_warning: bool,
+}
+
+/// Texts that are refused, from any source.
+fn all(texts: &[&str], said: &str) -> Vec<Wrong> {
+    let wrong = |text: &&str| Wrong {
+        given: Given::Text((*text).to_owned()),
+        said: said.to_owned(),
+        is_warning: false,
+    };
+    texts.iter().map(wrong).collect()
+}
+
+/// Texts that are taken with a warning.
+fn odd(texts: &[&str], said: &str) -> Vec<Wrong> {
+    all(texts, said).into_iter().map(|wrong| Wrong { is_warning: true, ..wrong }).collect()
+}
+
+/// Values of another type, which only the file can hold.
+fn toml(values: &[&'static str], said: &str) -> Vec<Wrong> {
+    let wrong =
+        |value: &&'static str| Wrong { given: Given::Toml(value), said: said.to_owned(), is_warning: false };
+    values.iter().map(wrong).collect()
+}
+
+fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
+    let [a_file, below, a_folder, bytes, link] =
+        ["password", "password/x", "folder", "bytes", "link"].map(|name| format!("{folder}/{name}"));
+    let no_string = toml(&["1", "true", "[1]"], "expected a string, got a");
+    let (long_id, long_keyspace) = ("a".repeat(65), "a".repeat(49));
+    match kind {
+        Kind::File => [
+            all(&[""], "expected a path, got nothing"),
+            all(&["/nowhere/x"], "/nowhere/x"),
+            all(&[&a_folder], &a_folder),
+            all(&[&below], &below),
+            all(&[&bytes], &bytes),
+            all(&[&link], &link),
+            odd(&[" a", "a\t"], "begins or ends with space"),
+            no_string,
+        ]
+        .concat(),
+        Kind::Folder => [
+            all(&[""], "expected a path, got nothing"),
+            all(&[&a_file, &below], &format!("{a_file} is a file")),
+            all(&[&link], "is a link to nothing"),
+            all(&["/proc/x"], "cannot make /proc/x in /proc"),
+            odd(&[" a", "a\t"], "begins or ends with space"),
+            no_string,
+        ]
+        .concat(),
+        Kind::Address => [
+            all(&["", "127.0.0.1", "127.0.0.1:", ":80", "80", "[::1]"], "expected a host and a port"),
+            all(&["127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:http"], "expected a host and a port"),
+            all(&[" 127.0.0.1:0", "127.0.0.1:0 ", "http://127.0.0.1:0"], "expected a host and a port"),
+            no_string,
+        ]
+        .concat(),
+        Kind::Endpoints => [
+            all(
+                &["", " ", ",", "a:1,", "a", "a:", ":1", "a:0", "a:70000", "a:-1"],
+                "expected a host and a port",
+            ),
+            all(&["a b:1", "http://a:1", "a:1;b:1"], "expected a host and a port"),
+            toml(&["1", "true"], "expected a list of strings, got a"),
+            toml(&["[1]"], "expected a string, got an integer"),
+        ]
+        .concat(),
+        Kind::Host => [
+            all(
+                &["", " a", "a ", "a:80", "http://a", "[::1]"],
+                "expected a name or an address without a port",
+            ),
+            all(&["0.0.0.0", "::", "::ffff:0.0.0.0"], "which stands for all addresses"),
+            no_string,
+        ]
+        .concat(),
+        Kind::NodeId => {
+            [all(&["", " a", "a ", "a b", "é", &long_id], "expected 1 to 64 letters"), no_string].concat()
+        }
+        Kind::Keyspace => {
+            [all(&["", " a", "a ", "A", "1", "a-b", &long_keyspace], "expected 1 to 48"), no_string].concat()
+        }
+        Kind::Name | Kind::Audience => {
+            [all(&["", " ", " a", "a ", "a\nb"], "without outer space and control characters"), no_string]
+                .concat()
+        }
+        _ => wrong_value(kind, no_string),
+    }
+}
+
+/// Of the kinds that are no name of anything.
+fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
+    match kind {
+        Kind::Choice(misspelt) => {
+            [all(&["", " auto", "none ", "NONE", "AUTO", misspelt], " or "), no_string].concat()
+        }
+        Kind::Switch => {
+            [all(&["", " on", "off ", "ON", "of", "true", "1"], "expected on or off"), no_string].concat()
+        }
+        Kind::Boolean => [
+            all(&["", " true", "false ", "True", "ture", "on", "1"], "expected true or false"),
+            toml(&["1", "[true]"], "expected true or false, got a"),
+        ]
+        .concat(),
+        Kind::Duration => [
+            all(&["", "25", " 25s", "25s ", "25 s", "-1s", "1.5s", "1d", "s"], "expected a duration such as"),
+            all(&["99999999999999999999s"], "expected a duration such as"),
+            all(&["25h", "18446744073709551615ms"], "must be between 0s and 24h"),
+            no_string,
+        ]
+        .concat(),
+        Kind::Count(least, most) => {
+            let range = format!("must be between {least} and {most}");
+            let below = least.checked_sub(1).map(|below| all(&[&below.to_string()], &range));
+            [
+                all(&["", "many", "-1", "+1", "1.5", " 1", "1 "], "expected a whole number, got `"),
+                all(&[&(most + 1).to_string(), "9000000000000000000"], &range),
+                all(&["99999999999999999999"], "99999999999999999999 is too large"),
+                toml(&["1.5", "true", "[1]"], "expected a whole number, got a"),
+                below.unwrap_or_default(),
+            ]
+            .concat()
+        }
+        Kind::Limit => [
+            all(&["", "many", "-1", "+1", "1.5", " 1", "1 "], "expected "),
+            all(&["9000000000000000000"], "must be between "),
+            all(&["99999999999999999999"], "99999999999999999999 is too large"),
+            toml(&["1.5", "true", "[1]"], "expected a whole number, got a"),
+            toml(&["-1"], "got `-1`"),
+        ]
+        .concat(),
+        Kind::Filter => [
+            all(&["", " ", "warning", "inof", "info,", "fanfare", "fanfare=", "fanfare=inof"], "is no level"),
+            all(&["info;fanfare=debug", "a=b=info", "=info"], "is no part of the program that can log"),
+            odd(&["scylla=debug"], "leaves out most lines"),
+            odd(&["info,fanfaer=debug"], "did you mean fanfare?"),
+            no_string,
+        ]
+        .concat(),
+        _ => Vec::new(),
+    }
+}
+
+/// A folder with a good file for each setting that names one, and with what is none.
+fn files() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).expect("written");
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca = rcgen::CertifiedIssuer::self_signed(params, key).expect("a CA");
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let params = rcgen::CertificateParams::new(vec!["peer.fanfare.internal".to_owned()]).expect("good names");
+    write("ca.crt", ca.pem().as_bytes());
+    write("node.crt", params.signed_by(&key, &ca).expect("signed").pem().as_bytes());
+    write("node.key", key.serialize_pem().as_bytes());
+    write("cluster.key", b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n");
+    write("password", b"a password\n");
+    write("bytes", &[0xff, 0xfe, 0, b'a', b'\n']);
+    fs::create_dir(folder.path().join("folder")).expect("made");
+    std::os::unix::fs::symlink("nothing", folder.path().join("link")).expect("linked");
+    folder
+}
+
+fn found(folder: &Path, file: Option<&str>, variable: Option<(&str, &str)>, given: &[String]) -> Found {
+    let mut given = given.to_vec();
+    let is_given = |flag: &str| given.iter().any(|given| given.starts_with(flag));
+    if !is_given("--data-dir=") && variable.is_none_or(|(name, _)| name != "FANFARE_DATA_DIR") {
+        let is_in_file = file.is_some_and(|text| text.starts_with("data_dir"));
+        given.extend((!is_in_file).then(|| format!("--data-dir={}/data", folder.display())));
+    }
+    if let Some(text) = file {
+        let path = folder.join("f.toml");
+        fs::write(&path, text).expect("written");
+        given.push(format!("--config={}", path.display()));
+    }
+    let command = Command::new("test").no_binary_name(true).args(flags::arguments());
+    let given = flags::Flags::of(&command.try_get_matches_from(given).expect("good flags"));
+    let variable = variable.map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    Found::in_all(&Loaded::of(&given, variable))
+}
+
+#[test]
+fn every_setting_with_a_wrong_value_of_any_sort_is_named() {
+    let files = files();
+    let folder = files.path();
+    let mut silent = Vec::new();
+    for (key, variable, flag) in config::names() {
+        let Some((kind, beside)) = row(&key) else {
+            silent.push(format!("{key} is in no row of the table"));
+            continue;
+        };
+        let own = flag.clone().map(|flag| format!("{flag}="));
+        let beside: Vec<String> = beside
+            .iter()
+            .filter(|beside| own.as_ref().is_none_or(|own| !beside.starts_with(own.as_str())))
+            .map(|beside| beside.replace("{}", &folder.to_string_lossy()))
+            .collect();
+        let values = wrong(kind, &folder.to_string_lossy());
+        assert!(!values.is_empty(), "{key} has no wrong value");
+        for wrong in values {
+            let in_file = |value: &str| match key.strip_prefix("limits.") {
+                Some(name) => format!("[limits]\n{name} = {value}\n"),
+                None => format!("{key} = {value}\n"),
+            };
+            let mut told: Vec<(&str, Found)> = Vec::new();
+            match &wrong.given {
+                Given::Toml(value) if key != "config" => {
+                    told.push((value, self::found(folder, Some(&in_file(value)), None, &beside)));
+                }
+                Given::Toml(_) => {}
+                Given::Text(text) => {
+                    if key != "config" {
+                        let value = toml::Value::from(text.as_str()).to_string();
+                        told.push((
+                            "in the file",
+                            self::found(folder, Some(&in_file(&value)), None, &beside),
+                        ));
+                    }
+                    // An empty variable counts as not given.
+                    if !text.is_empty() {
+                        told.push(("variable", self::found(folder, None, Some((&variable, text)), &beside)));
+                    }
+                    if let Some(own) = &own {
+                        let flags = [&beside[..], &[format!("{own}{text}")]].concat();
+                        told.push(("flag", self::found(folder, None, None, &flags)));
+                    }
+                }
+            }
+            for (source, found) in told {
+                let said = if wrong.is_warning { &found.warnings } else { &found.mistakes };
+                let is_named = |place: &str| {
+                    place == variable
+                        || Some(place) == flag.as_deref()
+                        || place.ends_with(&format!(": {key}"))
+                };
+                if !said.iter().any(|said| is_named(&said.place) && said.problem.contains(&wrong.said)) {
+                    let lines: Vec<_> =
+                        found.mistakes.iter().chain(&found.warnings).map(ToString::to_string).collect();
+                    silent.push(format!("{key}, {source}, {wrong:?}: {lines:?}"));
+                }
+            }
+        }
+    }
+    assert!(silent.is_empty(), "{} values\n{}", silent.len(), silent.join("\n"));
+}
+
+#[test]
+fn what_the_table_gives_beside_is_good() {
+    let files = files();
+    for beside in [&[][..], TLS, CLUSTER, SCYLLA] {
+        let beside: Vec<_> =
+            beside.iter().map(|beside| beside.replace("{}", &files.path().to_string_lossy())).collect();
+        let found = found(files.path(), None, None, &beside);
+        assert_eq!((found.mistakes, found.warnings), (vec![], vec![]), "{beside:?}");
+    }
+    for (key, ..) in ROWS {
+        assert!(config::names().any(|(name, ..)| name == *key), "{key} is no setting");
+    }
+}

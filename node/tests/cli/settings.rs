@@ -1,0 +1,217 @@
+//! A node that starts and `check-config` say the same of what is wrong.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{fanfare, run};
+
+const ENDS: [&str; 2] = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
+
+/// What both commands say; neither leaves anything behind.
+fn refused(folder: &Path, arguments: &[&str]) -> String {
+    let files = || folder.read_dir().expect("a folder").count();
+    let before = files();
+    let told = ["serve", "check-config"].map(|command| {
+        let (code, stdout, stderr) = run(folder, &[&[command], &ENDS[..], arguments].concat());
+        assert_eq!((code, stdout.as_str()), (2, ""), "{command} {arguments:?} {stderr}");
+        stderr
+    });
+    assert_eq!(files(), before, "{arguments:?}");
+    let [by_start, by_check] = told;
+    assert_eq!(by_start, by_check);
+    by_start
+}
+
+#[test]
+fn a_data_folder_that_is_none_is_named_with_its_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("file"), "").unwrap();
+    symlink("nothing", folder.path().join("link")).unwrap();
+    for (data_dir, reason) in [
+        ("file", "file cannot be a folder: file is a file\n"),
+        ("file/data", "file/data cannot be a folder: file is a file\n"),
+        ("link", "link cannot be a folder: link is a link to nothing\n"),
+        ("/proc/data", "cannot make /proc/data in /proc: "),
+    ] {
+        let told = refused(folder.path(), &["--data-dir", data_dir]);
+        let line = format!("fanfare: --data-dir: {reason}");
+        assert!(told.starts_with(&line) && told.lines().count() == 1, "{data_dir}: {told}");
+    }
+}
+
+#[test]
+fn a_data_folder_without_rights_is_named_with_its_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let closed = folder.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, Permissions::from_mode(0o555)).unwrap();
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    for (data_dir, reason) in [
+        ("closed", "cannot write to closed: Permission denied"),
+        ("closed/data", "cannot make closed/data in closed: Permission denied"),
+    ] {
+        for command in ["serve", "check-config"] {
+            let program = env!("CARGO_BIN_EXE_fanfare");
+            // Root may write everywhere, unless that right is taken from it.
+            let mut process = if is_root {
+                let mut process = Command::new("setpriv");
+                process.args(["--bounding-set=-all", "--inh-caps=-all", program]);
+                process
+            } else {
+                Command::new(program)
+            };
+            process.env_remove("FANFARE_CONFIG").current_dir(folder.path());
+            let output = process.arg(command).args(ENDS).args(["--data-dir", data_dir]).output().unwrap();
+            let told = String::from_utf8(output.stderr).unwrap();
+            assert!(told.starts_with(&format!("fanfare: --data-dir: {reason}")), "{command} {told}");
+            assert_eq!(output.status.code(), Some(2), "{command} {told}");
+        }
+    }
+}
+
+/// What a start alone can find.
+#[test]
+fn a_file_of_the_data_folder_that_is_none_is_named() {
+    for name in ["admin-token", "connection-key", "store", "dev-key"] {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("data").join(name);
+        if name == "store" {
+            fs::create_dir(folder.path().join("data")).unwrap();
+            fs::write(&at, "").unwrap();
+        } else {
+            fs::create_dir_all(&at).unwrap();
+        }
+        let (code, _, stderr) = run(folder.path(), &[&["serve"], &ENDS[..]].concat());
+        assert_eq!(code, 1, "{name} {stderr}");
+        let named = if name == "dev-key" { "./data" } else { &format!("./data/{name}") };
+        assert!(stderr.contains(named) && stderr.contains("(--data-dir)"), "{name} {stderr}");
+    }
+}
+
+#[test]
+fn a_log_filter_that_would_turn_the_log_off_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (filter, reason) in [
+        ("warning", "`warning` is no level, did you mean warn?"),
+        ("inof", "`inof` is no level, did you mean info?"),
+        ("info;fanfare=debug", "`info;fanfare` is no part of the program that can log"),
+    ] {
+        let told = refused(folder.path(), &["--log", filter]);
+        assert!(told.starts_with(&format!("fanfare: --log: {reason}")), "{told}");
+    }
+    let (code, _, stderr) = run(folder.path(), &["check-config", "--log", " info"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+}
+
+#[test]
+fn files_of_secrets_are_checked_by_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("quoted", "\"a-token\"\n");
+    write("empty", "\u{feff}\n");
+    let scylla = ["--auth=off", "--store=scylla", "--scylla-node=127.0.0.1:1", "--scylla-user=ada"];
+    for (arguments, reason) in [
+        (vec!["--admin-token-file=absent"], "--admin-token-file: cannot read absent: No such file"),
+        (
+            vec!["--admin-token-file=empty"],
+            "--admin-token-file: what empty holds is no admin token: it is not",
+        ),
+        (
+            vec!["--admin-token-file=quoted"],
+            "--admin-token-file: what quoted holds is no admin token: it stands in quotes",
+        ),
+        (
+            [&scylla[..], &["--scylla-password-file=absent"]].concat(),
+            "--scylla-password-file: cannot read absent: No such",
+        ),
+        (
+            [&scylla[..], &["--scylla-password-file=empty"]].concat(),
+            "--scylla-password-file: empty holds no password",
+        ),
+        (
+            [&scylla[..], &["--scylla-password-file=quoted"]].concat(),
+            "--scylla-password-file: what quoted holds stands in quotes",
+        ),
+    ] {
+        let told = refused(folder.path(), &arguments);
+        assert!(told.starts_with(&format!("fanfare: {reason}")), "{told}");
+    }
+}
+
+#[test]
+fn a_whole_key_in_place_of_its_secret_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = "[[tenants]]\nid = 't'\n[[tenants.accounts]]\nid = 'a'\n[[tenants.accounts.keys]]\nname = 'k1'\n\
+               capability = { '*' = ['publish'] }\n";
+    let directory =
+        |secret: &str| fs::write(folder.path().join("d.toml"), format!("{key}{secret}\n")).unwrap();
+    fs::write(folder.path().join("k1.secret"), "s.e.cret.k1\n").unwrap();
+    directory("secret_file = 'k1.secret'");
+    let told = refused(folder.path(), &["--directory=d.toml"]);
+    let place = "fanfare: d.toml:8: tenants[0].accounts[0].keys[0].secret_file: ";
+    let reason = "holds the whole key, <secret>.k1; expected is the secret alone, without .k1\n";
+    assert_eq!(told, format!("{place}{reason}"));
+
+    directory("secret = ' secret'");
+    let (code, stdout, stderr) = run(folder.path(), &["check-config", "--directory=d.toml"]);
+    assert_eq!((code, stdout.as_str()), (0, "the configuration is good\n"));
+    let place = "fanfare: warning: d.toml:8: tenants[0].accounts[0].keys[0].secret: ";
+    assert!(stderr.starts_with(place) && stderr.contains("space"), "{stderr}");
+}
+
+#[test]
+fn a_node_starts_and_logs_what_is_odd() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let odd = |command: &[&str]| {
+        let mut command = fanfare(folder.path(), command);
+        command.env("FANFARE_VERSION", "1.0").env("FANFARE_STROE", "none");
+        command
+    };
+    let checked = odd(&["check-config"]).output().unwrap();
+    let told = "fanfare: warning: FANFARE_STROE: is no setting and has no effect, did you mean FANFARE_STORE?\n\
+                fanfare: warning: FANFARE_VERSION: is no setting and has no effect\n";
+    assert_eq!(String::from_utf8(checked.stderr).unwrap(), told);
+    assert_eq!(checked.status.code(), Some(0));
+
+    let mut node = odd(&[&["serve", "--log-format=json"], &ENDS[..]].concat());
+    let mut node = node.stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    let told = loop {
+        let told = fs::read_to_string(&log).unwrap();
+        if told.contains("node is up") || node.try_wait().unwrap().is_some() || Instant::now() > until {
+            break told;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    node.kill().and_then(|()| node.wait()).unwrap();
+    let odd: Vec<serde_json::Value> = told
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .filter(|line: &serde_json::Value| line["level"] == "WARN" && !line["place"].is_null())
+        .collect();
+    assert!(told.contains("node is up"), "{told}");
+    assert_eq!((odd.len(), odd[0]["place"].as_str()), (2, Some("FANFARE_STROE")), "{told}");
+    assert!(odd[0]["problem"].as_str().unwrap().ends_with("did you mean FANFARE_STORE?"), "{told}");
+}
+
+#[test]
+fn an_unread_stderr_does_not_hold_up_a_refusal() {
+    const PIPE_BYTES: usize = 65_536;
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in [&["check-config", "--log=warning"][..], &["serve", "--lisen"], &["sub"]] {
+        let (_reader, mut writer) = std::io::pipe().unwrap();
+        std::io::Write::write_all(&mut writer, &[b'.'; PIPE_BYTES]).unwrap();
+        let mut refusal = fanfare(folder.path(), arguments).stderr(writer).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while refusal.try_wait().unwrap().is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let ended = refusal.try_wait().unwrap();
+        refusal.kill().and_then(|()| refusal.wait()).unwrap();
+        assert_eq!(ended.and_then(|status| status.code()), Some(2), "{arguments:?}");
+    }
+}
