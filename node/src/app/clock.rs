@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use metrics::{Counter, counter, describe_counter};
+use metrics::{Counter, counter};
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Cause, Clock, ClockState, Left, STEP_MS, since_boot_ms};
@@ -17,13 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// On the same boot the file says as much however old it is.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
-static STEPS: LazyLock<Counter> = LazyLock::new(|| {
-    describe_counter!(
-        "fanfare_clock_steps_total",
-        "Steps of the system clock by more than a minute, and starts with a clock that had stepped"
-    );
-    counter!("fanfare_clock_steps_total")
-});
+static STEPS: LazyLock<Counter> = LazyLock::new(|| counter!("fanfare_clock_steps_total"));
 
 /// Times are milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

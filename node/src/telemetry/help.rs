@@ -1,7 +1,11 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 16] = [
+const COUNTERS: [(&str, &str); 17] = [
     ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
+    (
+        "fanfare_clock_steps_total",
+        "Steps of the system clock by more than a minute, and starts with a clock that had stepped",
+    ),
     ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
     ("fanfare_forwards_taken_total", "Publishes taken from peers"),
     ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),

@@ -46,7 +46,7 @@ pub(super) fn key_string(name: &str) -> String {
 }
 
 pub(super) fn secret(name: &str) -> String {
-    if name == "narrow" { "secret.of.narrow".to_owned() } else { format!("secret-of-{name}") }
+    if name == "narrow" { "secret.of-narrow".to_owned() } else { format!("secret-of-{name}") }
 }
 
 pub(super) struct Fixture {
