@@ -25,8 +25,8 @@ use crate::cluster::link::Receipt;
 use crate::cluster::routing::{ClaimedIds, NotClaimed, Routing};
 use crate::hub::{Hub, Numbering};
 use crate::model::{
-    ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, PresenceEvent,
-    Published, Stamp, UsageKind, check_draft,
+    ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, NameError,
+    PresenceEvent, Published, Stamp, UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
 use crate::pulse;
@@ -186,8 +186,8 @@ impl Publisher {
         }
         for draft in &request.messages {
             if let Err(error) = check_draft(draft, request.client_id.as_ref(), &self.inner.limits) {
-                if matches!(error, DraftError::TooLarge { .. }) {
-                    Limit::MessageBytes.hit();
+                if let Some(limit) = limit_of(&error) {
+                    limit.hit();
                 }
                 return done(Err(PublishError::Draft(error)));
             }
@@ -445,4 +445,14 @@ fn given_id(incarnation: u64, number: u64) -> Box<str> {
     URL_SAFE_NO_PAD.encode_string(incarnation.to_be_bytes(), &mut id);
     write!(id, ":{number}").expect("a string takes every byte");
     id.into()
+}
+
+/// The limit that a message is over.
+fn limit_of(error: &DraftError) -> Option<Limit> {
+    match error {
+        DraftError::TooLarge { .. } => Some(Limit::MessageBytes),
+        DraftError::Name { field: "name", error: NameError::TooLong { .. } } => Some(Limit::NameBytes),
+        DraftError::Name { field: "id", error: NameError::TooLong { .. } } => Some(Limit::MessageIdBytes),
+        _ => None,
+    }
 }

@@ -229,7 +229,7 @@ impl From<DraftError> for Refusal {
     fn from(error: DraftError) -> Self {
         let kind = match &error {
             DraftError::TooLarge { .. } | DraftError::TooMany { .. } => Kind::TooLarge,
-            DraftError::Bad(_) => Kind::Malformed,
+            DraftError::Name { .. } | DraftError::Bad(_) => Kind::Malformed,
         };
         Self::new(kind, error.to_string())
     }

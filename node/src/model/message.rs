@@ -7,7 +7,7 @@ use fanfare_proto::frame::{Draft, MessageOut};
 use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
-use super::ids::{ChannelKey, ClientId, ConnectionId, check_name};
+use super::ids::{ChannelKey, ClientId, ConnectionId, NameError, check_name};
 use super::limits::Limits;
 use super::usage::Amount;
 
@@ -19,6 +19,8 @@ pub enum DraftError {
     /// HTTP 413, Nack 40009.
     TooMany { messages_max: usize },
     /// HTTP 400, Nack 40000.
+    Name { field: &'static str, error: NameError },
+    /// HTTP 400, Nack 40000.
     Bad(String),
 }
 
@@ -29,6 +31,7 @@ impl fmt::Display for DraftError {
                 write!(f, "message of {bytes} bytes is over the limit of {bytes_max}")
             }
             Self::TooMany { messages_max } => write!(f, "more than {messages_max} messages in one publish"),
+            Self::Name { field, error } => write!(f, "{field} {error}"),
             Self::Bad(text) => f.write_str(text),
         }
     }
@@ -69,10 +72,10 @@ fn json_bytes(text: &str) -> usize {
 pub fn check_draft(draft: &Draft, client_id: Option<&ClientId>, limits: &Limits) -> Result<(), DraftError> {
     // An event name may be empty, unlike all other names.
     if let Some(name) = draft.name.as_deref().filter(|name| !name.is_empty()) {
-        check_name(name, limits.name_bytes).map_err(|e| DraftError::Bad(format!("name {e}")))?;
+        check_name(name, limits.name_bytes).map_err(|error| DraftError::Name { field: "name", error })?;
     }
     if let Some(id) = &draft.id {
-        check_name(id, limits.message_id_bytes).map_err(|e| DraftError::Bad(format!("id {e}")))?;
+        check_name(id, limits.message_id_bytes).map_err(|error| DraftError::Name { field: "id", error })?;
     }
     if draft.extras.as_ref().is_some_and(|extras| !extras.get().starts_with('{')) {
         return Err(DraftError::Bad("extras must be an object".into()));

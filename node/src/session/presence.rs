@@ -3,8 +3,9 @@
 use fanfare_proto::frame::{self, code};
 
 use super::{Context, Output, PublishResult, Session};
-use crate::model::{ChannelName, ClientId, MemberId, Operation, Owner, PresenceAction};
+use crate::model::{ChannelName, ClientId, MemberId, NameError, Operation, Owner, PresenceAction};
 use crate::publish::{PresenceError, PresenceRequest};
+use crate::telemetry::Limit;
 
 impl From<Result<(), PresenceError>> for PublishResult {
     fn from(result: Result<(), PresenceError>) -> Self {
@@ -78,7 +79,12 @@ impl Session {
         let named = match &asked.client_id {
             None => None,
             Some(name) => {
-                let error = |error| refused(code::BAD_REQUEST, &format!("clientId {error}"));
+                let error = |error| {
+                    if matches!(error, NameError::TooLong { .. }) {
+                        Limit::ClientIdBytes.hit();
+                    }
+                    refused(code::BAD_REQUEST, &format!("clientId {error}"))
+                };
                 Some(ClientId::new(name, cx.limits).map_err(error)?)
             }
         };

@@ -111,7 +111,7 @@ async fn each_limit_of_a_socket_is_counted() {
         ("socket_message_ms", 300),
         ("message_bytes", 1000),
         ("publishes_per_second", 1),
-        ("publish_burst", 5),
+        ("publish_burst", 8),
         ("controls_per_second", 1),
         ("control_burst", 20),
         ("attached_channels", 2),
@@ -136,7 +136,15 @@ async fn each_limit_of_a_socket_is_counted() {
     let large = json!({"op": 13, "channel": "a", "data": "x".repeat(1000)});
     assert_eq!(brief(&socket.ask(large).await), (2, Some(40009)));
     assert_hit(&node, seen, "message_bytes").await;
-    let many = json!({"op": 13, "channel": "a", "messages": vec![json!({"data": 1}); 6]});
+    let long_id = json!({"op": 13, "channel": "a", "messages": [{"id": "i".repeat(129), "data": 1}]});
+    assert_eq!(brief(&socket.ask(long_id).await), (2, Some(40000)));
+    assert_hit(&node, seen, "message_id_bytes").await;
+    let long_name = json!({"op": 13, "channel": "a", "name": "n".repeat(257), "data": 1});
+    assert_eq!(brief(&socket.ask(long_name).await), (2, Some(40000)));
+    assert_hit(&node, seen, "name_bytes").await;
+    assert_eq!(brief(&socket.ask(enter("a", &"c".repeat(257), json!(1))).await), (2, Some(40000)));
+    assert_hit(&node, seen, "client_id_bytes").await;
+    let many = json!({"op": 13, "channel": "a", "messages": vec![json!({"data": 1}); 9]});
     assert_eq!(brief(&socket.ask(many).await), (2, Some(42900)));
     assert_hit(&node, seen, "publishes_per_second").await;
     assert_eq!(brief(&socket.ask(enter("a", "x", json!("x".repeat(100)))).await), (2, Some(40009)));

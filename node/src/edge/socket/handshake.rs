@@ -16,7 +16,8 @@ use crate::auth::{Authenticator, Credentials, Principal};
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::host;
 use crate::edge::http::cors;
-use crate::model::{ClientId, Limits};
+use crate::model::{ClientId, Limits, NameError};
+use crate::telemetry::Limit;
 
 pub const PATH: &str = "/realtime";
 /// The one that is chosen where it is offered.
@@ -226,7 +227,12 @@ impl<'a> Head<'a> {
             (None, None) => None,
             (None, Some(chosen)) => match ClientId::new(&chosen, gate.limits) {
                 Ok(client_id) => Some(client_id),
-                Err(error) => return Decision::Refuse(Refusal::malformed(format!("clientId {error}"))),
+                Err(error) => {
+                    if matches!(error, NameError::TooLong { .. }) {
+                        Limit::ClientIdBytes.hit();
+                    }
+                    return Decision::Refuse(Refusal::malformed(format!("clientId {error}")));
+                }
             },
         };
         // What cannot be taken up, for whatever reason, is a fresh connection.

@@ -108,7 +108,7 @@ fn a_refused_draft_refuses_all_and_numbers_nothing() {
             let outcome = one(&node.begin(node.request("a", messages.clone()), queued));
             match (&outcome, &expected) {
                 (Err(PublishError::Draft(error)), Some(expected)) => assert_eq!(error, expected, "{case}"),
-                (Err(PublishError::Draft(DraftError::Bad(_))), None) => {}
+                (Err(PublishError::Draft(DraftError::Name { .. } | DraftError::Bad(_))), None) => {}
                 _ => panic!("{case}: {outcome:?}"),
             }
         }
