@@ -1,15 +1,19 @@
 //! One running node: started, killed, stopped, started again on the same data.
 
-use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _};
+mod log;
+
+use std::io::{PipeReader, PipeWriter, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use tempfile::TempDir;
+
+use log::Log;
 
 use crate::network::Host;
 use crate::{Directory, Response, binary, http, system, wait_for, wait_until};
@@ -21,8 +25,6 @@ const ADMIN_TOKEN: &str = "a-token-of-the-tests-and-of-nobody-else";
 /// A pause of so long is a death.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
 const OPEN_FILES: u64 = 8192;
-/// Lines of a node's log that are kept; the last ones.
-const LOG_LINES_MAX: usize = 2000;
 
 /// How to start a node. Without a directory it makes its own development account and key.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +33,7 @@ pub struct NodeOptions {
     key: Option<String>,
     environment: Vec<(String, String)>,
     host: Option<Host>,
+    open_files: Option<u64>,
     is_unread: bool,
 }
 
@@ -50,6 +53,12 @@ impl NodeOptions {
 
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Lets the node hold so many open files and no more.
+    pub fn open_files(mut self, files: u64) -> Self {
+        self.open_files = Some(files);
         self
     }
 
@@ -200,12 +209,21 @@ impl Node {
         system::woken(self.pid(), name)
     }
 
+    /// Lets the node open no file beyond the highest that it has; what was allowed before, for [`Node::allow_files`].
+    pub fn allow_no_further_file(&self) -> u64 {
+        system::limit_open_files_of(self.pid(), system::highest_file(self.pid()) + 1)
+    }
+
+    pub fn allow_files(&self, files: u64) {
+        system::limit_open_files_of(self.pid(), files);
+    }
+
     /// The last lines that the node wrote to its standard error and output.
     pub fn log(&self) -> String {
         self.log.text()
     }
 
-    /// What `/metrics` says of a metric without labels; 0 while it is not there.
+    /// What `/metrics` says of a metric, whose name ends with its labels if it has any; 0 while it is not there.
     pub async fn metric(&self, name: &str) -> f64 {
         metric(&http::request(self.admin(), "GET", "/metrics", &[], "").await, name).unwrap_or(0.0)
     }
@@ -316,7 +334,7 @@ impl Node {
     }
 }
 
-/// What a page of metrics says of one without labels.
+/// What a page of metrics says of one.
 fn metric(page: &Response, name: &str) -> Option<f64> {
     let text = String::from_utf8_lossy(&page.body);
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
@@ -407,6 +425,9 @@ fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
         let end = || full.try_clone().expect("a pipe");
         command.stdout(end()).stderr(end());
     }
+    if let Some(files) = options.open_files {
+        system::limit_open_files(&mut command, files);
+    }
     let mut start = || command.spawn().expect("the node can be started");
     let mut process = match &options.host {
         Some(host) => host.within(start),
@@ -426,64 +447,6 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     writer.write_all(&[b'.'; PIPE_BYTES]).expect("that much is what a pipe holds");
     (reader, writer)
-}
-
-/// What the node wrote, over all its starts.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Lines>>);
-
-#[derive(Default)]
-struct Lines {
-    last: std::collections::VecDeque<String>,
-    panicked: bool,
-    /// Starts that may still write.
-    followed: usize,
-    unread: Vec<PipeReader>,
-}
-
-impl Log {
-    fn follow(&self, stderr: ChildStderr) {
-        let log = self.clone();
-        self.lines().followed += 1;
-        thread::spawn(move || {
-            let mut reader = BufReader::new(stderr);
-            let mut line = Vec::new();
-            while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-                log.push(String::from_utf8_lossy(&line).trim_end().into());
-                line.clear();
-            }
-            log.lines().followed -= 1;
-        });
-    }
-
-    fn hold(&self, unread: PipeReader) {
-        self.lines().unread.push(unread);
-    }
-
-    fn lines(&self) -> MutexGuard<'_, Lines> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, line: String) {
-        let mut lines = self.lines();
-        lines.panicked |= line.contains("panicked");
-        if lines.last.len() == LOG_LINES_MAX {
-            lines.last.pop_front();
-        }
-        lines.last.push_back(line);
-    }
-
-    fn text(&self) -> String {
-        self.lines().last.iter().map(|line| format!("{line}\n")).collect()
-    }
-
-    fn is_whole(&self) -> bool {
-        self.lines().followed == 0
-    }
-
-    fn panicked(&self) -> bool {
-        self.lines().panicked
-    }
 }
 
 /// Waits until a node that was asked something hostile is what it was before.

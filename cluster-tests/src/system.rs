@@ -17,6 +17,40 @@ pub(crate) fn raise_open_files(files: u64) {
     }
 }
 
+/// Lets a command that is started hold so many open files and no more.
+#[expect(
+    unsafe_code,
+    reason = "a child's limits are set between fork and exec, where setrlimit is safe to call"
+)]
+pub(crate) fn limit_open_files(command: &mut std::process::Command, files: u64) {
+    use std::os::unix::process::CommandExt as _;
+    let limit = libc::rlimit { rlim_cur: files, rlim_max: files };
+    let set = move || match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    unsafe { command.pre_exec(set) };
+}
+
+/// Lets a running process open no file under a number that is not among the first so many; its hard limit stays. The limit before.
+#[expect(unsafe_code, reason = "prlimit has no safe form in std; both pointers are to live locals")]
+pub(crate) fn limit_open_files_of(pid: u32, files: u64) -> u64 {
+    let pid = libc::pid_t::try_from(pid).expect("a process id");
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let read = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut before) };
+    let after = libc::rlimit { rlim_cur: files, ..before };
+    let set = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const after, std::ptr::null_mut()) };
+    assert_eq!((read, set), (0, 0), "the limit of open files of process {pid} cannot be set");
+    before.rlim_cur
+}
+
+/// The highest number of an open file of a process.
+pub(crate) fn highest_file(pid: u32) -> u64 {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives");
+    let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok());
+    numbers.max().expect("a process has open files")
+}
+
 /// Says that a test is not run for want of something, which is a failure in CI.
 pub fn not_run(why: &str) {
     assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI needs what is missing: {why}");

@@ -33,6 +33,7 @@ use crate::cluster::membership::Membership;
 use crate::config::Config;
 pub use crate::edge::admin::AdminToken;
 use crate::edge::admin::{self, AdminState};
+use crate::edge::files::ClientFiles;
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::socket::{self, Shard, Shards};
@@ -129,7 +130,8 @@ impl App {
         let metrics = telemetry::metrics();
         let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
         let clock = Clock::system();
-        let limits = Arc::new(listener::within_open_files(config.limits.clone()));
+        let client_files = Arc::new(ClientFiles::open(&config.limits));
+        let limits = Arc::new(client_files.limits(&config.limits));
         let Outside { clients, admin, admin_token, gossip } = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::in_data(&config.data_dir.join("node-id")))?;
@@ -158,14 +160,15 @@ impl App {
             publisher: publisher.clone(),
             auth: Arc::clone(&auth),
             connections: Arc::clone(&connections),
-            identities: Arc::clone(&identities),
+            identities,
             backlog,
             limits: config.limits.clone(),
+            files: Arc::clone(&client_files),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
             http: http_sender,
         };
-        start_shards(&config, &shards, polls, services, &tasks)?;
+        start_shards(&config, &shards, polls, &services, &tasks)?;
         runs::note_what_is_kept(&tasks, &store, &publisher, &accounts, noted, limits.resume_window_ms);
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
 
@@ -176,33 +179,28 @@ impl App {
             hub: Arc::clone(&hub),
             former_runs: past.iter().map(|run| run.incarnation).collect(),
             store: Arc::clone(&store),
-            connections: Arc::clone(&connections),
+            connections,
             shards: Arc::clone(&shards),
             meter: Arc::clone(&meter),
             limits: Arc::clone(&limits),
+            files: Arc::clone(&client_files),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
         }));
-        let http = HttpServices {
-            router,
-            auth: Arc::clone(&auth),
-            connections,
-            identities,
-            limits: Arc::clone(&limits),
-            shards: Arc::clone(&shards),
-            tasks: Arc::clone(&tasks),
-        };
+        let http = HttpServices::new(&services, router, &shards, &tasks);
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
 
         rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
-        let operators = Operators::new(&config, &store, &clock, routing.as_ref(), &shards);
+        let operators = Operators::new(&config, &store, &clock, &client_files, routing.as_ref(), &shards);
         let state = operators.admin_state(admin_token, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
-        spawn_sweeps(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms, metrics);
+        spawn_sweeps(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms);
+        tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics, Arc::clone(&client_files)));
 
-        let (acceptor, listen) = start_acceptor(&config, clients, &limits, &shards, operators.met(), &tasks)?;
+        let within = (&*limits, &client_files);
+        let (acceptor, listen) = start_acceptor(&config, clients, within, &shards, operators.met(), &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
         let membership =
@@ -341,7 +339,7 @@ fn start_shards(
     config: &Config,
     shards: &Shards,
     polls: Vec<mio::Poll>,
-    services: socket::Services,
+    services: &socket::Services,
     tasks: &Tasks,
 ) -> Result<(), StartError> {
     let io_uring = config.io_uring;
@@ -418,7 +416,7 @@ fn serve_admin(
 fn start_acceptor(
     config: &Config,
     (bound, certificates): (Bound, Option<Arc<Certificates>>),
-    limits: &Limits,
+    (limits, files): (&Limits, &Arc<ClientFiles>),
     shards: &Arc<Shards>,
     has_met: HasMet,
     tasks: &Tasks,
@@ -429,8 +427,9 @@ fn start_acceptor(
     if let Some(certificates) = &certificates {
         tasks.spawn("certificate", OnStop::Cancel, Arc::clone(certificates).watch());
     }
-    let acceptor = Acceptor::start(bound, Arc::clone(shards), certificates, limits, move || has_met(), tasks)
-        .map_err(StartError::at(at()))?;
+    let acceptor =
+        Acceptor::start(bound, Arc::clone(shards), certificates, limits, files, move || has_met(), tasks)
+            .map_err(StartError::at(at()))?;
     Ok((acceptor, address))
 }
 
@@ -441,7 +440,6 @@ fn spawn_sweeps(
     clock: Clock,
     hub: Arc<Hub>,
     window_ms: u64,
-    metrics: PrometheusHandle,
 ) {
     tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(store), Arc::clone(auth), clock));
     if store.is_shared() {
@@ -449,7 +447,6 @@ fn spawn_sweeps(
         tasks.spawn("revocations", OnStop::Cancel, followed);
     }
     tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, window_ms));
-    tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics));
 }
 
 async fn sweep_rings(hub: Arc<Hub>, window_ms: u64) {
@@ -463,12 +460,13 @@ async fn sweep_rings(hub: Arc<Hub>, window_ms: u64) {
     }
 }
 
-async fn upkeep(metrics: PrometheusHandle) {
+async fn upkeep(metrics: PrometheusHandle, files: Arc<ClientFiles>) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
         metrics.run_upkeep();
         telemetry::tell_held_back();
         telemetry::count_dropped_lines();
+        files.tell();
     }
 }
 

@@ -34,6 +34,7 @@ mod mixed_versions;
 mod node_death_tells;
 mod nonce_once;
 mod one_way_cut;
+mod open_files;
 mod operators;
 mod order_per_publisher;
 mod own_certificates;

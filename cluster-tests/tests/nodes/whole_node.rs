@@ -338,25 +338,3 @@ async fn a_client_that_spoke_while_the_node_stood_still_is_not_taken_for_dead() 
     }
     node.assert_well().await;
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn beyond_the_bound_a_client_waits_until_another_leaves() {
-    let node = Node::start(NodeOptions::default().limit("connections", 10)).await;
-    let mut sockets = Vec::new();
-    for _ in 0..10 {
-        sockets.push(Socket::open(&node, "").await);
-    }
-    let mut waiting = Raw::connect(node.addr()).await;
-    waiting.write(KEEP_ALIVE.as_bytes()).await;
-    let early = waiting.response(Duration::from_millis(300)).await;
-    assert!(early.is_err(), "the eleventh is served at once: {early:?}");
-    sockets.pop();
-    let (status, head, _) = waiting.response(SOON).await.expect("an answer");
-    assert_eq!(status, 200, "{head}");
-    for socket in &mut sockets {
-        let answer = socket.ask(json!({"op": 0})).await;
-        assert_eq!(answer["op"], 0, "who was there before stays: {answer}");
-    }
-    drop(waiting);
-    node.assert_well().await;
-}

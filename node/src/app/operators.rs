@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::edge::admin::{
     AdminState, AdminToken, MemberState, MemberView, MembersView, NodeView, Readiness, Rebalanced,
 };
+use crate::edge::files::ClientFiles;
 use crate::edge::socket::Shards;
 use crate::model::Clock;
 use crate::origin::history::HistoryStore;
@@ -29,6 +30,7 @@ const READY_LOOK: Duration = Duration::from_millis(100);
 pub(super) struct Operators {
     store: Arc<dyn HistoryStore>,
     clock: Clock,
+    files: Arc<ClientFiles>,
     has_met: HasMet,
     routing: Option<Arc<Routing>>,
     shards: Arc<Shards>,
@@ -49,12 +51,14 @@ impl Operators {
         config: &Config,
         store: &Arc<dyn HistoryStore>,
         clock: &Clock,
+        files: &Arc<ClientFiles>,
         routing: Option<&Arc<Routing>>,
         shards: &Arc<Shards>,
     ) -> Arc<Self> {
         Arc::new(Self {
             store: Arc::clone(store),
             clock: clock.clone(),
+            files: Arc::clone(files),
             has_met: cluster::has_met(config, routing),
             routing: routing.map(Arc::clone),
             shards: Arc::clone(shards),
@@ -149,7 +153,7 @@ impl Operators {
         match (self.draining.load(Ordering::Relaxed), self.store.health()) {
             (true, _) => Readiness::Draining,
             _ if !(self.has_met)() => Readiness::Starting,
-            (false, Ok(())) if !clock::is_apart(&self.clock) => Readiness::Ready,
+            (false, Ok(())) if !self.files.is_full() && !clock::is_apart(&self.clock) => Readiness::Ready,
             (false, _) => Readiness::Degraded,
         }
     }

@@ -54,7 +54,7 @@ pub struct Rebalanced {
 pub enum Readiness {
     Starting,
     Ready,
-    /// Serving, while a part of it (the store) fails.
+    /// Serving, while a part of it fails: the store does not write, or there is no room for further clients.
     Degraded,
     Draining,
 }

@@ -125,6 +125,12 @@ impl Refusal {
         Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, "the node is busy, try again") }
     }
 
+    /// There are as many connections as the node may have.
+    pub fn full() -> Self {
+        let text = "the node has no room for another connection, try again or elsewhere";
+        Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, text) }
+    }
+
     /// Another node could not be asked, or this one is too busy.
     pub fn unreached() -> Self {
         let text = "not every node has answered in time, try again";

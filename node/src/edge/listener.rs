@@ -7,11 +7,12 @@ mod stream;
 mod tests;
 
 use std::convert::Infallible;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -28,35 +29,30 @@ use tokio::sync::mpsc;
 use tower_service::Service as _;
 
 use super::errors::Refusal;
+use super::files::{ClientFiles, Full};
 use super::host;
 use super::http::cors;
 use super::link::Link;
-use super::socket::{Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Permit, Shards};
+use super::socket::{
+    Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Services, Shards, refusal_bytes,
+};
 use super::{ClientSocket, PeerAddress};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::model::Limits;
 use crate::pulse;
 use crate::tasks::{OnStop, Tasks};
-use crate::telemetry::{Limit, OFTEN};
+use crate::telemetry::OFTEN;
 use crate::tls::Certificates;
 use stream::{Headers, ReadStream};
 
 /// Connections that the kernel completes while this node is busy.
 const BACKLOG: i32 = 4096;
-/// Files kept for everything but client connections.
-const RESERVED_FILES: u64 = 512;
-/// What the kernel's table of open files takes for so many is half a MB.
-const ROOM_MAX: u64 = 1 << 16;
-/// Of an event stream, beside that of its connection.
-const STREAM_FILES: usize = 2;
-/// One in so many connections may be an event stream, where files are scarce.
-const STREAMS_SHARE: usize = 8;
 /// hyper takes as many headers of a request unless it is told otherwise.
 const HEADERS_FEW: usize = 100;
 /// What a request under way is given when the node stops.
 const LAST_REQUEST: Duration = Duration::from_secs(3);
-/// How long accepting pauses when no more connections may be held.
+/// How long accepting pauses when the system has no file left.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 /// How often it is looked whether the node may open.
 const OPEN_LOOK: Duration = Duration::from_millis(10);
@@ -90,13 +86,14 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Gives every connection to a shard, under TLS when there is a certificate. At the bound it leaves new ones in the kernel's
-    /// backlog, and before `may_open` for at most 10 s.
+    /// Gives every connection to a shard, under TLS when there is a certificate. One beyond those that there are files for is refused
+    /// at once. Before `may_open` new ones wait in the kernel's backlog, for at most 10 s.
     pub fn start(
         listener: TcpListener,
         shards: Arc<Shards>,
         tls: Option<Arc<Certificates>>,
         limits: &Limits,
+        files: &Arc<ClientFiles>,
         may_open: impl Fn() -> bool + Send + 'static,
         tasks: &Tasks,
     ) -> io::Result<Self> {
@@ -106,8 +103,7 @@ impl Acceptor {
             shards,
             tls,
             handshake_bytes: limits.header_bytes,
-            open: Arc::new(AtomicUsize::new(0)),
-            open_max: limits.connections,
+            files: Arc::clone(files),
             stopping: Arc::clone(&stopping),
         };
         tasks.spawn_thread("accept", move || {
@@ -125,60 +121,13 @@ impl Acceptor {
     }
 }
 
-/// The limits with as many connections and event streams as there are open files for, which is lifted as far as it goes.
-pub fn within_open_files(limits: Limits) -> Limits {
-    let files = open_files_max();
-    make_room(files);
-    within(files, limits)
-}
-
-/// Lets the kernel's table of open files be as large as it may get at once. It grows to twice its size, and since threads share it whoever
-/// opens a file waits each time until none of them can be looking at the old one.
-#[expect(unsafe_code, reason = "there is no safe call that says which number a file is to have")]
-fn make_room(files: u64) {
-    let highest = files.clamp(1, ROOM_MAX) - 1;
-    // SAFETY: both calls take numbers only, and the second one that of a file that nobody else knows.
-    unsafe {
-        let file = libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, highest);
-        if file >= 0 {
-            libc::close(file);
-        }
-    }
-}
-
-/// No client may take the files that the store needs.
-fn within(files: u64, mut limits: Limits) -> Limits {
-    let files = files.saturating_sub(RESERVED_FILES).max(RESERVED_FILES);
-    let files = usize::try_from(files).unwrap_or(usize::MAX);
-    limits.sse_streams = limits.sse_streams.min(files / STREAMS_SHARE);
-    if limits.connections == 0 {
-        limits.connections = files - STREAM_FILES * limits.sse_streams;
-    }
-    limits
-}
-
-#[expect(unsafe_code, reason = "there is no safe call for the limit of open files")]
-fn open_files_max() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls get a valid pointer to a limit that lives here.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
-            return 1024;
-        }
-        limit.rlim_cur = limit.rlim_max;
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-    }
-    limit.rlim_cur
-}
-
 /// The accepting thread.
 struct Accept {
     shards: Arc<Shards>,
     /// Without it connections are plain.
     tls: Option<Arc<Certificates>>,
     handshake_bytes: usize,
-    open: Arc<AtomicUsize>,
-    open_max: usize,
+    files: Arc<ClientFiles>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -198,33 +147,51 @@ impl Accept {
     }
 
     fn run(self, listener: &TcpListener) {
-        let mut is_full = false;
+        let mut spare = spare_file();
         while !self.stopping.load(Ordering::SeqCst) {
-            if self.open.load(Ordering::Relaxed) >= self.open_max {
-                if !std::mem::replace(&mut is_full, true) {
-                    Limit::Connections.hit();
-                    tracing::warn!(target: OFTEN, open = self.open_max, "no further connection is accepted for now");
-                }
-                std::thread::sleep(FULL_PAUSE);
-                continue;
-            }
-            is_full = false;
             match listener.accept() {
                 Ok((socket, _)) => self.take(socket),
                 Err(error) if self.stopping.load(Ordering::SeqCst) => {
                     tracing::debug!(%error, "accepting has ended");
                 }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) if is_out_of_files(&error) => self.accept_with(&mut spare, listener),
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(target: OFTEN, %error, "a connection could not be accepted");
                     std::thread::sleep(FULL_PAUSE);
                 }
             }
         }
     }
 
+    /// The process has no file left, which the system says before anybody comes. The connection that comes takes the place of the
+    /// spare file, and is refused unless there is another file by then.
+    fn accept_with(&self, spare: &mut Option<File>, listener: &TcpListener) {
+        drop(spare.take());
+        let accepted = listener.accept();
+        *spare = spare_file();
+        match accepted {
+            Ok((socket, _)) if spare.is_some() => self.take(socket),
+            Ok((socket, _)) => {
+                self.files.is_out_of_files();
+                self.refuse(socket, Full::Files);
+                *spare = spare_file();
+            }
+            Err(_) if self.stopping.load(Ordering::SeqCst) => {}
+            Err(error) => {
+                if is_out_of_files(&error) {
+                    self.files.is_out_of_files();
+                }
+                tracing::warn!(target: OFTEN, %error, "a connection could not be accepted");
+                std::thread::sleep(FULL_PAUSE);
+            }
+        }
+    }
+
     fn take(&self, socket: std::net::TcpStream) {
-        let permit = Permit::take(&self.open);
+        let Some(permit) = self.files.take_connection() else {
+            return self.refuse(socket, Full::Connections);
+        };
         // A connection that is gone already fails here, and then there is nobody to serve.
         if socket.set_nonblocking(true).is_err() || socket.set_nodelay(true).is_err() {
             return;
@@ -235,6 +202,24 @@ impl Accept {
             Err(error) => tracing::error!(%error, "tls cannot begin, a connection is closed"),
         }
     }
+
+    /// Answers 503 before anything is read; under TLS, where that would be a handshake, closes.
+    fn refuse(&self, mut socket: std::net::TcpStream, full: Full) {
+        full.refused();
+        if self.tls.is_none() && socket.set_nonblocking(true).is_ok() {
+            // A fresh socket has room for it, and a client that is gone needs no answer.
+            socket.write_all(&refusal_bytes(&Refusal::full())).ok();
+        }
+    }
+}
+
+/// A file that can be given up when a connection comes and the process may open no other.
+fn spare_file() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// What the HTTP side serves with.
@@ -245,8 +230,25 @@ pub struct HttpServices {
     pub connections: Arc<TenantConnections>,
     pub identities: Arc<Identities>,
     pub limits: Arc<Limits>,
+    pub files: Arc<ClientFiles>,
     pub shards: Arc<Shards>,
     pub tasks: Arc<Tasks>,
+}
+
+impl HttpServices {
+    /// What the sockets are served with, and what HTTP needs beside it.
+    pub fn new(services: &Services, router: Router, shards: &Arc<Shards>, tasks: &Arc<Tasks>) -> Self {
+        Self {
+            router,
+            auth: Arc::clone(&services.auth),
+            connections: Arc::clone(&services.connections),
+            identities: Arc::clone(&services.identities),
+            limits: Arc::new(services.limits.clone()),
+            files: Arc::clone(&services.files),
+            shards: Arc::clone(shards),
+            tasks: Arc::clone(tasks),
+        }
+    }
 }
 
 /// Serves what the shards found to be HTTP, until they are gone.
@@ -376,8 +378,11 @@ async fn respond(
     request.extensions_mut().insert(PeerAddress(peer.ip()));
     request.extensions_mut().insert(socket);
     pulse::pass();
-    let Ok(response) = services.router.clone().call(request.map(Body::new)).await;
+    let Ok(mut response) = services.router.clone().call(request.map(Body::new)).await;
     pulse::pass();
+    if services.files.is_scarce() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 
@@ -400,9 +405,9 @@ fn upgrade(
         Ok(accept) => accept,
         Err(refusal) => return Some(refusal.into_response()),
     };
-    let HttpServices { auth, connections, identities, limits, .. } = services;
+    let HttpServices { auth, connections, identities, limits, files, .. } = services;
     let (identities, address) = (Some(&**identities), Some(peer));
-    let decision = head.decide(Gate { auth, connections, identities, limits, address });
+    let decision = head.decide(Gate { auth, connections, identities, limits, files, address });
     let adopt: Box<dyn FnOnce(ReadStream) -> Option<Input> + Send> = match decision {
         Decision::Refuse(refusal) => return Some(refusal.into_response()),
         Decision::Open(opening) => Box::new(|stream| {

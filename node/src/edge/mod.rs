@@ -14,10 +14,12 @@ use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
+use files::ClientFiles;
 use socket::Shards;
 
 pub mod admin;
 pub mod errors;
+pub mod files;
 pub mod host;
 pub mod http;
 pub mod link;
@@ -37,6 +39,7 @@ pub struct Services {
     pub shards: Arc<Shards>,
     pub meter: Arc<Meter>,
     pub limits: Arc<Limits>,
+    pub files: Arc<ClientFiles>,
     pub clock: Clock,
     pub node_id: Arc<str>,
 }

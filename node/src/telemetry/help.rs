@@ -1,11 +1,12 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 17] = [
+const COUNTERS: [(&str, &str); 18] = [
     ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
     (
         "fanfare_clock_steps_total",
         "Steps of the system clock by more than a minute, and starts with a clock that had stepped",
     ),
+    ("fanfare_connections_refused_total", "Connections refused since the node was full, by reason"),
     ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
     ("fanfare_forwards_taken_total", "Publishes taken from peers"),
     ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),
@@ -28,7 +29,9 @@ const COUNTERS: [(&str, &str); 17] = [
     ),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];
-const GAUGES: [(&str, &str); 2] = [
+const GAUGES: [(&str, &str); 4] = [
+    ("fanfare_open_files", "Files that the process has open"),
+    ("fanfare_open_files_max", "Files that the process may open"),
     ("fanfare_peers_known", "Peers that can be reached and have said what they want"),
     ("fanfare_tls_certificate_generation", "Rises when a changed certificate is taken"),
 ];

@@ -34,7 +34,7 @@
 //! | names, tokens, pages, batches, streams, silence and the store, set otherwise | `settings` |
 //! | nonces, revocations and history, kept as is set | `embedded::tests`, `accounts::tests` |
 //! | what is counted of all these | `counted` |
-//! | connections of a tenant, of a node | `connections::ceiling`; `whole_node` |
+//! | connections of a tenant, of a node | `connections::ceiling`; `open_files` |
 
 mod counted;
 mod headers;

@@ -110,6 +110,7 @@ pub(super) struct Open {
     pub(super) opened_ms: u64,
     /// Held as long as the session is open, and so given back before the last frames are out.
     _seat: Seat,
+    _place: Permit,
 }
 
 /// A channel with delivery.
@@ -130,8 +131,17 @@ impl Subscription {
 impl Open {
     /// What the opening takes up was settled before: `tenure`.
     pub(super) fn new(opening: Opening, tenure: Tenure, epoch_ms: u64) -> Box<Self> {
-        let Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport, former: _ } =
-            opening;
+        let Opening {
+            principal,
+            client_id,
+            format,
+            echo,
+            heartbeat_pings,
+            seat,
+            place,
+            transport,
+            former: _,
+        } = opening;
         Box::new(Self {
             session: Session::new(principal, client_id, tenure, format),
             reader: Reader::default(),
@@ -144,6 +154,7 @@ impl Open {
             pings: PingRate::default(),
             opened_ms: epoch_ms,
             _seat: seat,
+            _place: place,
         })
     }
 

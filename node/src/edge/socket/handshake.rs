@@ -10,10 +10,12 @@ use base64::engine::general_purpose::STANDARD;
 use fanfare_proto::frame::Format;
 use sha1::{Digest as _, Sha1};
 
+use super::connection::Permit;
 use super::identities::{Former, Identities};
 use crate::accounts::{Seat, TenantConnections};
 use crate::auth::{Authenticator, Credentials, Principal};
 use crate::edge::errors::{Kind, Refusal};
+use crate::edge::files::{ClientFiles, Full};
 use crate::edge::host;
 use crate::edge::http::cors;
 use crate::model::{ClientId, Limits, NameError};
@@ -64,6 +66,8 @@ pub struct Opening {
     pub echo: bool,
     pub heartbeat_pings: bool,
     pub seat: Seat,
+    /// Of the sockets and event streams of the node.
+    pub place: Permit,
     pub transport: Transport,
     /// The connection that it takes up.
     pub former: Option<Former>,
@@ -94,6 +98,7 @@ pub struct Gate<'a> {
     /// None: nothing is taken up here.
     pub identities: Option<&'a Identities>,
     pub limits: &'a Limits,
+    pub files: &'a ClientFiles,
     /// The client's.
     pub address: Option<IpAddr>,
 }
@@ -207,8 +212,12 @@ impl<'a> Head<'a> {
         Ok(Accept { key: accept_of(key), subprotocol })
     }
 
-    /// Checks the credential, and takes a seat of the tenant.
+    /// Checks the credential, and takes a place of the node and a seat of the tenant.
     pub fn decide(&self, gate: Gate<'_>) -> Decision {
+        let Some(place) = gate.files.take_socket() else {
+            Full::Sockets.refused();
+            return Decision::Refuse(Refusal::full());
+        };
         let authorization: Vec<&[u8]> = self.all("authorization").collect();
         let address = gate.address;
         let credentials = Credentials { authorization, query: self.query, socket: true, address };
@@ -255,7 +264,7 @@ impl<'a> Head<'a> {
         };
         let transport = Transport::WebSocket;
         let opening =
-            Opening { principal, client_id, format, echo, heartbeat_pings, seat, transport, former };
+            Opening { principal, client_id, format, echo, heartbeat_pings, seat, place, transport, former };
         Decision::Open(opening)
     }
 

@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
+use crate::edge::files::ClientFiles;
 use crate::edge::link::Link;
 use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, Mark, PresenceDelivery};
 use crate::model::{AccountId, ChannelKey, ClientId, Clock, Limits};
@@ -124,6 +125,7 @@ pub struct Services {
     pub identities: Arc<Identities>,
     pub backlog: Backlog,
     pub limits: Limits,
+    pub files: Arc<ClientFiles>,
     pub clock: Clock,
     pub node_id: Arc<str>,
     /// Connections for the HTTP side. Bounded: when it is full the connection is closed.
@@ -132,8 +134,8 @@ pub struct Services {
 
 impl Services {
     fn gate(&self, address: Option<IpAddr>) -> Gate<'_> {
-        let Self { auth, connections, identities, limits, .. } = self;
-        Gate { auth, connections, identities: Some(identities), limits, address }
+        let Self { auth, connections, identities, limits, files, .. } = self;
+        Gate { auth, connections, identities: Some(identities), limits, files, address }
     }
 }
 

@@ -104,6 +104,7 @@ impl Node {
             connections: Arc::clone(&connections),
             identities: Arc::clone(&identities),
             limits: limits.clone(),
+            files: Arc::new(ClientFiles::within(1 << 20, &limits)),
             clock,
             node_id: "node-1".into(),
             http: mpsc::channel(1).0,
@@ -176,6 +177,7 @@ impl Node {
             echo: true,
             heartbeat_pings: false,
             seat,
+            place: Permit::take(&Arc::default()),
             transport: Transport::WebSocket,
             former,
         }
@@ -317,6 +319,7 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
         echo: true,
         heartbeat_pings: false,
         seat: TenantConnections::default().admit(&Account::plain("acme-prod")).unwrap(),
+        place: Permit::take(&Arc::default()),
         transport: Transport::WebSocket,
         former: None,
     };

@@ -143,6 +143,7 @@ fn admit(
         connections: &services.connections,
         identities: None,
         limits: &services.limits,
+        files: &services.files,
         address,
     };
     match head.decide(gate) {

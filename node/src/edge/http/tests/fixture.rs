@@ -14,6 +14,7 @@ use tower::ServiceExt as _;
 use crate::accounts::Accounts;
 use crate::auth::{Authenticator, Claim, Kept, TokenStore, TokenStoreError};
 use crate::edge::Services;
+use crate::edge::files::ClientFiles;
 use crate::edge::http::router;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
@@ -116,6 +117,7 @@ impl Fixture {
             store,
             connections: Arc::default(),
             shards: Arc::new(Shards::prepare(shards).unwrap().0),
+            files: Arc::new(ClientFiles::within(1 << 20, &limits)),
             limits,
             clock,
             node_id,

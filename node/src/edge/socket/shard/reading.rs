@@ -14,6 +14,7 @@ use super::super::handshake::{self, Decision, FirstLook};
 use super::super::reader::Incoming;
 use super::{SLICE, Shard, context};
 use crate::edge::errors::{Kind, Refusal};
+use crate::edge::files::Full;
 use crate::hub::wire;
 use crate::session::Output;
 use crate::telemetry::Limit;
@@ -232,7 +233,7 @@ impl Shard {
         let Connection { link, permit, .. } = *connection;
         let passed = HttpConnection { link: link.map(Into::into), permit, read };
         if self.services.http.try_send(passed).is_err() {
-            tracing::warn!("the http side is full, a connection is closed");
+            Full::Http.refused();
         }
     }
 
