@@ -261,11 +261,17 @@ fn listing<'a>(name: &str, records: impl IntoIterator<Item = &'a str, IntoIter: 
 
 /// Why a body was refused: HTTP 400 with this sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BodyError(String);
+pub enum BodyError {
+    TooDeep { nesting_max: usize },
+    Malformed(String),
+}
 
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        match self {
+            Self::TooDeep { nesting_max } => json::Error::Nesting { nesting_max: *nesting_max }.fmt(f),
+            Self::Malformed(text) => f.write_str(text),
+        }
     }
 }
 
@@ -273,13 +279,16 @@ impl std::error::Error for BodyError {}
 
 impl From<serde_json::Error> for BodyError {
     fn from(error: serde_json::Error) -> Self {
-        Self(json::error_text(&error))
+        Self::Malformed(json::error_text(&error))
     }
 }
 
 impl From<json::Error> for BodyError {
     fn from(error: json::Error) -> Self {
-        Self(error.to_string())
+        match error {
+            json::Error::Nesting { nesting_max } => Self::TooDeep { nesting_max },
+            json::Error::Utf8 | json::Error::LoneSurrogate => Self::Malformed(error.to_string()),
+        }
     }
 }
 
@@ -288,12 +297,12 @@ impl From<json::Error> for BodyError {
 pub fn parse_publish(body: &[u8], nesting_max: usize, messages_max: usize) -> Result<Vec<Draft>, BodyError> {
     let text = json::tidy(body, nesting_max)?;
     let drafts = match text.bytes().next() {
-        None => return Err(BodyError("body is empty".into())),
+        None => return Err(BodyError::Malformed("body is empty".into())),
         Some(b'[') => drafts(&text, messages_max)?,
         Some(_) => vec![serde_json::from_str(&text)?],
     };
     if drafts.is_empty() {
-        return Err(BodyError("array holds no message".into()));
+        return Err(BodyError::Malformed("array holds no message".into()));
     }
     Ok(drafts)
 }
@@ -302,14 +311,14 @@ pub fn parse_publish(body: &[u8], nesting_max: usize, messages_max: usize) -> Re
 pub fn parse_batch(body: &[u8], nesting_max: usize, messages_max: usize) -> Result<BatchRequest, BodyError> {
     let text = json::tidy(body, nesting_max)?;
     if !text.starts_with('{') {
-        return Err(BodyError("body must be an object".into()));
+        return Err(BodyError::Malformed("body must be an object".into()));
     }
     let Fields { channels, messages } = serde_json::from_str(&text)?;
     let channels = serde_json::from_str(array("channels", channels)?)
-        .map_err(|_| BodyError("channels must be an array of strings".into()))?;
+        .map_err(|_| BodyError::Malformed("channels must be an array of strings".into()))?;
     let batch = BatchRequest { channels, messages: drafts(array("messages", messages)?, messages_max)? };
     if batch.channels.is_empty() || batch.messages.is_empty() {
-        return Err(BodyError("channels and messages must not be empty".into()));
+        return Err(BodyError::Malformed("channels and messages must not be empty".into()));
     }
     Ok(batch)
 }
@@ -343,8 +352,12 @@ impl<'de> Visitor<'de> for AtMost {
 }
 
 fn array<'a>(name: &str, value: Option<&'a RawValue>) -> Result<&'a str, BodyError> {
-    let text = value.map(RawValue::get).ok_or_else(|| BodyError(format!("{name} is missing")))?;
-    if text.starts_with('[') { Ok(text) } else { Err(BodyError(format!("{name} must be an array"))) }
+    let text = value.map(RawValue::get).ok_or_else(|| BodyError::Malformed(format!("{name} is missing")))?;
+    if text.starts_with('[') {
+        Ok(text)
+    } else {
+        Err(BodyError::Malformed(format!("{name} must be an array")))
+    }
 }
 
 /// The fields of a batch, each still as text.

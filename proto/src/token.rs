@@ -56,11 +56,22 @@ impl From<u64> for Decimal {
     }
 }
 
+/// A bound that a TokenRequest is beyond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenRequestBound {
+    Nesting,
+    Ttl,
+    NonceShort,
+    NonceLong,
+}
+
 /// Why a body is no TokenRequest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenRequestError {
     /// HTTP 400; the text names the field and no value.
     Malformed(String),
+    /// The same of a value that is well formed.
+    Beyond { bound: TokenRequestBound, text: String },
     /// All else is well formed: HTTP 401 `invalid token request mac`, after a MAC computation.
     CapabilityNotText { key_name: String },
 }
@@ -68,7 +79,7 @@ pub enum TokenRequestError {
 impl fmt::Display for TokenRequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Malformed(text) => f.write_str(text),
+            Self::Malformed(text) | Self::Beyond { text, .. } => f.write_str(text),
             Self::CapabilityNotText { .. } => f.write_str("invalid token request mac"),
         }
     }
@@ -76,12 +87,22 @@ impl fmt::Display for TokenRequestError {
 
 impl std::error::Error for TokenRequestError {}
 
+impl From<json::Error> for TokenRequestError {
+    fn from(error: json::Error) -> Self {
+        let text = error.to_string();
+        match error {
+            json::Error::Nesting { .. } => Self::Beyond { bound: TokenRequestBound::Nesting, text },
+            json::Error::Utf8 | json::Error::LoneSurrogate => Self::Malformed(text),
+        }
+    }
+}
+
 impl TokenRequest {
     /// Reads a body. Checked here: types, duplicate keys, control characters, the ranges of `ttl` and `nonce`.
     /// The key, the time, the clientId and what the capability says are the caller's to check.
     pub fn parse(body: &[u8], bounds: &TokenRequestBounds) -> Result<Self, TokenRequestError> {
         let malformed = TokenRequestError::Malformed;
-        let text = json::tidy(body, bounds.nesting_max).map_err(|error| malformed(error.to_string()))?;
+        let text = json::tidy(body, bounds.nesting_max)?;
         // Serde would quote a lone string in its error, and that may be a key or a token.
         if !text.starts_with('{') {
             return Err(malformed("body must be an object".into()));
@@ -171,7 +192,7 @@ impl RevokeRequest {
     /// Reads a body. An unknown field is refused: misspelt, it would take back the tokens of everybody.
     pub fn parse(body: &[u8], nesting_max: usize) -> Result<Self, TokenRequestError> {
         let malformed = TokenRequestError::Malformed;
-        let body = json::tidy(body, nesting_max).map_err(|error| malformed(error.to_string()))?;
+        let body = json::tidy(body, nesting_max)?;
         if !body.starts_with('{') {
             return Err(malformed("body must be an object".into()));
         }
@@ -297,14 +318,21 @@ impl Fields<'_> {
         let timestamp = integer("timestamp", self.timestamp)?.ok_or_else(|| missing("timestamp"))?;
         let ttl = integer("ttl", self.ttl)?;
         let ttl_ms_max = bounds.ttl_ms_max;
-        if ttl.as_ref().is_some_and(|ttl| !(1..=ttl_ms_max).contains(&ttl.value)) {
-            return Err(TokenRequestError::Malformed(format!("ttl must be from 1 to {ttl_ms_max}")));
+        if let Some(ttl) = ttl.as_ref().filter(|ttl| !(1..=ttl_ms_max).contains(&ttl.value)) {
+            let text = format!("ttl must be from 1 to {ttl_ms_max}");
+            return Err(match ttl.value {
+                0 => TokenRequestError::Malformed(text),
+                _ => TokenRequestError::Beyond { bound: TokenRequestBound::Ttl, text },
+            });
         }
         let nonce = text("nonce", self.nonce)?.ok_or_else(|| missing("nonce"))?;
-        if !bounds.nonce_characters.contains(&nonce.chars().count()) {
+        let characters = nonce.chars().count();
+        if !bounds.nonce_characters.contains(&characters) {
             let (least, most) = bounds.nonce_characters.clone().into_inner();
             let text = format!("nonce must be {least} to {most} characters long");
-            return Err(TokenRequestError::Malformed(text));
+            let is_short = characters < least;
+            let bound = if is_short { TokenRequestBound::NonceShort } else { TokenRequestBound::NonceLong };
+            return Err(TokenRequestError::Beyond { bound, text });
         }
         let key_name = text("keyName", self.key_name)?.ok_or_else(|| missing("keyName"))?;
         let client_id = text("clientId", self.client_id)?;

@@ -17,7 +17,7 @@ fn refusal(text: &str) -> (Option<String>, String) {
 }
 
 fn is_fatal(result: Result<fanfare_proto::frame::Request, FrameError>) -> bool {
-    matches!(result, Err(FrameError::Fatal(_)))
+    matches!(result, Err(FrameError::Fatal(_) | FrameError::TooDeep { .. }))
 }
 
 /// An array in an array …, `depth` of them.

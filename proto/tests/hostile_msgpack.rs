@@ -4,7 +4,7 @@ use fanfare_proto::frame::{Format, FrameError, parse, parse_within};
 use fanfare_proto::msgpack;
 
 fn is_fatal(result: Result<fanfare_proto::frame::Request, FrameError>) -> bool {
-    matches!(result, Err(FrameError::Fatal(_)))
+    matches!(result, Err(FrameError::Fatal(_) | FrameError::TooDeep { .. }))
 }
 
 #[test]

@@ -253,6 +253,7 @@ async fn an_answer_without_room_is_refused_and_one_under_way_is_not() {
     .await;
     let refused = refused.expect("just seen");
     assert_eq!(refused.header("retry-after"), Some("1"), "{:?}", refused.body);
+    assert!(node.metric("fanfare_limit_hits_total{limit=\"http_answers_bytes\"}").await >= 1.0);
     assert_serves(&node).await;
     let other = [("authorization", &*http::basic("secret.k2"))];
     let path = history::path("large", "limit=4");
@@ -333,6 +334,9 @@ async fn bodies_that_nobody_finishes_are_bounded_over_all_connections() {
     let late = answers.iter().filter(|answer| **answer == Ok((408, false))).count();
     let refused = answers.iter().filter(|answer| **answer == Ok((503, true))).count();
     assert_eq!(late + refused, UNFINISHED, "{answers:?}");
+    let hits =
+        async |limit| node.metric(&format!("fanfare_limit_hits_total{{limit=\"{limit}\"}}")).await as usize;
+    assert_eq!((hits("http_stall_ms").await, hits("http_bodies_bytes").await), (late, refused));
     assert!(late >= 9, "as many as an account has room for are waited for, not {late}");
     let mut connection = Connection::open(node.addr()).await.expect("a connection");
     publish_large(&mut connection, &node.key(), "large", 30).await;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fanfare_proto::token::{
-    ServiceClaims, TokenDetails, TokenRequest, TokenRequestBounds, TokenRequestError, mac,
+    ServiceClaims, TokenDetails, TokenRequest, TokenRequestBound, TokenRequestBounds, TokenRequestError, mac,
 };
 use subtle::ConstantTimeEq as _;
 
@@ -14,7 +14,7 @@ use super::principal::PrincipalKind;
 use super::refused::{Reason, Refused};
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
-use crate::model::{Capability, ClientId, Limits, Nonce, UsageKind};
+use crate::model::{Capability, ClientId, Limits, NameError, Nonce, UsageKind};
 use crate::telemetry::Limit;
 
 /// Why no token was issued, in the order of the checks; the text is what the client is told.
@@ -138,6 +138,10 @@ impl Authenticator {
         let request = match TokenRequest::parse(body, &bounds) {
             Ok(request) => request,
             Err(TokenRequestError::Malformed(text)) => return Err(ExchangeError::Malformed(text)),
+            Err(TokenRequestError::Beyond { bound, text }) => {
+                limit_of(bound).hit();
+                return Err(ExchangeError::Malformed(text));
+            }
             Err(TokenRequestError::CapabilityNotText { key_name }) if key_name != path_key => {
                 return Err(for_another());
             }
@@ -149,12 +153,17 @@ impl Authenticator {
         if request.key_name != path_key {
             return Err(for_another());
         }
-        let client_id =
-            given(request.client_id.as_deref()).map(|id| ClientId::new(id, &self.limits)).transpose();
+        let client_id = given(request.client_id.as_deref()).map(|id| self.client_id(id)).transpose();
         let client_id = client_id.map_err(|error| ExchangeError::Malformed(format!("clientId {error}")))?;
         let capability = given(request.capability.as_deref()).map(Capability::parse_json).transpose();
         let capability = capability.map_err(|error| ExchangeError::Malformed(error.to_string()))?;
         Ok(Asked { request, client_id, capability })
+    }
+
+    /// A clientId that a request names.
+    pub(super) fn client_id(&self, text: &str) -> Result<ClientId, NameError> {
+        ClientId::new(text, &self.limits)
+            .inspect_err(|error| Limit::ClientIdBytes.hit_if(error.is_too_long()))
     }
 
     /// The key that vouches for the request by a MAC, or without one by Basic. A MAC is computed in every case.
@@ -216,6 +225,7 @@ impl Authenticator {
         };
         let token = jwt::issue(key, &claims);
         if token.len() > self.limits.token_bytes {
+            Limit::TokenBytes.hit();
             let text = format!("the token would be longer than {} bytes", self.limits.token_bytes);
             return Err(ExchangeError::Malformed(text));
         }
@@ -249,6 +259,15 @@ struct Asked {
     client_id: Option<ClientId>,
     /// `None`: whatever the key holds.
     capability: Option<Capability>,
+}
+
+pub(super) fn limit_of(bound: TokenRequestBound) -> Limit {
+    match bound {
+        TokenRequestBound::Nesting => Limit::Nesting,
+        TokenRequestBound::Ttl => Limit::TokenTtlMaxMs,
+        TokenRequestBound::NonceShort => Limit::NonceCharactersMin,
+        TokenRequestBound::NonceLong => Limit::NonceCharactersMax,
+    }
 }
 
 /// Absent and empty mean the same.

@@ -13,6 +13,7 @@ use serde::de::IgnoredAny;
 use super::refused::Reason;
 use crate::accounts::{Key, Secret};
 use crate::model::{Capability, ClientId, Limits};
+use crate::telemetry::Limit;
 
 /// A token whose signature is still to be verified.
 #[derive(Debug)]
@@ -45,6 +46,7 @@ struct ReadHeader {
 impl<'a> Unverified<'a> {
     pub(super) fn read(token: &'a str, limits: &Limits) -> Result<Self, Reason> {
         if token.len() > limits.token_bytes {
+            Limit::TokenBytes.hit();
             return Err(Reason::TooLong);
         }
         let (signed, signature) = token.rsplit_once('.').ok_or(Reason::Malformed)?;
@@ -102,7 +104,9 @@ pub(super) fn usable_key(key: Option<&Arc<Key>>, is_signed: bool) -> Result<&Arc
 /// The text of a part that is an object.
 fn object(part: &str, limits: &Limits) -> Option<String> {
     let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
-    let text = json::tidy(&bytes, limits.nesting).ok()?;
+    let tidied = json::tidy(&bytes, limits.nesting);
+    Limit::Nesting.hit_if(matches!(tidied, Err(json::Error::Nesting { .. })));
+    let text = tidied.ok()?;
     text.starts_with('{').then(|| text.into_owned())
 }
 
@@ -133,7 +137,10 @@ fn check_claims(text: &str, limits: &Limits, audience: Option<&str>, now_ms: u64
         client_id: claims
             .client_id
             .as_deref()
-            .map(|id| ClientId::new(id, limits))
+            .map(|id| {
+                ClientId::new(id, limits)
+                    .inspect_err(|error| Limit::ClientIdBytes.hit_if(error.is_too_long()))
+            })
             .transpose()
             .map_err(|_| bad)?,
         issued_s: claims.iat,

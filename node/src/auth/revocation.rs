@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fanfare_proto::token::{RevokeRequest, Revoked};
+use fanfare_proto::token::{RevokeRequest, Revoked, TokenRequestError};
 use parking_lot::RwLock;
 
 use super::Authenticator;
-use super::exchange::Span;
+use super::exchange::{Span, limit_of};
 use super::principal::{Principal, PrincipalKind};
 use crate::model::{ClientId, KeyName, Limits, Revocation};
 use crate::telemetry::Limit;
@@ -122,9 +122,13 @@ impl Authenticator {
         now_ms: u64,
     ) -> Result<Revocation, RevokeError> {
         let malformed = RevokeError::Malformed;
-        let request =
-            RevokeRequest::parse(body, self.limits.nesting).map_err(|error| malformed(error.to_string()))?;
-        let client_id = request.client_id.as_deref().map(|id| ClientId::new(id, &self.limits)).transpose();
+        let request = RevokeRequest::parse(body, self.limits.nesting).map_err(|error| {
+            if let TokenRequestError::Beyond { bound, .. } = error {
+                limit_of(bound).hit();
+            }
+            malformed(error.to_string())
+        })?;
+        let client_id = request.client_id.as_deref().map(|id| self.client_id(id)).transpose();
         let client_id = client_id.map_err(|error| malformed(format!("clientId {error}")))?;
         let issued_before_ms = request.issued_before.unwrap_or(now_ms);
         // A second less, so that a token issued next, which says a whole second, is good at once.

@@ -54,6 +54,7 @@ limits! {
     presence_grace_ms 0..=3_600_000: "From the loss of a connection until its presence members leave";
     publish_messages 1..=1_000_000: "Messages in one publish; those to all channels of a batch together";
     batch_channels 1..=100_000: "Channels of one batch over HTTP";
+    batch_bytes 1_024..=4_294_967_296: "Messages of one batch over HTTP, times the channels that they go to";
     publishes_per_second 0..=4_294_967_295: "Messages published per socket; 0: no limit";
     publish_burst 1..=4_294_967_295: "Messages that a socket may publish at once";
     http_publishes_per_second 0..=4_294_967_295: "Messages published over HTTP per key; 0: no limit";

@@ -59,6 +59,12 @@ impl fmt::Display for NameError {
 
 impl std::error::Error for NameError {}
 
+impl NameError {
+    pub fn is_too_long(self) -> bool {
+        matches!(self, Self::TooLong { .. })
+    }
+}
+
 /// Refuses what is empty, longer than `bytes_max` or holds a C0 control character.
 pub(crate) fn check_name(text: &str, bytes_max: usize) -> Result<(), NameError> {
     if text.is_empty() {

@@ -53,6 +53,8 @@ pub struct Limits {
     pub publish_messages: usize,
     /// Channels of one batch over HTTP.
     pub batch_channels: usize,
+    /// The messages of one batch over HTTP times the channels that they go to.
+    pub batch_bytes: usize,
     /// Messages per second and socket; 0: no limit.
     pub publishes_per_second: u32,
     pub publish_burst: u32,
@@ -152,6 +154,7 @@ impl Default for Limits {
             presence_grace_ms: 15_000,
             publish_messages: 10_000,
             batch_channels: 1_000,
+            batch_bytes: 64 * 1024 * 1024,
             publishes_per_second: 200,
             publish_burst: 400,
             http_publishes_per_second: 0,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame, close, code};
 
 use crate::auth::{Authenticator, ConnectionKeys, Principal, Refused};
-use crate::model::{ChannelName, ClientId, ConnectionId, Limits, NameError, Stamp, Tenure};
+use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp, Tenure};
 use crate::publish::{PresenceRequest, PublishRequest};
 use crate::telemetry::Limit;
 use attach::Attachment;
@@ -179,10 +179,15 @@ impl Session {
         match frame::parse_within(self.format, payload, cx.limits.nesting, cx.limits.socket_message_bytes) {
             Ok(request) => self.request(cx, request, out),
             Err(FrameError::Fatal(error)) => self.protocol_error(&error, out),
+            Err(error @ FrameError::TooDeep { .. }) => {
+                Limit::Nesting.hit();
+                self.protocol_error(&error.to_string(), out);
+            }
             Err(error @ FrameError::BadUtf8) => {
                 self.fail(&error.to_string(), code::BAD_REQUEST, close::BAD_UTF8, out);
             }
             Err(error @ FrameError::TooBig { .. }) => {
+                Limit::SocketMessageBytes.hit();
                 self.fail(&error.to_string(), code::BAD_REQUEST, close::TOO_BIG, out);
             }
             Err(FrameError::Refused { id, error }) => {
@@ -291,9 +296,7 @@ impl Session {
         let channel = match ChannelName::new(channel_of(&request.body), cx.limits) {
             Ok(channel) => channel,
             Err(error) => {
-                if matches!(error, NameError::TooLong { .. }) {
-                    Limit::ChannelNameBytes.hit();
-                }
+                Limit::ChannelNameBytes.hit_if(error.is_too_long());
                 let error = format!("channel {error}");
                 return self.nack(request.id.as_deref(), code::BAD_NAME, &error, None, out);
             }

@@ -79,10 +79,8 @@ impl Session {
         let named = match &asked.client_id {
             None => None,
             Some(name) => {
-                let error = |error| {
-                    if matches!(error, NameError::TooLong { .. }) {
-                        Limit::ClientIdBytes.hit();
-                    }
+                let error = |error: NameError| {
+                    Limit::ClientIdBytes.hit_if(error.is_too_long());
                     refused(code::BAD_REQUEST, &format!("clientId {error}"))
                 };
                 Some(ClientId::new(name, cx.limits).map_err(error)?)

@@ -3,6 +3,7 @@
 use fanfare_proto::frame::code;
 
 use super::{Context, PublishResult};
+use crate::telemetry::Limit;
 
 /// The last messages before an attach, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +20,13 @@ impl Rewind {
     /// `"N"`, or a time such as `"10s"` or `"5m"`. Beyond the resume window it needs the capability `history`.
     pub(super) fn parse(text: &str, history: bool, cx: Context<'_>) -> Result<Self, PublishResult> {
         let (count_max, window_ms) = (cx.limits.rewind_messages, cx.limits.resume_window_ms);
-        let (count, back_ms) = read(text, count_max).ok_or_else(|| PublishResult::Refused {
-            code: code::BAD_REQUEST,
-            error: format!("rewind must be a count of 1 to {count_max}, or a time in seconds or minutes such as 10s or 5m"),
-            reason: None,
+        let (count, back_ms) = read(text, count_max).ok_or_else(|| {
+            Limit::RewindMessages.hit_if(text.parse::<usize>().is_ok_and(|count| count > count_max));
+            PublishResult::Refused {
+                code: code::BAD_REQUEST,
+                error: format!("rewind must be a count of 1 to {count_max}, or a time in seconds or minutes such as 10s or 5m"),
+                reason: None,
+            }
         })?;
         let is_cut = !history && back_ms.is_none_or(|back_ms| back_ms > window_ms);
         let back_ms = if is_cut { Some(window_ms) } else { back_ms };

@@ -22,6 +22,7 @@ macro_rules! limits {
 
 limits! {
     AttachedChannels "attached_channels"
+    BatchBytes "batch_bytes"
     BatchChannels "batch_channels"
     ChannelNameBytes "channel_name_bytes"
     ClientIdBytes "client_id_bytes"
@@ -31,14 +32,20 @@ limits! {
     HeaderBytes "header_bytes"
     HeaderMs "header_ms"
     HeartbeatMs "heartbeat_ms"
+    HttpAnswersBytes "http_answers_bytes"
     HttpBodiesBytes "http_bodies_bytes"
     HttpBodyBytes "http_body_bytes"
     HttpBodyMs "http_body_ms"
     HttpPublishesPerSecond "http_publishes_per_second"
+    HttpStallMs "http_stall_ms"
     MessageBytes "message_bytes"
     MessageIdBytes "message_id_bytes"
     NameBytes "name_bytes"
+    Nesting "nesting"
+    NonceCharactersMax "nonce_characters_max"
+    NonceCharactersMin "nonce_characters_min"
     OutboxBytes "outbox_bytes"
+    OutboxStallMs "outbox_stall_ms"
     PingsPerSecond "pings_per_second"
     PresenceBytes "presence_bytes"
     PresenceConnectionMembers "presence_connection_members"
@@ -47,18 +54,28 @@ limits! {
     PublishMessages "publish_messages"
     PublishesPerSecond "publishes_per_second"
     RevokedClientIds "revoked_client_ids"
+    RewindMessages "rewind_messages"
     SocketMessageBytes "socket_message_bytes"
     SocketMessageFragments "socket_message_fragments"
     SocketMessageMs "socket_message_ms"
     SseChannels "sse_channels"
     SseStreams "sse_streams"
+    TokenBytes "token_bytes"
     TokenRequestBytes "token_request_bytes"
+    TokenTtlMaxMs "token_ttl_max_ms"
 }
 
 impl Limit {
     /// Counts that something was refused or closed for it.
     pub fn hit(self) {
         metrics::counter!("fanfare_limit_hits_total", "limit" => self.name()).increment(1);
+    }
+
+    /// The same, where it was for this limit that something was refused.
+    pub fn hit_if(self, is_over: bool) {
+        if is_over {
+            self.hit();
+        }
     }
 }
 

@@ -61,8 +61,10 @@ pub struct PresenceRequest {
 /// Why a frame was not understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameError {
-    /// Not an object, malformed, or nested too deep: op 7 (40000), then close 1002.
+    /// Not an object, or malformed: op 7 (40000), then close 1002.
     Fatal(String),
+    /// Nested too deep: the same.
+    TooDeep { nesting_max: usize },
     /// A text frame that is not UTF-8: op 7 (40000), then close 1007.
     BadUtf8,
     /// The JSON text of a MessagePack frame is over the limit: op 7 (40000), then close 1009.
@@ -75,6 +77,7 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fatal(text) | Self::Refused { error: text, .. } => f.write_str(text),
+            Self::TooDeep { nesting_max } => json::Error::Nesting { nesting_max: *nesting_max }.fmt(f),
             Self::BadUtf8 => f.write_str("text is not valid UTF-8"),
             Self::TooBig { json_bytes_max } => {
                 write!(f, "JSON text is over the limit of {json_bytes_max} bytes")
@@ -121,7 +124,7 @@ pub fn parse_within(
 fn read_json(payload: &[u8], nesting_max: usize) -> Result<Cow<'_, str>, FrameError> {
     json::tidy(payload, nesting_max).map_err(|error| match error {
         json::Error::Utf8 => FrameError::BadUtf8,
-        json::Error::Nesting { .. } => FrameError::Fatal(error.to_string()),
+        json::Error::Nesting { nesting_max } => FrameError::TooDeep { nesting_max },
         json::Error::LoneSurrogate => refused(&String::from_utf8_lossy(payload), error.to_string()),
     })
 }
@@ -132,9 +135,11 @@ fn read_msgpack(payload: &[u8], nesting_max: usize, json_bytes_max: usize) -> Re
         msgpack::Error::Unsupported(_) => {
             match msgpack::to_json_with_gaps(payload, nesting_max, json_bytes_max) {
                 Ok(text) => refused(&text, error.to_string()),
+                Err(msgpack::Error::Nesting { nesting_max }) => FrameError::TooDeep { nesting_max },
                 Err(worse) => FrameError::Fatal(worse.to_string()),
             }
         }
+        msgpack::Error::Nesting { nesting_max } => FrameError::TooDeep { nesting_max },
         _ => FrameError::Fatal(error.to_string()),
     })
 }

@@ -1,6 +1,11 @@
 //! The node counts each refusal and each close for a limit under the name of the setting.
+//!
+//! No limit that refuses or closes is left out: it counts under its name, by the reason of a refused credential, or, as the connections
+//! of a tenant, under a counter of its own. The resume window, the recent messages, the retention, the window of given ids and the
+//! `limit` of history refuse nothing.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use fanfare_cluster_tests::raw::{CONTINUATION, TEXT};
 
@@ -30,7 +35,9 @@ async fn each_limit_over_http_is_counted() {
         ("message_bytes", 1000),
         ("http_body_bytes", 16_000),
         ("token_request_bytes", 500),
-        ("http_body_ms", 1000),
+        ("http_body_ms", 2000),
+        ("http_stall_ms", 1000),
+        ("batch_bytes", 2000),
         ("publish_messages", 5),
         ("batch_channels", 3),
         ("http_publishes_per_second", 20),
@@ -58,12 +65,26 @@ async fn each_limit_over_http_is_counted() {
     );
     slow.write(head.as_bytes()).await;
     assert_eq!(slow.response(SOON).await.expect("an answer").0, 408);
+    assert_hit(&node, seen, "http_stall_ms").await;
+    let mut steady = Raw::connect(node.addr()).await;
+    steady.write(head.replace("length: 9", "length: 999").as_bytes()).await;
+    wait_until(SOON, "the end of the time", async || {
+        steady.write(b" ").await;
+        steady.head(Duration::from_millis(100)).await.is_ok_and(|(status, _)| status == 408)
+    })
+    .await;
     assert_hit(&node, seen, "http_body_ms").await;
     assert_eq!(publish(&node, json!(vec![json!({"data": 1}); 6]).to_string()).await.status, 413);
     assert_hit(&node, seen, "publish_messages").await;
     let batch = json!({"channels": ["a", "b", "c", "d"], "messages": [{"data": 1}]});
     assert_eq!(post(&node, "/api/publish", &basic, batch.to_string()).await.status, 400);
     assert_hit(&node, seen, "batch_channels").await;
+    let batch = json!({"channels": ["a", "b", "c"], "messages": [{"data": "x".repeat(900)}]});
+    assert_eq!(post(&node, "/api/publish", &basic, batch.to_string()).await.status, 413);
+    assert_hit(&node, seen, "batch_bytes").await;
+    let nested = format!("{{\"data\":{}{}}}", "[".repeat(64), "]".repeat(64));
+    assert_eq!(publish(&node, nested).await.status, 400);
+    assert_hit(&node, seen, "nesting").await;
     let path = format!("/api/channels/{}/publish", "c".repeat(513));
     assert_eq!(post(&node, &path, &basic, r#"{"data":1}"#).await.status, 400);
     assert_hit(&node, seen, "channel_name_bytes").await;
@@ -104,6 +125,63 @@ async fn each_limit_over_http_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_limit_of_a_credential_and_of_names_is_counted() {
+    let limits = [("failed_token_requests_per_second", 0), ("token_bytes", 1000)];
+    let node =
+        Node::start(limits.iter().fold(options(), |options, (name, value)| options.limit(name, *value)))
+            .await;
+    let (basic, seen) = (http::basic(KEY), &mut BTreeSet::new());
+    let exchange = async |changed: Value| {
+        let now_ms = clock::now_s() * 1000;
+        let mut body = json!({"keyName": "k1", "timestamp": now_ms, "nonce": "n".repeat(20), "ttl": 1000});
+        for (name, value) in changed.as_object().expect("fields") {
+            body[name] = value.clone();
+        }
+        post(&node, "/keys/k1/requestToken", &basic, body.to_string()).await.status
+    };
+    assert_eq!(exchange(json!({})).await, 200);
+    assert_eq!(exchange(json!({"nonce": "n".repeat(15)})).await, 400);
+    assert_hit(&node, seen, "nonce_characters_min").await;
+    assert_eq!(exchange(json!({"nonce": "n".repeat(129)})).await, 400);
+    assert_hit(&node, seen, "nonce_characters_max").await;
+    assert_eq!(exchange(json!({"ttl": 172_800_001})).await, 400);
+    assert_hit(&node, seen, "token_ttl_max_ms").await;
+    let wide = json!({"c".repeat(450): ["subscribe"], "d".repeat(450): ["subscribe"]}).to_string();
+    assert_eq!(exchange(json!({"capability": wide, "nonce": "m".repeat(20)})).await, 400);
+    assert_hit(&node, seen, "token_bytes").await;
+    assert_eq!(exchange(json!({"clientId": "c".repeat(257)})).await, 400);
+    assert_hit(&node, seen, "client_id_bytes").await;
+    let nested = format!("{}{}", "[".repeat(65), "]".repeat(65));
+    assert_eq!(post(&node, "/keys/k1/requestToken", &basic, nested.clone()).await.status, 400);
+    assert_hit(&node, seen, "nesting").await;
+
+    // The same limits at their other doors.
+    let hits = async |limit: &str| {
+        node.metric(&format!("fanfare_limit_hits_total{{limit=\"{limit}\"}}")).await as u64
+    };
+    let token = http::bearer(&"x".repeat(1001));
+    assert_eq!(
+        http::request(node.addr(), "GET", "/time", &[("authorization", &token)], "").await.status,
+        401
+    );
+    assert_eq!(hits("token_bytes").await, 2);
+    let long = "c".repeat(257);
+    let close = format!("/api/clients/{long}/connections/close");
+    assert_eq!(post(&node, &close, &basic, "").await.status, 400);
+    let revoke = json!({"clientId": long}).to_string();
+    assert_eq!(post(&node, "/keys/k1/revokeTokens", &basic, revoke).await.status, 400);
+    let path = format!("/realtime?clientId={long}");
+    assert_eq!(Raw::connect(node.addr()).await.upgrade(&path, &[("authorization", &basic)]).await.0, 400);
+    assert_eq!(hits("client_id_bytes").await, 4);
+    assert_eq!(post(&node, "/keys/k1/revokeTokens", &basic, nested.clone()).await.status, 400);
+    assert_eq!(post(&node, "/api/publish", &basic, nested).await.status, 400);
+    assert_eq!(hits("nesting").await, 3);
+    let path = format!("/realtime/sse?key={KEY}&channel={}", "c".repeat(513));
+    assert_eq!(http::request(node.addr(), "GET", &path, &[], "").await.status, 400);
+    assert_hit(&node, seen, "channel_name_bytes").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn each_limit_of_a_socket_is_counted() {
     let limits = [
         ("socket_message_bytes", 5000),
@@ -133,6 +211,9 @@ async fn each_limit_of_a_socket_is_counted() {
     assert_hit(&node, seen, "attached_channels").await;
     assert_eq!(brief(&socket.ask(json!({"op": 8, "channel": "c".repeat(513)})).await), (2, Some(40003)));
     assert_hit(&node, seen, "channel_name_bytes").await;
+    let far = json!({"op": 8, "channel": "a", "rewind": "101"});
+    assert_eq!(brief(&socket.ask(far).await), (2, Some(40000)));
+    assert_hit(&node, seen, "rewind_messages").await;
     let large = json!({"op": 13, "channel": "a", "data": "x".repeat(1000)});
     assert_eq!(brief(&socket.ask(large).await), (2, Some(40009)));
     assert_hit(&node, seen, "message_bytes").await;
@@ -168,6 +249,9 @@ async fn each_limit_of_a_socket_is_counted() {
         socket.raw().write(&frames).await;
         socket.to_end(SOON).await.1
     };
+    let nested = format!("{{\"op\":0,\"x\":{}{}}}", "[".repeat(64), "]".repeat(64));
+    assert_eq!(closed(raw::frame(FIN | TEXT, nested.as_bytes())).await, Ended::Closed(1002));
+    assert_hit(&node, seen, "nesting").await;
     assert_eq!(closed(raw::frame(FIN | TEXT, &[b' '; 5001])).await, Ended::Closed(1009));
     assert_hit(&node, seen, "socket_message_bytes").await;
     let fragments = [raw::frame(TEXT, b" "), raw::frame(CONTINUATION, b" ").repeat(4)].concat();

@@ -36,6 +36,7 @@ async fn a_mebibyte_may_wait_and_one_message_more_ends_the_connection() {
         })
         .await;
     }
+    assert_eq!(count(&node, "fanfare_limit_hits_total{limit=\"outbox_bytes\"}").await, 1);
     let delivered = count(&node, DELIVERED).await;
     let (frames, _) = silent.to_end(SOON).await;
     let taken = frames.iter().filter(|frame| frame["op"] == 13).count();
@@ -67,5 +68,6 @@ async fn who_takes_nothing_for_the_time_that_is_set_is_ended() {
     }
     wait_until(SOON, "the end", async || count(&node, ENDED).await == 1).await;
     assert!(began.elapsed().as_millis() >= u128::from(STALL_MS), "{:?}", began.elapsed());
+    assert_eq!(count(&node, "fanfare_limit_hits_total{limit=\"outbox_stall_ms\"}").await, 1);
     assert_eq!(count(&patient, ENDED).await, 0, "where more time is set it lives on");
 }

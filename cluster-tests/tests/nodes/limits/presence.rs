@@ -87,6 +87,7 @@ async fn members_of_the_node_and_of_an_account_in_bytes() {
         of_other.push(socket);
     }
     assert_eq!(brief(&of_other[0].ask(enter(0, 1001)).await), (2, Some(42900)), "the node has no byte more");
+    assert_eq!(node.metric("fanfare_limit_hits_total{limit=\"presence_bytes\"}").await, 3.0);
 
     assert_eq!(brief(&of_account[0].ask(enter(0, 999)).await), (1, None), "less is always taken");
     assert_eq!(brief(&of_account[0].ask(enter(0, 1000)).await), (1, None), "and is room again");

@@ -138,6 +138,7 @@ async fn a_silent_client_is_given_up_after_the_grace() {
     let (_, ended) = socket.to_end(Duration::from_secs(9)).await;
     assert_ne!(ended, Ended::Silence);
     assert!(began.elapsed() >= Duration::from_millis(300), "twice the heartbeat and the grace");
+    assert_eq!(node.metric("fanfare_limit_hits_total{limit=\"heartbeat_ms\"}").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

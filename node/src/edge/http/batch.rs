@@ -14,9 +14,6 @@ use crate::edge::errors::{Kind, Refusal};
 use crate::model::{ChannelKey, Draft, DraftError, Operation, draft_bytes};
 use crate::telemetry::Limit;
 
-/// The size of the messages times the channels that they go to.
-const COPIED_BYTES_MAX: usize = 64 * 1024 * 1024;
-
 /// Of one result beside the name of its channel.
 const RESULT_BYTES_MAX: usize = 256;
 
@@ -28,8 +25,8 @@ const TOGETHER_BYTES_MAX: usize = 1024 * 1024;
 pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> Result<Response, Refusal> {
     let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
     let limits = &api.services.limits;
-    let BatchRequest { channels, messages } = parse_batch(&text, limits.nesting, limits.publish_messages)
-        .map_err(|error| Refusal::malformed(error.to_string()))?;
+    let BatchRequest { channels, messages } =
+        parse_batch(&text, limits.nesting, limits.publish_messages).map_err(body::refused)?;
     let results_bytes = text.len() + channels.len() * RESULT_BYTES_MAX;
     let _share = text.into_share();
     if channels.len() > limits.batch_channels {
@@ -47,13 +44,16 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
     }
     let copy_bytes: usize =
         messages.iter().map(|draft| draft_bytes(draft, principal.client_id.as_ref())).sum();
-    if permitted * copy_bytes > COPIED_BYTES_MAX {
-        let error = format!("the messages to all channels together are over {COPIED_BYTES_MAX} bytes");
+    let bytes_max = limits.batch_bytes;
+    if permitted.saturating_mul(copy_bytes) > bytes_max {
+        Limit::BatchBytes.hit();
+        let error = format!("the messages to all channels together are over {bytes_max} bytes");
         return Err(Refusal::new(Kind::TooLarge, error));
     }
     api.take_rate(principal, permitted * messages.len())?;
     // Before anything is published: what became of it is to be told.
-    let room = api.answers.take(&principal.account.id, results_bytes).await?;
+    let room = api.answers.take(&principal.account.id, results_bytes).await;
+    let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let together = (TOGETHER_BYTES_MAX / copy_bytes.max(1)).clamp(1, TOGETHER_MAX);
     let results = publish_each(api, principal, targets, &messages, together).await;
     let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));

@@ -7,6 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use fanfare_proto::http::BodyError;
 use http_body_util::BodyExt as _;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -49,7 +50,6 @@ impl Unread {
                 Limit::HttpBodyBytes.hit();
             }
             Some(Kind::TooLarge) => Limit::TokenRequestBytes.hit(),
-            Some(Kind::TimedOut) => Limit::HttpBodyMs.hit(),
             Some(Kind::Unavailable) => Limit::HttpBodiesBytes.hit(),
             _ => {}
         }
@@ -94,8 +94,6 @@ impl Unread {
         bytes_max: usize,
     ) -> Result<Text, Refusal> {
         let too_large = || Refusal::body_too_large(bytes_max);
-        let late = || Refusal::new(Kind::TimedOut, "the body did not arrive in time");
-        let limits = &api.services.limits;
         let announced = usize::try_from(self.bytes_announced).unwrap_or(usize::MAX);
         if announced > bytes_max {
             return Err(too_large());
@@ -106,8 +104,14 @@ impl Unread {
         }
         // The client is told to send when the body is asked for.
         self.waits = false;
+        let limits = &api.services.limits;
         let stall = Duration::from_millis(limits.http_stall_ms);
         let end = Instant::now() + Duration::from_millis(limits.http_body_ms);
+        let late = || {
+            let limit = if Instant::now() < end { Limit::HttpStallMs } else { Limit::HttpBodyMs };
+            limit.hit();
+            Refusal::new(Kind::TimedOut, "the body did not arrive in time")
+        };
         loop {
             let next = (Instant::now() + stall).min(end);
             let frame = tokio::time::timeout_at(next, self.body.frame()).await.map_err(|_| late())?;
@@ -166,6 +170,12 @@ impl Deref for Text {
     fn deref(&self) -> &[u8] {
         &self.bytes
     }
+}
+
+/// What a body is refused with that cannot be read.
+pub(super) fn refused(error: BodyError) -> Refusal {
+    Limit::Nesting.hit_if(matches!(error, BodyError::TooDeep { .. }));
+    Refusal::malformed(error.to_string())
 }
 
 pub(super) fn json(value: &impl Serialize) -> Response {

@@ -11,6 +11,7 @@ use crate::auth::{Principal, PrincipalKind};
 use crate::edge::errors::Refusal;
 use crate::edge::socket::{ConnectionPlace, ConnectionsPage};
 use crate::model::{ClientId, ConnectionId, Operation};
+use crate::telemetry::Limit;
 
 /// What the ceiling is held against: every connection of the caller's tenant, whatever its account.
 pub(super) fn count(api: &Api, principal: &Principal) -> Response {
@@ -56,6 +57,7 @@ pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) 
 /// Ends every connection of a client of the account, on every node. Whoever holds a token is a client and closes nobody.
 pub(super) async fn close(api: &Api, principal: &Principal, client_id: &str) -> Result<Response, Refusal> {
     let client_id = ClientId::new(client_id, &api.services.limits)
+        .inspect_err(|error| Limit::ClientIdBytes.hit_if(error.is_too_long()))
         .map_err(|error| Refusal::malformed(format!("clientId {error}")))?;
     if principal.kind == PrincipalKind::Token {
         return Err(Refusal::key_required());

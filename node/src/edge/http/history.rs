@@ -16,7 +16,7 @@ use crate::auth::Principal;
 use crate::edge::errors::Refusal;
 use crate::model::{Limits, Operation, Usage, UsageKind};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, RowKind, StoreError};
-use crate::telemetry::OFTEN;
+use crate::telemetry::{Limit, OFTEN};
 
 /// A store that has not read a page by then is taken for gone.
 const READ_WAIT: Duration = Duration::from_secs(10);
@@ -89,7 +89,8 @@ async fn rows(
     };
     let limits = &api.services.limits;
     let bytes_max = page_bytes_max(limits).min(query.limit.saturating_mul(record_bytes_max(limits)));
-    let room = api.answers.take(&principal.account.id, bytes_max).await?;
+    let room = api.answers.take(&principal.account.id, bytes_max).await;
+    let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let found = match read_full(api, query).await {
         Err(StoreError::Off) if kind == RowKind::Presence => HistoryPage::default(),
         found => found?,

@@ -29,7 +29,7 @@ use super::errors::Refusal;
 use super::socket::ChannelOrder;
 use super::{PeerAddress, Services};
 use crate::auth::{Credentials, Principal};
-use crate::model::{ChannelKey, ChannelName, NameError, Operation, UsageKind};
+use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
 use crate::telemetry::Limit;
 
 mod batch;
@@ -185,11 +185,8 @@ impl Api {
         channel: &str,
         operation: Operation,
     ) -> Result<ChannelKey, Refusal> {
-        let name = ChannelName::new(channel, &self.services.limits).inspect_err(|error| {
-            if matches!(error, NameError::TooLong { .. }) {
-                Limit::ChannelNameBytes.hit();
-            }
-        })?;
+        let name = ChannelName::new(channel, &self.services.limits)
+            .inspect_err(|error| Limit::ChannelNameBytes.hit_if(error.is_too_long()))?;
         if !principal.allows(channel, operation) {
             return Err(Refusal::forbidden(operation.as_str()));
         }

@@ -19,6 +19,7 @@ use crate::edge::errors::Refusal;
 use crate::edge::socket::ChannelPlace;
 use crate::hub::Member;
 use crate::model::{ChannelName, MemberId, Operation};
+use crate::telemetry::Limit;
 
 /// Of one piece of the answer, but for a last member that goes beyond it.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -32,7 +33,8 @@ pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result
         let data = member.data.as_ref().map_or(0, |data| data.get().len());
         size_of::<(MemberId, Member)>() + id.client_id.as_str().len() + data
     });
-    let room = api.answers.take_now(&principal.account.id, bytes.sum())?;
+    let room = api.answers.take_now(&principal.account.id, bytes.sum());
+    let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let members = members.into_iter();
     // All nodes have all members of all, as far as they can reach each other.
     let source = if api.services.hub.is_clustered() { "store" } else { "memory" };

@@ -20,8 +20,7 @@ pub(super) async fn publish(
     let key = api.allowed_channel(principal, channel, Operation::Publish)?;
     let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
     let limits = &api.services.limits;
-    let messages = parse_publish(&text, limits.nesting, limits.publish_messages)
-        .map_err(|error| Refusal::malformed(error.to_string()))?;
+    let messages = parse_publish(&text, limits.nesting, limits.publish_messages).map_err(body::refused)?;
     let _share = text.into_share();
     api.take_rate(principal, messages.len())?;
     stored(api, principal, key, messages).await?;

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use self::shares::Shares;
 use crate::edge::errors::Refusal;
 use crate::model::AccountId;
+use crate::telemetry::Limit;
 
 /// What is not larger counts as nothing and so is never refused: the buffers of a connection hold as much.
 pub(super) const SMALL_BYTES: usize = 16 * 1024;
@@ -135,7 +136,7 @@ impl Room {
         }
     }
 
-    /// The answer, counted until the socket has all of it. One that has a share among its extensions is not refused.
+    /// One of the room for answers, counted until the socket has all of it. One that has a share among its extensions is not refused.
     pub(super) fn hold(&self, account: &AccountId, mut response: Response) -> Response {
         let share = response.extensions_mut().remove::<Share>();
         let share = match (share, response.body().size_hint().exact()) {
@@ -144,7 +145,10 @@ impl Room {
             (None, Some(bytes)) => match self.take_now(account, usize::try_from(bytes).unwrap_or(usize::MAX))
             {
                 Ok(share) => share,
-                Err(refusal) => return refusal.into_response(),
+                Err(refusal) => {
+                    Limit::HttpAnswersBytes.hit();
+                    return refusal.into_response();
+                }
             },
             // It is made as the client takes it.
             (None, None) => return response,

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::edge::link::unsent;
+use crate::telemetry::Limit;
 
 /// How often what the client takes is looked at within the time that it has, which ends so much later at most.
 const LOOKS: u32 = 8;
@@ -54,6 +55,7 @@ impl Stall {
         }
         while waiting.look.as_mut().poll(cx).is_ready() {
             let Some(look) = waiting.progress.look(Instant::now(), unsent(socket), time_max) else {
+                Limit::HttpStallMs.hit();
                 socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO)).ok();
                 return Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, "the client does not read")));
             };

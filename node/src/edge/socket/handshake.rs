@@ -18,7 +18,7 @@ use crate::edge::errors::{Kind, Refusal};
 use crate::edge::files::{ClientFiles, Full};
 use crate::edge::host;
 use crate::edge::http::cors;
-use crate::model::{ClientId, Limits, NameError};
+use crate::model::{ClientId, Limits};
 use crate::telemetry::Limit;
 
 pub const PATH: &str = "/realtime";
@@ -237,9 +237,7 @@ impl<'a> Head<'a> {
             (None, Some(chosen)) => match ClientId::new(&chosen, gate.limits) {
                 Ok(client_id) => Some(client_id),
                 Err(error) => {
-                    if matches!(error, NameError::TooLong { .. }) {
-                        Limit::ClientIdBytes.hit();
-                    }
+                    Limit::ClientIdBytes.hit_if(error.is_too_long());
                     return Decision::Refuse(Refusal::malformed(format!("clientId {error}")));
                 }
             },

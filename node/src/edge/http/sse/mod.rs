@@ -103,7 +103,8 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
 fn channels(query: &str, limits: &Limits) -> Result<Vec<ChannelName>, Refusal> {
     let mut channels = Vec::new();
     for (_, value) in form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "channel") {
-        let channel = ChannelName::new(&value, limits)?;
+        let channel = ChannelName::new(&value, limits)
+            .inspect_err(|error| Limit::ChannelNameBytes.hit_if(error.is_too_long()))?;
         if channels.contains(&channel) {
             return Err(Refusal::malformed("channel is repeated"));
         }

@@ -269,7 +269,7 @@ impl Shard {
                 connection.begin_blocked(now_ms);
                 return true;
             }
-            self.end_slow(connection, slot);
+            self.end_slow(connection, slot, Limit::OutboxStallMs);
             return true;
         }
         let mut outputs = Vec::new();

@@ -221,17 +221,17 @@ impl Shard {
     pub(super) fn check_outbox(&mut self, slot: u32, held_bytes: usize) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
         if connection.outbox.live_bytes() + held_bytes > self.services.limits.outbox_bytes {
-            self.end_slow(&mut connection, slot);
+            self.end_slow(&mut connection, slot, Limit::OutboxBytes);
         }
         self.slots[slot as usize] = Some(connection);
     }
 
-    pub(super) fn end_slow(&mut self, connection: &mut Connection, slot: u32) {
+    pub(super) fn end_slow(&mut self, connection: &mut Connection, slot: u32, limit: Limit) {
         self.metrics.slow.increment(1);
         connection.outbox.keep_begun();
         let mut outputs = Vec::new();
         if let Some(open) = connection.open_mut() {
-            Limit::OutboxBytes.hit();
+            limit.hit();
             open.session.disconnect("slow consumer", code::LIMIT, close::SLOW, 0, 0, &mut outputs);
         }
         self.run_outputs(connection, slot, outputs);
