@@ -116,7 +116,15 @@ impl Authenticator {
             timestamp_ms: asked.request.timestamp.value,
             nonce: asked.request.nonce.into(),
         };
-        match self.tokens.claim_nonce(nonce).await {
+        // A repeat is answered here: the claim would ask the store, or every node.
+        if self.used_nonces.holds(&nonce) {
+            return Err(ExchangeError::NonceUsed);
+        }
+        let claimed = self.tokens.claim_nonce(nonce.clone()).await;
+        if claimed.is_ok() {
+            self.used_nonces.add(&nonce);
+        }
+        match claimed {
             Ok(true) => {
                 key.account.usage.count(UsageKind::Token, 1, 0);
                 Ok(details)

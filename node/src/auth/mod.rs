@@ -14,6 +14,7 @@ mod revocation;
 mod store;
 #[cfg(test)]
 mod tests;
+mod used_nonces;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use crate::accounts::{Account, Accounts, Directory, Key, Secret};
 use crate::model::{AccountId, Capability, Clock, Limits, random_bytes};
+use used_nonces::UsedNonces;
 
 pub use connection_key::ConnectionKeys;
 pub use credentials::Credentials;
@@ -58,6 +60,7 @@ pub struct Authenticator {
     limits: Limits,
     failures: Failures,
     refusals: Refusals,
+    used_nonces: UsedNonces,
     /// The name that `aud` of a token must hold. `None`: a token with `aud` is refused.
     audience: Option<String>,
     /// Whom everybody is when authentication is off.
@@ -91,6 +94,7 @@ impl Authenticator {
             limits: limits.clone(),
             failures: Failures::new(limits.failed_token_requests_per_second),
             refusals: Refusals::new(),
+            used_nonces: UsedNonces::new(),
             audience: None,
             anonymous,
             decoy: Secret::new(&decoy).expect("hexadecimal digits make a secret"),

@@ -9,7 +9,7 @@ mod revocation;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -37,6 +37,7 @@ const PUBLISH: &str = r#"{"*":["publish"]}"#;
 #[derive(Clone, Default)]
 struct Memory {
     claimed: Arc<Mutex<HashSet<Nonce>>>,
+    asked: Arc<AtomicUsize>,
     kept: Arc<Mutex<Vec<Revocation>>>,
     down: Arc<AtomicBool>,
 }
@@ -44,6 +45,7 @@ struct Memory {
 impl TokenStore for Memory {
     fn claim_nonce(&self, nonce: Nonce) -> Claim {
         let down = self.down.load(Ordering::Relaxed);
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let new = !down && self.claimed.lock().insert(nonce);
         Box::pin(async move { if down { Err(TokenStoreError) } else { Ok(new) } })
     }

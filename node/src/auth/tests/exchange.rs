@@ -277,6 +277,29 @@ async fn a_nonce_is_used_once_and_only_by_what_becomes_a_token() {
 }
 
 #[tokio::test]
+async fn repeats_of_a_request_ask_the_store_once() {
+    let node = Fixture::new();
+    let asked = || node.tokens.asked.load(Ordering::Relaxed);
+    assert_eq!(kind(&node.signed(&Sent::new()).await), "token");
+    for _ in 0..50 {
+        assert_eq!(kind(&node.signed(&Sent::new()).await), "nonce");
+    }
+    assert_eq!(asked(), 1);
+    // Its nonce was used at another node.
+    let used = Nonce { key_name: "k1".into(), timestamp_ms: NOW_MS, nonce: "n".repeat(20).into() };
+    node.tokens.claimed.lock().insert(used);
+    for _ in 0..50 {
+        assert_eq!(kind(&node.signed(&Sent::nonce(20)).await), "nonce");
+    }
+    assert_eq!(asked(), 2);
+    // Where the outcome is not known the client may try again.
+    node.tokens.down.store(true, Ordering::Relaxed);
+    assert_eq!(kind(&node.signed(&Sent::nonce(21)).await), "unavailable");
+    node.tokens.down.store(false, Ordering::Relaxed);
+    assert_eq!(kind(&node.signed(&Sent::nonce(21)).await), "token");
+}
+
+#[tokio::test]
 async fn an_unsigned_request_needs_the_key_itself() {
     let (own, other) = (basic("s.e.c.k1"), basic("narrow-secret.narrow"));
     let token = format!("Bearer {}", sign("k1", &claims()));
