@@ -140,7 +140,40 @@ fn install_recorder() -> PrometheusHandle {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// The process that it starts panics while its standard error is a full pipe without a reader.
+    #[test]
+    fn a_panic_does_not_wait_for_a_reader_of_the_log() {
+        const NAME: &str = "telemetry::tests::a_panic_does_not_wait_for_a_reader_of_the_log";
+        const PANICS: &str = "FANFARE_TEST_PANICS";
+        const PIPE_BYTES: usize = 65_536;
+        if std::env::var_os(PANICS).is_some() {
+            let _end = start_logs("info", LogFormat::Json).expect("no other test runs here");
+            assert!(std::thread::spawn(|| panic!("said to nobody")).join().is_err());
+            return;
+        }
+        let (reader, mut full) = std::io::pipe().expect("a pipe");
+        full.write_all(&[b'.'; PIPE_BYTES]).expect("that much is what a pipe holds");
+        let mut command = Command::new(std::env::current_exe().expect("its file"));
+        command.args(["--exact", NAME, "--nocapture"]).env(PANICS, "1").stdout(Stdio::null()).stderr(full);
+        let mut child = command.spawn().expect("a process");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let ended = loop {
+            match child.try_wait().expect("a child process") {
+                Some(ended) => break Some(ended),
+                None if Instant::now() >= deadline => break None,
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        child.kill().ok();
+        drop(reader);
+        assert!(ended.is_some_and(|ended| ended.success()), "{ended:?}");
+    }
 
     #[test]
     fn the_driver_is_quiet_unless_somebody_asks() {
