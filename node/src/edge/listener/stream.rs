@@ -30,7 +30,8 @@ pub(super) struct ReadStream {
     /// An answer of ours that is being written in place of hyper's.
     own: Vec<u8>,
     headers: Headers,
-    silence: Silence,
+    /// Boxed, since the task of a connection has room for several of this stream.
+    silence: Box<Silence>,
     stall: Stall,
     permit: Permit,
 }
@@ -56,7 +57,7 @@ impl ReadStream {
             taken: 0,
             own: Vec::new(),
             headers: Headers::Few,
-            silence: Silence::new(limits),
+            silence: Box::new(Silence::new(limits)),
             stall,
             permit,
         })
