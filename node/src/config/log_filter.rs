@@ -62,7 +62,7 @@ fn is_target(text: &str) -> bool {
     let is_path = path.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-:".contains(&b));
     is_path
         && !text.is_empty()
-        && (span.is_empty() == !text.contains('['))
+        && (span.is_empty() != text.contains('['))
         && (span.is_empty() || span.ends_with(']'))
 }
 

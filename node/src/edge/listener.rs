@@ -34,12 +34,12 @@ use super::host;
 use super::http::cors;
 use super::link::Link;
 use super::socket::{
-    Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Services, Shards, refusal_bytes,
+    Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Services, Shards, date, refusal_bytes,
 };
 use super::{ClientSocket, PeerAddress};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
-use crate::model::Limits;
+use crate::model::{Clock, Limits};
 use crate::pulse;
 use crate::tasks::{OnStop, Tasks};
 use crate::telemetry::OFTEN;
@@ -208,7 +208,7 @@ impl Accept {
         full.refused();
         if self.tls.is_none() && socket.set_nonblocking(true).is_ok() {
             // A fresh socket has room for it, and a client that is gone needs no answer.
-            socket.write_all(&refusal_bytes(&Refusal::full())).ok();
+            socket.write_all(&refusal_bytes(&Refusal::full(), date(Clock::system().now_ms()))).ok();
         }
     }
 }

@@ -342,7 +342,7 @@ pub(super) fn switching_protocols(accept: &Accept) -> Vec<u8> {
 }
 
 /// As the `date` of an answer has it.
-pub(super) fn date(epoch_ms: u64) -> String {
+pub fn date(epoch_ms: u64) -> String {
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(epoch_ms.min(LAST_DATE_MS)))
 }
 

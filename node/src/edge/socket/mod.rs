@@ -31,7 +31,7 @@ use crate::session::PublishResult;
 
 pub use backlog::{Backlog, BacklogReader, Found};
 pub use connection::Permit;
-pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, refusal_bytes};
+pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, date, refusal_bytes};
 pub use identities::{Former, Identities, Runs};
 use shard::Attaching;
 pub use shard::Shard;
