@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanfare_proto::serial::Serial;
+use futures_util::future::join_all;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::super::inbound::{Answer, Interest, Request};
 use super::super::link::Item;
 use super::hand_over::NOT_AGAIN;
-use super::{JOIN_WAIT, Routing, hash_of};
-use crate::hub::Delivery;
+use super::{Behind, JOIN_WAIT, Routing, hash_of};
+use crate::hub::{Channel, Delivery};
 use crate::model::{ChannelKey, Forwarded, Stamp};
 use crate::tasks::OnStop;
 
@@ -83,6 +84,9 @@ impl Routing {
         if !was_asked && is_lacking() {
             // Those who can be reached tell it, if they know of the death by then.
             self.settled(key).await;
+            let is_unheard = unheard();
+            let unheard = Stamp::all_of(after).filter(|stamp| is_unheard(stamp.incarnation)).collect();
+            self.know_stored(&channel, unheard).await;
             *turn = Some((channel.number(), Instant::now()));
         }
         drop(turn);
@@ -91,6 +95,21 @@ impl Routing {
         };
         gone.retain(unheard());
         channel.know(&Stamp::all_of(&gone).collect::<Vec<_>>());
+    }
+
+    /// The same of what these runs have stored: perhaps nobody is attached elsewhere. A client may give any position, so its own number
+    /// counts only where the store has that message.
+    async fn know_stored(&self, channel: &Channel, unheard: Vec<Stamp>) {
+        let Some(local) = self.store() else { return };
+        let stored = unheard.into_iter().map(async |Stamp { incarnation, sequence }| {
+            let since = self.deaths.lock().troubled_for(incarnation) + self.hub.keeps_for();
+            let (key, sequence) = (channel.key().clone(), sequence.checked_sub(1)?);
+            let stored = local.stored(Behind { key, incarnation, sequence, since }).await?;
+            let is_there = stored.first()?.first == sequence + 1;
+            is_there.then_some(Stamp { incarnation, sequence: stored.last()?.last })
+        });
+        let stored: Vec<Stamp> = join_all(stored).await.into_iter().flatten().collect();
+        channel.know(&stored);
     }
 
     /// Whether nothing of that comes here any more. A peer that is out of reach, or held for dead, may still have for this node
@@ -177,8 +196,13 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::super::super::inbound::{EndedRun, Inbound as _};
+    use bytes::Bytes;
+
+    use super::super::Local;
     use super::super::fixture::Node;
     use super::*;
+    use crate::model::{ConnectionId, ForwardedParts};
+    use crate::testing::SharedLocal;
 
     /// A run that was never heard here, and one that was.
     const ENDED: u64 = 99;
@@ -234,5 +258,36 @@ mod tests {
         assert_eq!(node.says().len(), 1);
         assert_eq!(stands(&node, names(ENDED)).await, known);
         assert!(node.says().is_empty(), "it is known");
+    }
+
+    fn row(incarnation: u64, sequence: u64) -> ForwardedParts {
+        ForwardedParts {
+            incarnation,
+            first: sequence,
+            last: sequence,
+            timestamp_ms: 0,
+            connection_id: ConnectionId::from_bytes([1; 16]),
+            client_id: None,
+            messages: vec![Bytes::from_static(b"{}")],
+            bytes: 2,
+        }
+    }
+
+    /// The store has seven messages of the run.
+    #[tokio::test]
+    async fn loss_is_told_behind_what_a_client_has_of_the_store() {
+        for (has, known) in [(5, Some(7)), (7, Some(7)), (8, None), (0, None)] {
+            let node = Node::new();
+            let stored = |behind: &Behind| {
+                Some(((behind.sequence + 1)..=7).map(|sequence| row(behind.incarnation, sequence)).collect())
+            };
+            node.routing.set_local(SharedLocal::new(0, stored) as Arc<dyn Local>);
+            node.is_attached_to();
+            let ended = EndedRun { incarnation: ENDED, ago_ms: 0, has_left: false };
+            node.routing.interest(&node.peer, Interest::Ended { runs: vec![ended] });
+            node.routing.know_gone_of_others(&node.key, &Serial::single(ENDED, has)).await;
+            let serial = node.routing.hub.live(&node.key).expect("it is attached to").mark().serial();
+            assert_eq!(serial.sequence_of(ENDED), known, "{has}");
+        }
     }
 }

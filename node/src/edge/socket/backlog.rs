@@ -97,6 +97,8 @@ pub(super) enum Question {
     Elsewhere { position: Serial, stands: Serial, back_ms: Option<u64> },
     /// The last messages up to there.
     BackElsewhere { rewind: Rewind, stands: Serial },
+    /// Nothing: a client with this position was told a loss.
+    Lost { position: Serial },
     /// What follows in a reading.
     Read { reading: Box<Reading>, format: Format, without: Option<ConnectionId> },
     /// The messages after a place, in this format, but for those that this connection has published.
@@ -106,7 +108,7 @@ pub(super) enum Question {
 impl Question {
     /// Other nodes are asked before the store.
     fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Elsewhere { .. } | Self::BackElsewhere { .. })
+        matches!(self, Self::Elsewhere { .. } | Self::BackElsewhere { .. } | Self::Lost { .. })
     }
 }
 
@@ -312,7 +314,18 @@ impl Shared {
                 Question::BackElsewhere { rewind, stands } => {
                     Some(rows.back_of_all(rewind, stands, policy).await)
                 }
-                Question::Read { reading, format, without } => rows.read_on(reading, format, without).await,
+                Question::Read { reading, format, without } => {
+                    let has = reading.has.clone();
+                    let found = rows.read_on(reading, format, without).await;
+                    if found.is_none() {
+                        rows.begin_anew(&has).await;
+                    }
+                    found
+                }
+                Question::Lost { position } => {
+                    rows.begin_anew(&position).await;
+                    None
+                }
             }
         };
         let found = tokio::time::timeout(wait, found).await.unwrap_or(None);

@@ -112,9 +112,17 @@ impl Rows<'_> {
             None => self.after_everywhere(position.clone(), stands, back_ms).await,
         };
         if found.is_none() {
-            routing.know_gone_of_others(key, &position).await;
+            self.begin_anew(&position).await;
         }
         found
+    }
+
+    /// A client with this position is told a loss, and begins where the channel stands. What it has of runs that have ended stands in the
+    /// positions that follow, so it is given that nowhere again.
+    pub(super) async fn begin_anew(&self, position: &Serial) {
+        if let Some(routing) = self.shared.publisher.routing() {
+            routing.know_gone_of_others(self.channel.key(), position).await;
+        }
     }
 
     /// What follows a position. None where that cannot be told.

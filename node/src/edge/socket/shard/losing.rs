@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use fanfare_proto::serial::Serial;
 
+use super::super::backlog::Question;
 use super::super::connection::Connection;
 use super::Shard;
-use super::replay::{NOT_READ, Replay};
+use super::replay::{After, NOT_READ, Replay};
 use crate::hub::{Channel, Mark, Spot, Subscriber};
 use crate::session::{AttachReply, Standing};
 
@@ -67,10 +68,15 @@ impl Shard {
         position: Serial,
     ) {
         self.subscribers.go_live(channel.number(), slot, place);
+        let generation = connection.generation;
         let Some(open) = connection.open_mut() else { return };
         let turn = open.replays.iter().position(|replay| replay.channel.number() == channel.number());
-        let reply = turn.and_then(|turn| open.replays.swap_remove(turn).take_reply());
-        if let Some(reply) = reply {
+        let replay = turn.map(|turn| open.replays.swap_remove(turn));
+        if let Some(Replay { after: After::Position { position, .. }, .. }) = &replay {
+            let question = Question::Lost { position: position.clone() };
+            self.ask(open, (slot, generation), channel, question, None);
+        }
+        if let Some(reply) = replay.and_then(|mut replay| replay.take_reply()) {
             let standing = Standing { position, resumed: false, warning: None };
             return self.say_attached(connection, slot, &reply, &standing);
         }

@@ -158,9 +158,10 @@ impl Shard {
                 Stamp { incarnation: self.services.hub.incarnation(), sequence: *mark }
             }
             Question::Page { place, .. } => place.after,
-            Question::Elsewhere { .. } | Question::BackElsewhere { .. } | Question::Read { .. } => {
-                channel.mark().own
-            }
+            Question::Elsewhere { .. }
+            | Question::BackElsewhere { .. }
+            | Question::Read { .. }
+            | Question::Lost { .. } => channel.mark().own,
         };
         let source = self.ask(open, (slot, generation), channel, question, reply);
         Replay { channel: Arc::clone(channel), after: After::Stored(after), source }
