@@ -36,6 +36,8 @@ fn options() -> NodeOptions {
         .directory(directory, KEY)
         .environment("FANFARE_NODE_ID", "n1")
         .environment("FANFARE_DRAIN_TIMEOUT", "3s")
+        // The clock of the source is set twice, and both nodes are to agree on what has expired.
+        .limit("clock_hold_ms", 0)
         .limit("idempotency_window_ms", HOUR_MS)
         .limit("store_wait_ms", STORE_WAIT_MS)
         .limit("presence_grace_ms", HOUR_MS / 2)
