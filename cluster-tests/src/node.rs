@@ -223,7 +223,7 @@ impl Node {
         self.log.text()
     }
 
-    /// What `/metrics` says of a metric, whose name ends with its labels if it has any; 0 while it is not there.
+    /// The value of a metric in `/metrics`; its name ends with its labels if it has any. 0 while it is not there.
     pub async fn metric(&self, name: &str) -> f64 {
         metric(&http::request(self.admin(), "GET", "/metrics", &[], "").await, name).unwrap_or(0.0)
     }
@@ -334,7 +334,7 @@ impl Node {
     }
 }
 
-/// What a page of metrics says of one.
+/// The value of one metric in a page of them.
 fn metric(page: &Response, name: &str) -> Option<f64> {
     let text = String::from_utf8_lossy(&page.body);
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;

@@ -1,12 +1,15 @@
 //! A relay of TCP connections that a test can cut.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+
+/// Nobody listens there.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
 /// Dropping it ends all that goes over it.
 pub struct Proxy {
@@ -40,6 +43,11 @@ impl Proxy {
     /// Where connections go from now on.
     pub fn turn_to(&self, target: SocketAddr) {
         *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+    }
+
+    /// Connections are closed from now on. To be called before a node ends: its port may then be that of another node.
+    pub fn turn_away(&self) {
+        self.turn_to(NOWHERE);
     }
 
     /// Ends every connection, with whatever is on its way.

@@ -1,4 +1,4 @@
-//! What a node writes.
+//! The log lines of a node.
 
 use std::io::{BufRead as _, BufReader, PipeReader};
 use std::process::ChildStderr;
@@ -8,7 +8,7 @@ use std::thread;
 /// Lines of a node's log that are kept; the last ones.
 const LOG_LINES_MAX: usize = 2000;
 
-/// What the node wrote, over all its starts.
+/// The lines of a node over all its starts.
 #[derive(Clone, Default)]
 pub(super) struct Log(Arc<Mutex<Lines>>);
 

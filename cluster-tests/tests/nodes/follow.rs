@@ -100,6 +100,7 @@ async fn a_lost_link_is_told_with_whether_anything_is_missing() {
         following.printed(4).await.iter().map(|line| json_of(line)["data"].clone()).collect();
     assert_eq!(numbers, [0, 1, 2, 3]);
 
+    proxy.turn_away();
     let exit = node.stop().await;
     assert!(exit.success(), "{exit}");
     told = following.told("the node says to come back later, code 50003", told).await;
@@ -123,7 +124,7 @@ async fn it_begins_with_what_was_asked_of_the_past_and_goes_on_over_a_restart_of
     let mut told = following.told("attached to orders", 0).await;
     following.printed(2).await;
 
-    proxy.turn_to(([127, 0, 0, 1], 1).into());
+    proxy.turn_away();
     proxy.cut();
     told = following.told("the connection is lost", told).await;
     publisher.publish("orders", json!({"data": 5})).await;

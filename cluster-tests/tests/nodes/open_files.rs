@@ -143,7 +143,7 @@ async fn silent_connections_leave_the_others_served_and_are_refused() {
 async fn a_connection_that_finds_no_file_is_refused_at_once() {
     let node = Node::start(options()).await;
     let before = node.allow_no_further_file();
-    // What is free among the files that it has.
+    // The number of free files among those of the process.
     let sockets = fill(&node).await;
     let (status_now, ..) =
         Raw::connect(node.addr()).await.response(AT_ONCE).await.expect("an answer at once");

@@ -1,4 +1,4 @@
-//! What RFC 6455 asks of the order of control frames, of closes, and of the moment at which text is refused.
+//! RFC 6455 on the order of control frames, on closes, and on the moment at which text is refused.
 
 use fanfare_cluster_tests::raw::{self, CLOSE, CONTINUATION, FIN, Frame, PING, PONG, Raw, TEXT};
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, http};

@@ -20,7 +20,7 @@ pub struct Directory {
     pub(super) tenants: HashMap<Arc<str>, Arc<Tenant>>,
     pub(super) accounts: HashMap<AccountId, Arc<Account>>,
     pub(super) keys: HashMap<KeyName, Arc<Key>>,
-    /// What was taken though it is odd.
+    /// Odd entries that the node accepts.
     pub(super) warnings: Vec<Mistake>,
     /// Asked for often, and made once.
     pub(super) history_policies: OnceLock<u64>,

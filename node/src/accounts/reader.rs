@@ -60,7 +60,7 @@ impl std::error::Error for DirectoryError {
 pub(super) struct Mistakes<'i> {
     text: &'i str,
     pub(super) list: Vec<Mistake>,
-    /// What is taken all the same.
+    /// Odd entries that the reader accepts all the same.
     pub(super) warnings: Vec<Mistake>,
 }
 

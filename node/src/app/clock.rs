@@ -76,7 +76,7 @@ async fn watch(keeper: Arc<Keeper>, hold_ms: u64) {
         if since_kept >= KEEP_EVERY || before.apart.is_some() != state.apart.is_some() {
             since_kept = Duration::ZERO;
             let keeper = Arc::clone(&keeper);
-            // What fails is tried again, and says so.
+            // A failed write says so, and the next round tries again.
             tokio::task::spawn_blocking(move || keeper.keep()).await.ok();
         }
         before = state;

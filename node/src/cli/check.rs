@@ -22,7 +22,7 @@ pub(super) fn run(loaded: Loaded) -> Result<Outcome, Failure> {
     output::print(&format!("the configuration{file} is good\n"))
 }
 
-/// What a node may start with, and what is to be said of it.
+/// The settings that a node may start with, and the warnings about them.
 ///
 /// # Errors
 /// Everything that a node does not start with, at once.
@@ -86,7 +86,7 @@ impl Found {
         }
     }
 
-    /// Where there is none, the settings allow that.
+    /// None only if the settings allow that.
     fn directory(&mut self, config: &Config) {
         let file = config.directory_file();
         if !file.exists() {

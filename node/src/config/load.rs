@@ -14,7 +14,7 @@ use super::settings::{Setting, settings};
 /// Variables of the client commands.
 const CLIENT_VARIABLES: [&str; 3] = ["FANFARE_KEY", "FANFARE_TOKEN", "FANFARE_URL"];
 
-/// What was given, and all that is to be said of it.
+/// The settings that were given, with all mistakes and warnings.
 #[derive(Debug)]
 pub struct Loaded {
     /// As far as it could be read.

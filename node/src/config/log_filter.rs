@@ -66,7 +66,7 @@ fn is_target(text: &str) -> bool {
         && (span.is_empty() || span.ends_with(']'))
 }
 
-/// What a filter that was read leaves out, though it hardly should.
+/// Log lines that a valid filter leaves out, though it hardly should.
 pub(super) fn odd(filter: &str) -> Vec<String> {
     let targets: Vec<_> =
         filter.split(',').filter_map(|part| part.rsplit_once('=')).map(|(target, _)| target).collect();

@@ -68,7 +68,7 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
     }
 }
 
-/// What may be meant so, and mostly is not.
+/// Values that may be meant so, and mostly are not.
 pub(super) fn warn(config: &Config, places: &Places, warnings: &mut Vec<Mistake>) {
     let mut odd = |name: &str, problem: String| warnings.push(Mistake::new(places.of(name), problem));
     for (name, path) in [

@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// What every 401 asks for (RFC 9110 §11.6.1). A browser shows no window for it.
+/// The challenge of every 401 (RFC 9110 §11.6.1). A browser shows no window for it.
 pub const CHALLENGE: &str = r#"Bearer realm="fanfare""#;
 
 /// A request that is not served: body `{"error", "reason"?}` and the headers that go with it.

@@ -13,7 +13,7 @@ use crate::telemetry::{Limit, OFTEN};
 
 /// Files kept for everything but client connections; half of all where there are few.
 const RESERVED_FILES: u64 = 512;
-/// What the kernel's table of open files takes for so many is half a MB.
+/// The kernel's table of so many open files takes half a MB.
 const ROOM_MAX: u64 = 1 << 16;
 /// Of an event stream, beside that of its connection.
 const STREAM_FILES: usize = 2;

@@ -236,7 +236,7 @@ pub struct HttpServices {
 }
 
 impl HttpServices {
-    /// What the sockets are served with, and what HTTP needs beside it.
+    /// The services of the sockets, and those that HTTP needs beside them.
     pub fn new(services: &Services, router: Router, shards: &Arc<Shards>, tasks: &Arc<Tasks>) -> Self {
         Self {
             router,

@@ -10,7 +10,7 @@ use super::{fanfare, run};
 
 const ENDS: [&str; 2] = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
 
-/// What both commands say; neither leaves anything behind.
+/// The output of both commands; neither leaves anything behind.
 fn refused(folder: &Path, arguments: &[&str]) -> String {
     let files = || folder.read_dir().expect("a folder").count();
     let before = files();
@@ -72,7 +72,7 @@ fn a_data_folder_without_rights_is_named_with_its_setting() {
     }
 }
 
-/// What a start alone can find.
+/// Mistakes that only a start can find.
 #[test]
 fn a_file_of_the_data_folder_that_is_none_is_named() {
     for name in ["admin-token", "connection-key", "store", "dev-key"] {

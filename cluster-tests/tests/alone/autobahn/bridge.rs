@@ -21,7 +21,7 @@ const TEXT_ENDS: &[u8] = br#""}"#;
 const BINARY_BEGINS: &[u8] = b"\x82\xa2op\x00\xa2id\xdb";
 const MASK: [u8; 4] = [0x5a, 0xa5, 0x3c, 0xc3];
 
-/// What the messages of the cases are.
+/// The kinds of messages of the cases.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Messages {
     /// They become JSON, in which a few bytes are escaped.
@@ -70,7 +70,7 @@ impl Bridge {
 /// From the suite to the node.
 async fn up(mut client: OwnedReadHalf, mut node: OwnedWriteHalf, head: String, messages: Messages) {
     let Some((_, rest)) = http_head(&mut client).await else { return };
-    // What stood in the first line is the suite's own.
+    // The suite wrote the first line itself.
     let (mut out, rest) = (head.into_bytes(), rest);
     let first_line = rest.iter().position(|byte| *byte == b'\n').expect("a line") + 1;
     let end = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head") + 4;
@@ -174,7 +174,7 @@ struct Passing {
     ends: &'static [u8],
 }
 
-/// Where the masks of the suite and of the bridge stand.
+/// The positions in the masks of the suite and of the bridge.
 struct Masks {
     theirs: [u8; 4],
     at: usize,
@@ -340,7 +340,7 @@ async fn down(mut node: OwnedReadHalf, mut client: OwnedWriteHalf) {
     client.shutdown().await.ok();
 }
 
-/// What was put into a heartbeat; none for every other frame.
+/// The message that was put into a heartbeat; none for every other frame.
 fn text_of(payload: &[u8]) -> Option<Vec<u8>> {
     let frame: Value = serde_json::from_slice(payload).expect("a node sends JSON");
     if frame["op"] != 0 {

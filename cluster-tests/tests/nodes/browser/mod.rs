@@ -128,6 +128,8 @@ async fn a_browser_listens_and_publishes_and_misses_nothing_over_a_restart() {
     publisher.publish("news", json!({"data": "before the end"})).await;
     told.push(json!("before the end"));
     reports.wait_for(&mut socket, news, &told).await;
+    proxy.turn_away();
+    door.turn_away();
     node.kill();
     node.restart().await;
     let mut publisher = Socket::open(&node, "").await;

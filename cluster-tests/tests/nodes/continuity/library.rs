@@ -133,7 +133,7 @@ async fn a_client_outlives_its_tokens_and_comes_back_after_one_has_expired() {
         assert_eq!((connected.resumed, &connected.connection_id), (true, &id));
     }
     let expires = client.connected().expires.expect("a token expires");
-    proxy.turn_to(([127, 0, 0, 1], 1).into());
+    proxy.turn_away();
     proxy.cut();
     let lost = next(&mut client).await;
     assert!(matches!(lost, Event::Disconnected { .. }), "{lost:?}");

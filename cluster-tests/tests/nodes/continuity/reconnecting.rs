@@ -183,6 +183,7 @@ async fn cut_and_kill(node: &mut Node, links: [Proxy; 2], until: Instant) -> ([P
         sleep(moment()).await;
         links[0].cut();
         if Instant::now() >= kill_at {
+            links.iter().for_each(Proxy::turn_away);
             node.restart().await;
             for link in &links {
                 link.turn_to(node.addr());

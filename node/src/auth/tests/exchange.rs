@@ -292,7 +292,7 @@ async fn repeats_of_a_request_ask_the_store_once() {
         assert_eq!(kind(&node.signed(&Sent::nonce(20)).await), "nonce");
     }
     assert_eq!(asked(), 2);
-    // Where the outcome is not known the client may try again.
+    // The client may try again while the outcome is not known.
     node.tokens.down.store(true, Ordering::Relaxed);
     assert_eq!(kind(&node.signed(&Sent::nonce(21)).await), "unavailable");
     node.tokens.down.store(false, Ordering::Relaxed);

@@ -16,7 +16,7 @@ pub(super) fn may_be_written(folder: &Path) -> Result<(), String> {
             Err(_) if at.is_symlink() => {
                 return Err(format!("{shown} cannot be a folder: {} is a link to nothing", at.display()));
             }
-            // What is above it says more.
+            // The folder above it says more.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
             Err(error) => return Err(refused(folder, at, &error)),
         }

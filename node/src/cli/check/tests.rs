@@ -31,7 +31,7 @@ enum Kind {
     Filter,
 }
 
-/// What each setting is, and what is given beside it. A setting that is not here fails the test.
+/// Each setting with its kind, and the settings that are given beside it. A setting that is not here fails the test.
 const ROWS: &[(&str, Kind, &[&str])] = &[
     ("config", Kind::File, &[]),
     ("data_dir", Kind::Folder, &[]),

@@ -11,7 +11,7 @@ use super::{Routing, hash_of};
 use crate::hub::Channel;
 use crate::model::{ChannelKey, Run, Stamp};
 
-/// What is on its way from a living run arrives within this, or is read from the store.
+/// A message on its way from a living incarnation arrives within this time. After it the node reads the store.
 const ARRIVES_WITHIN: Duration = Duration::from_millis(100);
 /// A message that is in no store has that long to arrive before a loss is told.
 const TOLD_AFTER: Duration = Duration::from_secs(1);

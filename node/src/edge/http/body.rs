@@ -172,7 +172,7 @@ impl Deref for Text {
     }
 }
 
-/// What a body is refused with that cannot be read.
+/// The refusal of a body that cannot be read.
 pub(super) fn refused(error: BodyError) -> Refusal {
     Limit::Nesting.hit_if(matches!(error, BodyError::TooDeep { .. }));
     Refusal::malformed(error.to_string())

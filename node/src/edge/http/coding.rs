@@ -8,7 +8,7 @@ use flate2::read::{MultiGzDecoder, ZlibDecoder};
 
 use crate::edge::errors::Refusal;
 
-/// What is inflated at a time where it is only counted.
+/// Bytes that are inflated at a time while they are only counted.
 const COUNTED_BYTES: usize = 16 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -83,7 +83,7 @@ impl Silence {
         }
     }
 
-    /// What is waited for, if it is a request.
+    /// The request that the connection waits for, if any.
     fn waiting(&mut self, time: Duration, has_begun: bool) -> Option<&mut Waiting> {
         let count = self.turns.count();
         let is_answering = count % 2 == 1;

@@ -12,7 +12,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// What a client is told by a node that has closed its connection.
+/// The answer of a node that has closed the connection.
 fn answer(mut client: Client) -> String {
     client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut answer = String::new();

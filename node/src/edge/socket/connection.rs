@@ -84,7 +84,7 @@ pub(super) enum Stage {
 /// Something final was said.
 #[derive(Debug)]
 pub(super) struct Closing {
-    /// What goes out last and when, if it has not yet: a close frame, or an answer of HTTP.
+    /// The last bytes and when they go out, if they have not yet: a close frame, or an answer of HTTP.
     pub(super) close: Option<(u64, Bytes)>,
     pub(super) until_ms: u64,
     /// Until then the client may close by itself.

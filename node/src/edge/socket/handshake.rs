@@ -110,7 +110,7 @@ pub enum Refused {
     ConnectionLimit,
 }
 
-/// What a credential and the query of a socket come to.
+/// The outcome of a credential and the query of a socket.
 #[derive(Debug)]
 pub enum Decision {
     /// Answer 101.

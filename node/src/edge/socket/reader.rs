@@ -54,7 +54,7 @@ pub(super) struct Reader {
 #[derive(Debug)]
 struct Unfinished {
     text: bool,
-    /// What came of it, unmasked.
+    /// The bytes of it that have come, unmasked.
     payload: Vec<u8>,
     /// So much of the payload of a text is UTF-8. At most the beginning of one character stands behind it.
     checked: usize,
@@ -63,7 +63,7 @@ struct Unfinished {
     frame: Option<Rest>,
 }
 
-/// What is still to come of a data frame.
+/// The rest of a data frame that has not come yet.
 #[derive(Debug, Clone, Copy)]
 struct Rest {
     fin: bool,

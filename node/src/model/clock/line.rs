@@ -10,7 +10,7 @@ pub(super) struct Line {
     /// From the time since boot to that of the line.
     offset_ms: i64,
     step: Option<Step>,
-    /// What may still be followed, and when that was counted.
+    /// The difference that the line may still follow, and when that was counted.
     allowance_ms: u64,
     counted_ms: u64,
     hold_ms: u64,
@@ -34,7 +34,7 @@ pub enum Cause {
     Away,
 }
 
-/// What a line leaves for the next start, at one moment.
+/// The state of a line at one moment, for the next start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Left {
     pub boot_ms: u64,
@@ -57,7 +57,7 @@ impl Line {
         hold_ms: u64,
     ) -> Self {
         let is_same_boot = is_same_boot && boot_ms >= left.boot_ms;
-        // What has passed since on another boot is not known.
+        // The time that has passed since on another boot is not known.
         let offset_ms = apart(left.line_ms, if is_same_boot { left.boot_ms } else { boot_ms });
         let mut line = Self { offset_ms, ..Self::new(wall_ms, boot_ms, hold_ms) };
         line.step = left.stepped.filter(|_| is_same_boot).map(|(stepped_ms, held_ms)| Step {

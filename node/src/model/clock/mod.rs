@@ -49,7 +49,7 @@ struct Ahead {
     latest_ms: u64,
 }
 
-/// What operators are told of the clock.
+/// The state of the clock for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClockState {
     /// Steps of the system clock by more than [`STEP_MS`] since the start.
@@ -170,7 +170,7 @@ impl Clock {
         self.0.offset_ms.store(line.offset_ms(), Ordering::Relaxed);
     }
 
-    /// What the next start has to know.
+    /// The state that the next start goes on from.
     pub fn left(&self) -> Left {
         self.expiry_ms();
         self.0.line.lock().left(self.0.readings.both().1)

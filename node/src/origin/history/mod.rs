@@ -35,7 +35,7 @@ pub type Done = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// The answer to `find_ids`: one entry per id that was asked for, in that order.
 pub type FoundIds = Box<dyn FnOnce(Result<Vec<Option<Stamp>>, StoreError>) + Send>;
 
-/// What the nodes have delivered of what is stored.
+/// The stored messages that the nodes have delivered.
 pub trait Deliveries: Send + Sync + 'static {
     /// Resolves when all who are attached to the channel, on each node that can be reached, have the message with this stamp, or were told
     /// of a loss.
