@@ -117,8 +117,8 @@ impl Rows<'_> {
         found
     }
 
-    /// A client with this position is told a loss, and begins where the channel stands. What it has of runs that have ended stands in the
-    /// positions that follow, so it is given that nowhere again.
+    /// A client with this position is told a loss, and begins where the channel stands. The positions that follow
+    /// cover its messages of incarnations that have ended, so no node gives them again.
     pub(super) async fn begin_anew(&self, position: &Serial) {
         if let Some(routing) = self.shared.publisher.routing() {
             routing.know_gone_of_others(self.channel.key(), position).await;
