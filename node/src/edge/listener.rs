@@ -199,7 +199,7 @@ impl Accept {
         let tls = self.tls.as_ref().map(|certificates| certificates.accept(self.handshake_bytes)).transpose();
         match tls {
             Ok(tls) => self.shards.push_next(Input::Accept(Link { socket, tls }, permit)),
-            Err(error) => tracing::error!(%error, "tls cannot begin, a connection is closed"),
+            Err(error) => tracing::error!(target: OFTEN, %error, "tls cannot begin, a connection is closed"),
         }
     }
 

@@ -1,6 +1,7 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 18] = [
+const COUNTERS: [(&str, &str); 19] = [
+    ("fanfare_admin_connections_full_total", "Admin connections that waited since all places were taken"),
     ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
     (
         "fanfare_clock_steps_total",

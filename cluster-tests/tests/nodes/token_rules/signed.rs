@@ -209,5 +209,9 @@ async fn tokens_signed_elsewhere_are_judged_by_rule() {
             "{what}: every 401 is the same"
         );
     }
+    for limit in ["nesting", "client_id_bytes"] {
+        let hits = format!("fanfare_limit_hits_total{{limit=\"{limit}\"}}");
+        assert_eq!(node.metric(&hits).await, 1.0, "{limit}");
+    }
     node.assert_no_panic();
 }

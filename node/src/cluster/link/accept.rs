@@ -21,6 +21,7 @@ use super::{CONNECT, Common, SILENCE};
 use crate::cluster::inbound::{self, Inbound, Peer};
 use crate::pulse;
 use crate::tasks::OnStop;
+use crate::telemetry::OFTEN;
 
 /// Connections of peers; whoever comes beyond is closed, and tries again.
 const CONNECTIONS_MAX: usize = 1024;
@@ -41,7 +42,7 @@ pub(super) async fn listen(listener: TcpListener, common: Arc<Common>) {
         let (socket, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a peer's connection cannot be accepted");
+                tracing::warn!(target: OFTEN, %error, "a peer's connection cannot be accepted");
                 sleep(ACCEPT_AGAIN).await;
                 continue;
             }
@@ -128,7 +129,7 @@ impl Lanes {
         inbound: &dyn Inbound,
     ) -> Result<(OpenLane, v1::Hello), Status> {
         if hello.major != MAJOR {
-            tracing::warn!(major = hello.major, "a peer of another version was refused");
+            tracing::warn!(target: OFTEN, major = hello.major, "a peer of another version was refused");
             return Err(other_major(hello.major));
         }
         if hello.lane as usize >= LANES_MAX || hello.node_id.len() > NODE_ID_BYTES_MAX {
@@ -297,7 +298,7 @@ impl OpenLane {
             };
             // Sent again it would be no better, so it counts as lost: once for all of them, since that concerns every channel.
             if let Some(reason) = bad {
-                tracing::warn!(peer = &*self.peer.node_id, reason, "a peer's item was dropped");
+                tracing::warn!(target: OFTEN, peer = &*self.peer.node_id, reason, "a peer's item was dropped");
                 is_bad = true;
             }
         }
@@ -311,7 +312,7 @@ impl OpenLane {
 
 fn lost(peer: &Peer, inbound: &dyn Inbound) {
     metrics::counter!("fanfare_peer_continuity_lost_total").increment(1);
-    tracing::warn!(peer = &*peer.node_id, "items of a peer are lost");
+    tracing::warn!(target: OFTEN, peer = &*peer.node_id, "items of a peer are lost");
     inbound.continuity_lost(peer);
 }
 

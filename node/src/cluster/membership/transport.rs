@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::net::UdpSocket;
 
 use super::sealed::{DATAGRAM_BYTES_MAX, Dropped, Sealed};
+use crate::telemetry::OFTEN;
 
 /// A socket that fails is tried again after this.
 const FAILED_WAIT: Duration = Duration::from_millis(100);
@@ -130,7 +131,7 @@ impl Socket for SealedSocket {
                 // What the kernel says of a peer that is gone.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) => {
-                    tracing::warn!(%error, "gossip cannot be received");
+                    tracing::warn!(target: OFTEN, %error, "gossip cannot be received");
                     tokio::time::sleep(FAILED_WAIT).await;
                 }
             }

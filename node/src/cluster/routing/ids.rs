@@ -19,6 +19,7 @@ use super::Routing;
 use super::ask::{Later, Local};
 use crate::model::{GivenIds, IdScope, Stamp, StampedIds};
 use crate::tasks::OnStop;
+use crate::telemetry::OFTEN;
 use claims::{Asked, Claim, Claims, GivenId, Lane, Next, Outcome, Round, Said};
 
 /// A node that has not answered by then is left out, and not waited for again before it has answered something.
@@ -159,7 +160,7 @@ impl Routing {
     fn leave_out(&self, peer: u64) {
         self.ids.left_out.increment(1);
         let node = self.leaving.name_of(peer);
-        tracing::warn!(
+        tracing::warn!(target: OFTEN,
             node = node.as_deref(),
             "a node did not say in time which message ids it knows, and is left out until it answers"
         );

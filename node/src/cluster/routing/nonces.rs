@@ -18,6 +18,7 @@ use super::ask::{Later, Local};
 use super::quorum::{self, KeptNodes};
 use crate::model::{KeptNonce, Nonce, NoncePage, random_bytes};
 use crate::tasks::OnStop;
+use crate::telemetry::OFTEN;
 
 /// A node that does not say what it remembers of a nonce by then is passed over.
 const CLAIM_WAIT: Duration = Duration::from_millis(800);
@@ -118,7 +119,7 @@ impl Routing {
         let remembering = elsewhere.iter().chain([&here]).filter(|claimed| claimed.counts).count();
         let is_majority = self.quorum.lock().is_majority(remembering, Instant::now());
         if !is_near || !is_majority {
-            tracing::warn!(
+            tracing::warn!(target: OFTEN,
                 remembering,
                 is_near,
                 "a nonce is not remembered by a majority of the nodes in time"

@@ -196,12 +196,9 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::super::super::inbound::{EndedRun, Inbound as _};
-    use bytes::Bytes;
-
     use super::super::Local;
-    use super::super::fixture::Node;
+    use super::super::fixture::{Node, row};
     use super::*;
-    use crate::model::{ConnectionId, ForwardedParts};
     use crate::testing::SharedLocal;
 
     /// A run that was never heard here, and one that was.
@@ -258,19 +255,6 @@ mod tests {
         assert_eq!(node.says().len(), 1);
         assert_eq!(stands(&node, names(ENDED)).await, known);
         assert!(node.says().is_empty(), "it is known");
-    }
-
-    fn row(incarnation: u64, sequence: u64) -> ForwardedParts {
-        ForwardedParts {
-            incarnation,
-            first: sequence,
-            last: sequence,
-            timestamp_ms: 0,
-            connection_id: ConnectionId::from_bytes([1; 16]),
-            client_id: None,
-            messages: vec![Bytes::from_static(b"{}")],
-            bytes: 2,
-        }
     }
 
     /// The store has seven messages of the run.

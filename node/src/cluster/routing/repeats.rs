@@ -65,31 +65,16 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
-    use bytes::Bytes;
-
     use super::super::super::inbound::Answer;
     use super::super::super::inbound::Inbound as _;
     use super::super::super::link::Item;
     use super::super::Local;
-    use super::super::fixture::{Node, PEER};
+    use super::super::fixture::{Node, PEER, row};
     use super::*;
     use crate::cluster::routing::Behind;
     use crate::hub::Start;
-    use crate::model::{ConnectionId, ForwardedParts};
+    use crate::model::ForwardedParts;
     use crate::testing::SharedLocal;
-
-    fn row(sequence: u64) -> ForwardedParts {
-        ForwardedParts {
-            incarnation: PEER,
-            first: sequence,
-            last: sequence,
-            timestamp_ms: 0,
-            connection_id: ConnectionId::from_bytes([1; 16]),
-            client_id: None,
-            messages: vec![Bytes::from_static(b"{}")],
-            bytes: 2,
-        }
-    }
 
     /// Attached to a channel that the peer forwards, over a store with these rows.
     fn node(stored: fn(&Behind) -> Option<Vec<ForwardedParts>>) -> Node {
@@ -109,7 +94,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn repeat_of_an_ended_run_is_read_from_the_store_first() {
-        let node = node(|behind| Some(((behind.sequence + 1)..=3).map(row).collect()));
+        let node =
+            node(|behind| Some(((behind.sequence + 1)..=3).map(|sequence| row(PEER, sequence)).collect()));
         let channel = node.routing.hub.live(&node.key).expect("it is attached to");
         assert!(channel.lacks(stamp(2)));
         node.routing.asked(&node.peer, 4, Some(Request::Deliver { key: node.key.clone(), stamp: stamp(2) }));

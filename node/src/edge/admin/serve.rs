@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::edge::host;
+use crate::telemetry::OFTEN;
 
 /// More wait in the backlog.
 const CONNECTIONS_MAX: usize = 256;
@@ -24,7 +25,15 @@ pub async fn serve(listener: TcpListener, router: Router, header_time: Duration)
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let place = match Arc::clone(&places).try_acquire_owned() {
+            Ok(place) => place,
+            Err(_) => {
+                metrics::counter!("fanfare_admin_connections_full_total").increment(1);
+                tracing::warn!(target: OFTEN, places = CONNECTIONS_MAX, "admin connections wait: all places are taken");
+                let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+                place
+            }
+        };
         while connections.try_join_next().is_some() {}
         let Ok((socket, _)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;

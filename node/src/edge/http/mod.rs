@@ -30,7 +30,7 @@ use super::socket::ChannelOrder;
 use super::{PeerAddress, Services};
 use crate::auth::{Credentials, Principal};
 use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
-use crate::telemetry::Limit;
+use crate::telemetry::{Limit, OFTEN};
 
 mod batch;
 mod body;
@@ -100,7 +100,7 @@ async fn serve(api: Arc<Api>, request: Request) -> Response {
     let response = match without_panic(answer(&api, route, request)).await {
         Ok(answered) => answered.unwrap_or_else(Refusal::into_response),
         Err(_) => {
-            tracing::error!(route = template, "a request handler panicked");
+            tracing::error!(target: OFTEN, route = template, "a request handler panicked");
             Refusal::internal().into_response()
         }
     };

@@ -27,6 +27,7 @@ use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, St
 use crate::origin::history::{FormerRun, HistoryStore, Position};
 use crate::publish::Publisher;
 use crate::session::Rewind;
+use crate::telemetry::OFTEN;
 pub(super) use everywhere::Reading;
 
 /// Questions that wait for their turn; beyond it nothing is found.
@@ -402,7 +403,7 @@ impl BacklogReader {
 
 fn report(ended: Result<(), JoinError>) {
     if let Err(error) = ended {
-        tracing::error!(%error, "a question to the store ended without an answer");
+        tracing::error!(target: OFTEN, %error, "a question to the store ended without an answer");
     }
 }
 

@@ -31,7 +31,7 @@ use crate::edge::http::route::Route;
 use crate::edge::link::Link;
 use crate::edge::socket::{Decision, Gate, Head, Input, Opening, Permit, Refused, Transport};
 use crate::model::{ChannelName, Limits, Operation};
-use crate::telemetry::Limit;
+use crate::telemetry::{Limit, OFTEN};
 
 pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, Refusal> {
     let query = head.uri.query().unwrap_or_default();
@@ -61,7 +61,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     let comment_ms = api.services.limits.heartbeat_ms;
     let client = head.extensions.get::<ClientSocket>().cloned();
     let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms, client).map_err(|error| {
-        tracing::warn!(%error, "an event stream could not be opened");
+        tracing::warn!(target: OFTEN, %error, "an event stream could not be opened");
         Refusal::unanswered()
     })?;
     let mut read = Vec::new();

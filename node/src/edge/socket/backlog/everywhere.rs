@@ -15,6 +15,7 @@ use crate::hub::RecentAfter;
 use crate::model::{Amount, ConnectionId, Stamp};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row};
 use crate::session::Rewind;
+use crate::telemetry::OFTEN;
 
 /// As far as the clocks of nodes may differ, and what a message may take from one to another.
 const APART_MS: u64 = 65_000;
@@ -276,7 +277,9 @@ impl Rows<'_> {
     /// said so before they delivered anything.
     async fn have_kept_alike(&self, living: &[u64]) -> Option<bool> {
         let kept = self.shared.store.lately_kept().await;
-        let kept = kept.inspect_err(|error| tracing::warn!(%error, "what nodes keep was not read")).ok()?;
+        let kept = kept
+            .inspect_err(|error| tracing::warn!(target: OFTEN, %error, "what nodes keep was not read"))
+            .ok()?;
         let policies = self.shared.accounts.current().history_policies();
         let has_said = |run: &u64| kept.iter().any(|(of, _)| of == run);
         Some(living.iter().all(has_said) && kept.iter().all(|(_, of)| *of == policies))
@@ -390,7 +393,7 @@ impl Rows<'_> {
                 Given::Yes => {}
             }
             let record = read_record(&row.json)
-                .inspect_err(|error| tracing::error!(%error, "a stored record cannot be read"))
+                .inspect_err(|error| tracing::error!(target: OFTEN, %error, "a stored record cannot be read"))
                 .ok()?;
             reading.has.advance(incarnation, sequence);
             if without.as_deref() != Some(&*record.connection_id) {

@@ -9,6 +9,7 @@ use super::{Found, Order, Page, Place, Rows};
 use crate::hub::wire;
 use crate::model::{Amount, ConnectionId, Stamp, message_bytes};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery};
+use crate::telemetry::OFTEN;
 
 /// What one page brings, about: as much as one pull from a ring.
 pub(super) const PAGE_BYTES: usize = 64 * 1024;
@@ -76,7 +77,7 @@ impl Rows<'_> {
         let mut frames = Vec::with_capacity(messages.len());
         for (stamp, json) in messages {
             let record = read_record(json)
-                .inspect_err(|error| tracing::error!(%error, "a stored record cannot be read"))
+                .inspect_err(|error| tracing::error!(target: OFTEN, %error, "a stored record cannot be read"))
                 .ok()?;
             if without.as_deref() != Some(&*record.connection_id) {
                 let serial = Serial::single(stamp.incarnation, stamp.sequence);

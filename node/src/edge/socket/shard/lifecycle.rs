@@ -14,7 +14,7 @@ use crate::edge::link::Link;
 use crate::hub::wire;
 use crate::model::UsageKind;
 use crate::session::PublishResult;
-use crate::telemetry::Limit;
+use crate::telemetry::{Limit, OFTEN};
 
 /// What a stopping shard waits at most for its clients to go.
 const STOP_MS_MAX: u64 = 3_000;
@@ -83,7 +83,7 @@ impl Shard {
         let link = link.map(TcpStream::from_std);
         let mut connection = Box::new(Connection::new(link, permit, self.next_generation, self.now_ms));
         if let Err(error) = self.register(&mut connection, slot) {
-            tracing::warn!(%error, "a connection could not be registered");
+            tracing::warn!(target: OFTEN, %error, "a connection could not be registered");
             self.free.push(slot);
             return;
         }
