@@ -15,6 +15,8 @@ use crate::{SOON, Socket};
 /// A client that cuts its link does so after a time between these.
 const CUT_AFTER: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 const FRAME_MAX: Duration = Duration::from_millis(200);
+/// A message that a client receives once more after a longer time is printed with the frames before it.
+const AGAIN_OLD: Duration = Duration::from_secs(10);
 /// A client has all messages this long after the last publish.
 const LAST_MAX: Duration = Duration::from_secs(40);
 
@@ -133,13 +135,16 @@ impl Subscriber {
                 place.tell();
             }
         }
-        let mut fault = None;
+        let (mut fault, mut old) = (None, None);
         for message in frame["messages"].as_array().into_iter().flatten() {
             let number = message["data"].as_u64().expect("a number");
             let is_unsure = self.shared.is_unsure(channel, number);
             let next = place.next;
             if let Some(age) = place.again(number).filter(|_| !is_unsure) {
                 self.heard.again += 1;
+                if self.heard.oldest <= AGAIN_OLD && age > AGAIN_OLD {
+                    old = Some(format!("{number} on {channel} comes once more after {age:?}"));
+                }
                 self.heard.oldest = self.heard.oldest.max(age);
             }
             match place.take(number, is_unsure) {
@@ -150,6 +155,9 @@ impl Subscriber {
             }
         }
         place.serial = Some(frame["serial"].clone());
+        if let Some(old) = old {
+            println!("{old}, {}", self.describe());
+        }
         if let Some(fault) = fault {
             unreachable!("{fault}\n{}", self.describe());
         }
