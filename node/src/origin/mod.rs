@@ -1,4 +1,5 @@
 //! What only the node does at which a message entered.
 
+mod disk;
 pub mod history;
 pub mod metering;

@@ -298,6 +298,12 @@ pub enum StoreError {
     Failed(String),
 }
 
+impl StoreError {
+    pub(super) fn failed(error: impl fmt::Display) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,9 +4,7 @@
 //! refuses a write, the whole group and everything after it is answered `Failed` until the node is started again. What was
 //! not begun to be written, such as the rows of a new day whose table could not be made, is only answered `Failed` itself.
 
-mod engine;
 mod export;
-mod health;
 mod ids;
 mod keys;
 mod members;
@@ -14,11 +12,9 @@ mod metrics;
 mod nonces;
 mod open;
 mod partitions;
-mod queue;
 mod reader;
 mod revocations;
 mod runs;
-pub mod tables;
 mod writer;
 
 #[cfg(test)]
@@ -36,6 +32,7 @@ use crate::model::{
     AccountId, Clock, FormerMember, KeptNonce, Limits, NoncePage, PresenceEvent, Published, Revocation,
     Stamp, StampedIds,
 };
+use crate::origin::disk::{engine, health, queue};
 use crate::origin::metering::MetricRow;
 
 use super::{
@@ -52,6 +49,7 @@ use reader::Read;
 use revocations::Revocations;
 use writer::{Append, Job, Rows};
 
+pub use crate::origin::disk::tables;
 pub(super) use export::Export;
 pub use open::OpenError;
 
@@ -430,14 +428,5 @@ fn id_rows<'a>(scope: &IdScope, ids: impl Iterator<Item = (&'a str, Stamp)>) -> 
 }
 
 fn failed(error: impl fmt::Display) -> StoreError {
-    StoreError::Failed(error.to_string())
-}
-
-impl From<Refused> for StoreError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Full => Self::Busy,
-            Refused::Closed => StoreError::ShutDown,
-        }
-    }
+    StoreError::failed(error)
 }

@@ -4,27 +4,38 @@ use std::collections::VecDeque;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::origin::history::StoreError;
+
 /// What a queue holds at most; an item larger than `bytes` is taken when nothing else is held.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
-    pub(super) items: usize,
-    pub(super) bytes: usize,
+pub(in crate::origin) struct Bounds {
+    pub(in crate::origin) items: usize,
+    pub(in crate::origin) bytes: usize,
 }
 
 /// What an entry counts as until it is released, which may be long after it was taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Weight {
-    pub(super) items: usize,
-    pub(super) bytes: usize,
+pub(in crate::origin) struct Weight {
+    pub(in crate::origin) items: usize,
+    pub(in crate::origin) bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(in crate::origin) enum Refused {
     Full,
     Closed,
 }
 
-pub(super) struct Queue<T> {
+impl From<Refused> for StoreError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Full => Self::Busy,
+            Refused::Closed => Self::ShutDown,
+        }
+    }
+}
+
+pub(in crate::origin) struct Queue<T> {
     bounds: Bounds,
     state: Mutex<State<T>>,
     filled: Condvar,
@@ -45,13 +56,13 @@ impl<T> State<T> {
 }
 
 impl<T> Queue<T> {
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub(in crate::origin) fn new(bounds: Bounds) -> Self {
         let state = State { waiting: VecDeque::new(), held: Weight::default(), closed: false };
         Self { bounds, state: Mutex::new(state), filled: Condvar::new() }
     }
 
     /// The policy: never waits; gives the entry back when it does not fit or the queue is closed.
-    pub(super) fn push(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
+    pub(in crate::origin) fn push(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
         let mut state = self.state.lock();
         if state.closed {
             return Err((Refused::Closed, entry));
@@ -69,7 +80,7 @@ impl<T> Queue<T> {
 
     /// For what was begun because there was room: refused only when the queue is closed. What goes over the bounds is what is
     /// begun at one moment, and one entry of each thread at most.
-    pub(super) fn push_begun(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
+    pub(in crate::origin) fn push_begun(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
         let mut state = self.state.lock();
         if state.closed {
             return Err((Refused::Closed, entry));
@@ -81,19 +92,19 @@ impl<T> Queue<T> {
     }
 
     /// For what follows from an entry that is held, and so is bounded with it: put in also when full or closed.
-    pub(super) fn push_next(&self, entry: T) {
+    pub(in crate::origin) fn push_next(&self, entry: T) {
         self.state.lock().waiting.push_front((Weight::default(), entry));
         self.filled.notify_one();
     }
 
     /// Less than an eighth of the room is left.
-    pub(super) fn is_nearly_full(&self) -> bool {
+    pub(in crate::origin) fn is_nearly_full(&self) -> bool {
         let held = self.state.lock().held;
         held.items > self.bounds.items / 8 * 7 || held.bytes > self.bounds.bytes / 8 * 7
     }
 
     /// Waits for an entry; takes all that are there by then, up to `most`, and at least one. None: closed and empty.
-    pub(super) fn take(&self, most: Bounds, group: &mut Vec<T>) -> Option<Weight> {
+    pub(in crate::origin) fn take(&self, most: Bounds, group: &mut Vec<T>) -> Option<Weight> {
         let mut state = self.state.lock();
         while state.waiting.is_empty() {
             if state.closed {
@@ -114,7 +125,7 @@ impl<T> Queue<T> {
     }
 
     /// Waits for one entry. None: closed and empty.
-    pub(super) fn next(&self) -> Option<(Weight, T)> {
+    pub(in crate::origin) fn next(&self) -> Option<(Weight, T)> {
         let mut state = self.state.lock();
         loop {
             if let Some(next) = state.waiting.pop_front() {
@@ -128,20 +139,20 @@ impl<T> Queue<T> {
     }
 
     /// Waits for one entry and releases it at once. None: closed and empty.
-    pub(super) fn take_one(&self) -> Option<T> {
+    pub(in crate::origin) fn take_one(&self) -> Option<T> {
         let (weight, entry) = self.next()?;
         self.release(weight);
         Some(entry)
     }
 
-    pub(super) fn release(&self, weight: Weight) {
+    pub(in crate::origin) fn release(&self, weight: Weight) {
         let mut state = self.state.lock();
         state.held.items -= weight.items;
         state.held.bytes -= weight.bytes;
     }
 
     /// Refuses further entries; those that wait are still taken.
-    pub(super) fn close(&self) {
+    pub(in crate::origin) fn close(&self) {
         self.state.lock().closed = true;
         self.filled.notify_all();
     }

@@ -13,7 +13,7 @@ struct Listener {
 }
 
 /// From the first call on the warnings and errors of the engine go to the log of this program.
-pub(super) fn listen() {
+pub(in crate::origin) fn listen() {
     static LISTENS: OnceLock<()> = OnceLock::new();
     LISTENS.get_or_init(|| {
         // Whoever embeds this library may have a logger, which then hears the engine itself.
@@ -24,7 +24,7 @@ pub(super) fn listen() {
 }
 
 /// The error in plain words, by what was said when it is one of consequence only.
-pub(super) fn reason(error: &fjall::Error) -> String {
+pub(in crate::origin) fn reason(error: &fjall::Error) -> String {
     match error {
         fjall::Error::Io(error) => error.to_string(),
         fjall::Error::Poisoned => {

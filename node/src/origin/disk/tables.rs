@@ -72,12 +72,12 @@ impl Table {
     }
 
     /// Has what is in memory flushed by another thread.
-    pub(super) fn seal(&self) -> fjall::Result<()> {
+    pub(in crate::origin) fn seal(&self) -> fjall::Result<()> {
         self.keyspace.rotate_memtable().map(|_| ())
     }
 
     /// What it holds in memory that is not sealed, also from the journal when it was opened.
-    pub(super) fn unsealed(&self) -> u64 {
+    pub(in crate::origin) fn unsealed(&self) -> u64 {
         self.keyspace.tree.active_memtable().size()
     }
 }

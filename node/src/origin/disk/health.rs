@@ -9,14 +9,12 @@ use parking_lot::Mutex;
 
 use crate::origin::history::StoreError;
 
-use super::failed;
-
 /// Longer than the writer waits for a flush, and than anybody waits for an ack.
 const STANDSTILL: Duration = Duration::from_secs(3);
 /// No group is being written.
 const IDLE: u64 = u64::MAX;
 
-pub(super) struct Health {
+pub(in crate::origin) struct Health {
     folder: PathBuf,
     opened: Instant,
     /// When the group being written was begun, in milliseconds since `opened`.
@@ -28,46 +26,51 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn new(folder: &Path) -> Self {
+    pub(in crate::origin) fn new(folder: &Path) -> Self {
         let (refused, broken) = Default::default();
         let begun_ms = AtomicU64::new(IDLE);
         Self { folder: folder.to_owned(), opened: Instant::now(), begun_ms, refused, broken }
     }
 
-    pub(super) fn begin(&self) {
+    pub(in crate::origin) fn begin(&self) {
         self.begun_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    pub(super) fn end(&self) {
+    pub(in crate::origin) fn end(&self) {
         self.begun_ms.store(IDLE, Ordering::Relaxed);
     }
 
-    pub(super) fn wrote(&self, result: &Result<(), StoreError>) {
+    pub(in crate::origin) fn wrote(&self, result: &Result<(), StoreError>) {
         *self.refused.lock() = result.as_ref().err().cloned();
     }
 
     /// Nothing is written from here on. The first reason stays.
-    pub(super) fn broke(&self, reason: &str) -> StoreError {
+    pub(in crate::origin) fn broke(&self, reason: &str) -> StoreError {
         self.broken.get_or_init(|| self.not_taken(&format!("{reason}; restart the node"))).clone()
     }
 
-    pub(super) fn not_taken(&self, reason: &str) -> StoreError {
-        failed(format_args!("the disk of {} did not take a write: {reason}", self.folder.display()))
+    pub(in crate::origin) fn not_taken(&self, reason: &str) -> StoreError {
+        StoreError::failed(format_args!(
+            "the disk of {} did not take a write: {reason}",
+            self.folder.display()
+        ))
     }
 
     /// `Failed` once the journal takes no more.
-    pub(super) fn usable(&self) -> Result<(), StoreError> {
+    pub(in crate::origin) fn usable(&self) -> Result<(), StoreError> {
         self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// `Failed` also while the disk hangs, and until a write succeeds after one that did not.
-    pub(super) fn state(&self) -> Result<(), StoreError> {
+    pub(in crate::origin) fn state(&self) -> Result<(), StoreError> {
         self.usable()?;
         let begun_ms = self.begun_ms.load(Ordering::Relaxed);
         let stood = Duration::from_millis(self.now_ms().saturating_sub(begun_ms));
         if stood >= STANDSTILL {
             let folder = self.folder.display();
-            return Err(failed(format_args!("the disk of {folder} has not answered for {stood:?}")));
+            return Err(StoreError::failed(format_args!(
+                "the disk of {folder} has not answered for {stood:?}"
+            )));
         }
         self.refused.lock().clone().map_or(Ok(()), Err)
     }

@@ -1,0 +1,6 @@
+//! What the databases on the local disk have in common: their tables, the queue before their writer, and how the disk fares.
+
+pub(super) mod engine;
+pub(super) mod health;
+pub(super) mod queue;
+pub mod tables;
