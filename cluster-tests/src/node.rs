@@ -204,6 +204,11 @@ impl Node {
         system::resident_bytes(self.pid())
     }
 
+    /// The most that it has held so far.
+    pub fn peak_resident_bytes(&self) -> u64 {
+        system::peak_resident_bytes(self.pid())
+    }
+
     /// How often its threads of this name have waited for something and been woken.
     pub fn woken(&self, name: &str) -> u64 {
         system::woken(self.pid(), name)
@@ -337,8 +342,12 @@ impl Node {
 /// The value of one metric in a page of them.
 fn metric(page: &Response, name: &str) -> Option<f64> {
     let text = String::from_utf8_lossy(&page.body);
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    Some(value.parse().expect("a metric is a number"))
+    let values = text.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let value = rest.strip_prefix(' ').or_else(|| Some(rest.strip_prefix('{')?.rsplit_once("} ")?.1))?;
+        Some(value.parse::<f64>().expect("a metric is a number"))
+    });
+    values.reduce(|sum, value| sum + value)
 }
 
 /// One start of a node. Dropping it ends it, and shows what it wrote when the test has failed.

@@ -17,6 +17,15 @@ pub(crate) fn raise_open_files(files: u64) {
     }
 }
 
+/// The most that a process has held resident, in bytes.
+pub(crate) fn peak_resident_bytes(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.expect("a count of KiB") * 1024
+}
+
 /// Lets a command that is started hold so many open files and no more.
 #[expect(
     unsafe_code,

@@ -3,6 +3,7 @@
 mod help;
 mod limits;
 mod often;
+mod refusals;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal as _;
@@ -18,6 +19,7 @@ use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 
 pub use limits::Limit;
 pub use often::{OFTEN, tell_held_back};
+pub use refusals::{AdminRefusal, PeerRefusal, count_close, count_loss, count_nack, count_tls_failure};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -37,14 +39,13 @@ const SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 25.0];
 
 /// Counters without labels, there from the start, and what they count.
-const COUNTERS: [(&str, &str); 9] = [
+const COUNTERS: [(&str, &str); 8] = [
     (LINES_DROPPED, "Lines of the log dropped, since nobody read those before"),
     ("fanfare_published_messages_total", "Messages acknowledged"),
     ("fanfare_deliveries_total", "Messages handed to a socket"),
     ("fanfare_slow_consumers_total", "Connections ended because they did not read"),
     ("fanfare_connection_limit_refusals_total", "Connections refused for the ceiling of their tenant"),
     ("fanfare_directory_errors_total", "Readings of the directory file that were not taken"),
-    ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener that were not let in"),
     ("fanfare_peer_queue_overflows_total", "Times that all that waited for a lane of a peer was dropped"),
     ("fanfare_peer_continuity_lost_total", "Times that something a peer had for this node was lost"),
 ];
@@ -135,6 +136,8 @@ fn install_recorder() -> PrometheusHandle {
     }
     help::describe();
     limits::begin();
+    refusals::begin();
+    refusals::begin();
     handle
 }
 

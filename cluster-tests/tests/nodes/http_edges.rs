@@ -206,7 +206,7 @@ async fn a_bomb_is_refused_and_never_in_memory() {
     for answer in futures_util::future::join_all(sent).await {
         assert_eq!(answer.status, 413, "{:?}", answer.body);
     }
-    let grown = node.resident_bytes().saturating_sub(before);
+    let grown = node.peak_resident_bytes().saturating_sub(before);
     assert!(grown < BOMB_BYTES as u64, "{BOMBS} bombs of {BOMB_BYTES} bytes cost {grown} bytes");
     node.assert_well().await;
 }
@@ -226,6 +226,7 @@ async fn an_idle_connection_has_a_time_of_its_own() {
     assert_eq!(idle.response(SOON).await.expect("it is still open").0, 200);
     let since = Instant::now();
     assert_eq!(idle.end(SOON).await, End::Gone);
+    assert_eq!(node.metric("fanfare_limit_hits_total{limit=\"http_idle_ms\"}").await, 1.0);
     assert!(since.elapsed() >= Duration::from_millis(2_900), "{:?}", since.elapsed());
     assert!(answered.elapsed() >= Duration::from_millis(4_400));
 

@@ -50,6 +50,7 @@ mod presence_over_a_drain;
 mod presence_restart;
 mod raw_socket;
 mod rebalance;
+mod refusals_counted;
 mod refused_credentials;
 mod resume_on_another_node;
 mod revocation;

@@ -30,6 +30,8 @@ struct Kept {
     expiry_ms: u64,
     /// The system clock where that is apart, and for how long it has been so.
     stepped: Option<(u64, u64)>,
+    #[serde(default)]
+    away: bool,
 }
 
 /// Takes up what the incarnation before has left, and watches the clock from then on. To be called when the store has raised the clock, and before anything expires.
@@ -37,11 +39,16 @@ pub(super) fn begin(clock: &Clock, data_dir: &Path, hold_ms: u64, tasks: &Tasks)
     let boot = boot();
     let stored_ms = clock.floor_ms();
     let left = read(data_dir).map(|kept| {
-        let left = Left { boot_ms: kept.since_boot_ms, line_ms: kept.expiry_ms, stepped: kept.stepped };
+        let left = Left {
+            boot_ms: kept.since_boot_ms,
+            line_ms: kept.expiry_ms,
+            stepped: kept.stepped,
+            is_away: kept.away,
+        };
         (left, boot.is_some() && kept.boot == boot)
     });
     // Without the file the newest row is the last that is known of the time.
-    let of_store = || Left { boot_ms: since_boot_ms(), line_ms: stored_ms, stepped: None };
+    let of_store = || Left { boot_ms: since_boot_ms(), line_ms: stored_ms, stepped: None, is_away: false };
     clock.begin(left.or_else(|| (stored_ms > 0).then(|| (of_store(), false))), hold_ms);
     let now_ms = clock.now_ms();
     if stored_ms > now_ms.saturating_add(STEP_MS) {
@@ -140,8 +147,14 @@ fn read(data_dir: &Path) -> Option<Kept> {
 
 impl Keeper {
     fn keep(&self) {
-        let Left { boot_ms, line_ms, stepped } = self.clock.left();
-        let kept = Kept { boot: self.boot.clone(), since_boot_ms: boot_ms, expiry_ms: line_ms, stepped };
+        let Left { boot_ms, line_ms, stepped, is_away } = self.clock.left();
+        let kept = Kept {
+            boot: self.boot.clone(),
+            since_boot_ms: boot_ms,
+            expiry_ms: line_ms,
+            stepped,
+            away: is_away,
+        };
         if let Err(error) = write(&self.data_dir, &kept) {
             tracing::warn!(target: OFTEN, %error, "the time was not kept in the data folder");
         }

@@ -18,6 +18,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::errors::CHALLENGE;
 use crate::pulse;
+use crate::telemetry::AdminRefusal;
 pub use members::{MemberState, MemberView, MembersView, NodeView};
 pub use serve::serve;
 pub use token::{AdminToken, AdminTokenError};
@@ -79,10 +80,12 @@ pub fn router(state: AdminState) -> Router {
 async fn guard(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     if is_foreign(headers) {
+        AdminRefusal::Origin.count();
         return refusal(StatusCode::FORBIDDEN, "foreign origin");
     }
     let open = matches!(request.uri().path(), "/metrics" | "/live" | "/ready");
     if !open && !is_operator(headers, &state.token) {
+        AdminRefusal::Token.count();
         return refusal(StatusCode::UNAUTHORIZED, "unauthorized");
     }
     let response = next.run(request).await;

@@ -6,7 +6,7 @@ use fanfare_proto::serial::Serial;
 use super::rewind::Rewind;
 use super::{Context, Leaving, Output, PublishResult, Session};
 use crate::model::{ChannelName, Operation};
-use crate::telemetry::Limit;
+use crate::telemetry::{Limit, count_loss};
 
 /// A channel that the connection is attached to, with the granted modes.
 #[derive(Debug)]
@@ -125,6 +125,7 @@ impl Session {
         out: &mut Vec<Output>,
     ) {
         let Ok(place) = self.place(channel) else { return };
+        count_loss();
         let modes = self.attached[place].modes;
         let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None, is_rewind: false };
         self.say_attached(&reply, &Standing { position, resumed: false, warning: None }, presence, out);

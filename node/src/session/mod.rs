@@ -17,7 +17,7 @@ use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame,
 use crate::auth::{Authenticator, ConnectionKeys, Principal, Refused};
 use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp, Tenure};
 use crate::publish::{PresenceRequest, PublishRequest};
-use crate::telemetry::Limit;
+use crate::telemetry::{Limit, count_nack};
 use attach::Attachment;
 pub use attach::{AttachReply, Begin, Standing};
 use lane::{Lane, Waiting};
@@ -378,6 +378,7 @@ impl Session {
 
     /// A request without an id is done and not answered.
     fn nack(&self, id: Option<&str>, code: u32, error: &str, reason: Option<&str>, out: &mut Vec<Output>) {
+        count_nack(code);
         if let Some(id) = id {
             self.send(&ServerFrame::Nack { id, error, code, reason }, out);
         }

@@ -36,6 +36,7 @@ limits! {
     HttpBodiesBytes "http_bodies_bytes"
     HttpBodyBytes "http_body_bytes"
     HttpBodyMs "http_body_ms"
+    HttpIdleMs "http_idle_ms"
     HttpPublishesPerSecond "http_publishes_per_second"
     HttpStallMs "http_stall_ms"
     MessageBytes "message_bytes"

@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
 use rustls::ServerConnection;
 
+use crate::telemetry::count_tls_failure;
+
 /// What is encrypted and not taken by the socket. When it is full nothing more is taken to be encrypted.
 const UNSENT_BYTES_MAX: usize = 64 * 1024;
 /// Records read in one go: who sends such as carry nothing does not hold up the others.
@@ -92,6 +94,9 @@ impl TlsConnection {
             Ok(_) => None,
             Err(error) => Some(error),
         };
+        if let Some(error) = self.broken.as_ref().filter(|_| handshaking) {
+            count_tls_failure(error);
+        }
         // For a broken one this is the alert.
         match self.flush(socket) {
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),

@@ -21,7 +21,7 @@ use super::{CONNECT, Common, SILENCE};
 use crate::cluster::inbound::{self, Inbound, Peer};
 use crate::pulse;
 use crate::tasks::OnStop;
-use crate::telemetry::OFTEN;
+use crate::telemetry::{OFTEN, PeerRefusal};
 
 /// Connections of peers; whoever comes beyond is closed, and tries again.
 const CONNECTIONS_MAX: usize = 1024;
@@ -57,12 +57,6 @@ pub(super) async fn listen(listener: TcpListener, common: Arc<Common>) {
     }
 }
 
-fn refused(reason: &str) {
-    metrics::counter!("fanfare_peer_handshakes_refused_total").increment(1);
-    // Strangers could fill the log; a peer that is refused says so in its own.
-    tracing::debug!(reason, "a connection to the peer listener was refused");
-}
-
 async fn serve(
     socket: TcpStream,
     place: Place,
@@ -78,11 +72,11 @@ async fn serve(
     drop(place);
     let socket = match accepted {
         Some(Ok(Ok(socket))) => socket,
-        Some(Ok(Err(error))) => return refused(&error.to_string()),
-        Some(Err(_)) => return refused("no handshake in time"),
-        None => return refused("too many, and others came later"),
+        Some(Ok(Err(error))) => return PeerRefusal::Tls.count(&error.to_string()),
+        Some(Err(_)) => return PeerRefusal::Timeout.count("no handshake in time"),
+        None => return PeerRefusal::TooMany.count("handshakes of its source"),
     };
-    let Ok(_connection) = connections.try_acquire() else { return refused("too many") };
+    let Ok(_connection) = connections.try_acquire() else { return PeerRefusal::TooMany.count("connections") };
     let connections = Connections { tasks: Arc::clone(&common.tasks), end: common.end.child_token() };
     grpc::serve(socket, connections, move |frames| taking(frames, Arc::clone(&common), Arc::clone(&lanes)))
         .await;
@@ -129,7 +123,6 @@ impl Lanes {
         inbound: &dyn Inbound,
     ) -> Result<(OpenLane, v1::Hello), Status> {
         if hello.major != MAJOR {
-            tracing::warn!(target: OFTEN, major = hello.major, "a peer of another version was refused");
             return Err(other_major(hello.major));
         }
         if hello.lane as usize >= LANES_MAX || hello.node_id.len() > NODE_ID_BYTES_MAX {
@@ -227,7 +220,9 @@ impl Taking {
             };
             let answer = match (&self.open, frame.kind) {
                 (None, Some(Kind::Hello(hello))) => {
-                    let (open, answer) = self.lanes.open(hello, &self.common.own, &*self.common.inbound)?;
+                    let opened = self.lanes.open(hello, &self.common.own, &*self.common.inbound);
+                    let (open, answer) =
+                        opened.inspect_err(|status| PeerRefusal::Stream.count(status.message()))?;
                     self.common.inbound.lane_opened(&open.peer, open.number);
                     self.open = Some(open);
                     Kind::Hello(answer)

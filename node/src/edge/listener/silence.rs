@@ -67,8 +67,9 @@ impl Silence {
         let idle = self.idle;
         let Some(waiting) = self.waiting(idle, false) else { return false };
         let is_over = waiting.end.as_mut().poll(cx).is_ready();
-        if is_over && waiting.has_begun {
-            Limit::HeaderMs.hit();
+        if is_over {
+            let limit = if waiting.has_begun { Limit::HeaderMs } else { Limit::HttpIdleMs };
+            limit.hit();
         }
         is_over
     }

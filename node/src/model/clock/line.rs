@@ -41,6 +41,8 @@ pub struct Left {
     pub line_ms: u64,
     /// The system clock, and for how long it has kept to that, where it had left the line.
     pub stepped: Option<(u64, u64)>,
+    /// The cause of that is that the machine was off.
+    pub is_away: bool,
 }
 
 impl Line {
@@ -63,7 +65,7 @@ impl Line {
         line.step = left.stepped.filter(|_| is_same_boot).map(|(stepped_ms, held_ms)| Step {
             offset_ms: apart(stepped_ms, left.boot_ms),
             since_ms: signed(left.boot_ms) - signed(held_ms),
-            cause: Cause::Stepped,
+            cause: if left.is_away { Cause::Away } else { Cause::Stepped },
         });
         line.see(wall_ms, boot_ms);
         if let Some(step) = &mut line.step
@@ -132,7 +134,8 @@ impl Line {
             let held_ms = u64::try_from(signed(boot_ms) - step.since_ms).unwrap_or(0);
             (at(step.offset_ms, boot_ms), held_ms)
         });
-        Left { boot_ms, line_ms: self.at(boot_ms), stepped }
+        let is_away = self.step.is_some_and(|step| step.cause == Cause::Away);
+        Left { boot_ms, line_ms: self.at(boot_ms), stepped, is_away }
     }
 }
 
@@ -256,6 +259,12 @@ mod tests {
         let mut again = Line::after(left, false, (wall(1_000, 5 * DAY_MS), 500), HOUR_MS);
         assert_eq!((again.steps(), again.stepped()), (0, Some((5 * DAY_MS, Cause::Away))));
         assert_eq!(again.at(500), wall(1_000, 0));
+        let third = Line::after(again.left(500), true, (wall(1_100, 5 * DAY_MS), 600), HOUR_MS);
+        assert_eq!(
+            (third.steps(), third.stepped()),
+            (0, Some((5 * DAY_MS, Cause::Away))),
+            "after one more restart"
+        );
         let boot_ms = 500 + HOUR_MS;
         let wall_ms = wall(1_000, 5 * DAY_MS) + HOUR_MS;
         assert_eq!(again.see(wall_ms, boot_ms), wall_ms);

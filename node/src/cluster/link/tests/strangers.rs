@@ -29,8 +29,8 @@ fn refused(read: &std::io::Result<Vec<u8>>) -> bool {
 
 fn refusals() -> u64 {
     let page = crate::telemetry::metrics().render();
-    let line = page.lines().find_map(|line| line.strip_prefix("fanfare_peer_handshakes_refused_total "));
-    line.and_then(|value| value.parse().ok()).unwrap_or(0)
+    let of_reason = page.lines().filter(|line| line.starts_with("fanfare_peer_handshakes_refused_total{"));
+    of_reason.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
 }
 
 /// The roots of a client of this cluster.

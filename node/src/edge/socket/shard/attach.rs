@@ -12,6 +12,7 @@ use super::replay::{CUT_BY_CAPABILITY, Replay};
 use crate::hub::{Recent, Spot, Start, Subscriber, Waiter};
 use crate::model::{ChannelKey, ChannelName, Operation};
 use crate::session::{AttachReply, Begin, Rewind, Standing};
+use crate::telemetry::count_loss;
 
 /// Why a rewind gave less than was asked for.
 const NOT_KEPT: &str = "rewind was cut: the channel keeps no history";
@@ -90,7 +91,13 @@ impl Shard {
             Begin::Kept => {
                 Some(standing(self.subscribe_now(connection, slot, &reply.channel, delivers), true))
             }
-            Begin::After(position) => self.subscribe_after(connection, slot, reply, delivers, position),
+            Begin::After(position) => {
+                let standing = self.subscribe_after(connection, slot, reply, delivers, position);
+                if standing.as_ref().is_some_and(|standing| !standing.resumed) {
+                    count_loss();
+                }
+                standing
+            }
             Begin::Back(rewind) => self.subscribe_back(connection, slot, reply, rewind),
         }
     }

@@ -14,7 +14,7 @@ use crate::edge::link::Link;
 use crate::hub::wire;
 use crate::model::UsageKind;
 use crate::session::PublishResult;
-use crate::telemetry::{Limit, OFTEN};
+use crate::telemetry::{Limit, OFTEN, count_close};
 
 /// What a stopping shard waits at most for its clients to go.
 const STOP_MS_MAX: u64 = 3_000;
@@ -133,6 +133,7 @@ impl Shard {
                 (frame, close::RATE, reconnect_after_ms + CLOSE_AFTER_MS)
             }
         };
+        count_close(close_code);
         let frame = super::writing::payload_frame(format, &frame::encode(&refusal, format));
         self.send(connection, slot, frame);
         connection.begin_closing(wire::close(close_code, error), self.now_ms, after_ms);
@@ -141,6 +142,7 @@ impl Shard {
 
     /// The final frames are in the outbox; the close frame follows after `after_ms`.
     pub(super) fn end(&mut self, connection: &mut Connection, slot: u32, code: u16, after_ms: u64) {
+        count_close(code);
         self.leave(connection, slot);
         connection.begin_closing(wire::close(code, ""), self.now_ms, after_ms);
         // Read again, so that nothing unread stands against the ending when the socket is closed.

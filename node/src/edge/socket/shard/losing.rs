@@ -10,6 +10,7 @@ use super::Shard;
 use super::replay::{After, NOT_READ, Replay};
 use crate::hub::{Channel, Mark, Spot, Subscriber};
 use crate::session::{AttachReply, Standing};
+use crate::telemetry::count_loss;
 
 impl Shard {
     /// The store does not have it.
@@ -23,6 +24,9 @@ impl Shard {
         let Some(reply) = reply else { return self.lose(connection, slot, &replay.channel) };
         let position = self.go_live(slot, replay);
         let warning = reply.is_rewind().then_some(NOT_READ);
+        if !reply.is_rewind() {
+            count_loss();
+        }
         self.say_attached(connection, slot, reply, &Standing { position, resumed: false, warning });
     }
 
