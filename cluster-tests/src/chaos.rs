@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// A fault of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+enum Fault {
     /// SIGKILL, then a start.
     Kill,
     /// SIGTERM, then a start.
@@ -42,24 +42,27 @@ pub enum Fault {
     Stop,
     /// SIGSTOP for at most a second, which does not.
     Blink,
-    /// A cut of all links to the other nodes. The nodes need hosts of their own.
+    /// A cut of all links to the other nodes.
     Cut,
 }
 
-/// The faults of a course, its length and its seed. The same seed chooses the same faults; the machine decides their timing.
+impl Fault {
+    const ALL: [Self; 5] = [Self::Kill, Self::Terminate, Self::Stop, Self::Blink, Self::Cut];
+}
+
+/// The length of a course and its seed. The same seed chooses the same faults; the machine decides their timing.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub seed: u64,
     pub time: Duration,
-    pub faults: Vec<Fault>,
 }
 
 impl Plan {
     /// Reads `FANFARE_CHAOS_SEED` (default 1) and `FANFARE_CHAOS_SECONDS` (default `seconds`).
-    pub fn of(faults: &[Fault], seconds: u64) -> Self {
+    pub fn of(seconds: u64) -> Self {
         let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect("a number"));
         let time = Duration::from_secs(number("FANFARE_CHAOS_SECONDS").unwrap_or(seconds));
-        Self { seed: number("FANFARE_CHAOS_SEED").unwrap_or(1), time, faults: faults.to_vec() }
+        Self { seed: number("FANFARE_CHAOS_SEED").unwrap_or(1), time }
     }
 }
 
@@ -129,12 +132,7 @@ fn channel(number: usize) -> String {
 }
 
 /// Carries out the plan, and fails the test on a broken invariant. `keeps_history` includes the history.
-pub async fn run(
-    cluster: &mut Cluster,
-    network: Option<&Network>,
-    plan: &Plan,
-    keeps_history: bool,
-) -> Report {
+pub async fn run(cluster: &mut Cluster, network: &Network, plan: &Plan, keeps_history: bool) -> Report {
     println!("{plan:?}");
     let addresses = cluster.nodes().iter().map(Node::addr).collect();
     let shared = Arc::new(Shared {
@@ -162,7 +160,7 @@ pub async fn run(
     let until = Instant::now() + plan.time;
     while Instant::now() < until {
         sleep(dice.between(Duration::from_millis(500), Duration::from_secs(2))).await;
-        let fault = plan.faults[dice.below(plan.faults.len() as u64) as usize];
+        let fault = Fault::ALL[dice.below(Fault::ALL.len() as u64) as usize];
         let node = dice.below(cluster.nodes().len() as u64) as usize;
         println!("{} {fault:?} of n{node}", shared.at());
         befall(cluster, network, fault, node, &mut dice).await;
@@ -198,13 +196,7 @@ pub async fn run(
     report
 }
 
-async fn befall(
-    cluster: &mut Cluster,
-    network: Option<&Network>,
-    fault: Fault,
-    node: usize,
-    dice: &mut Dice,
-) {
+async fn befall(cluster: &mut Cluster, network: &Network, fault: Fault, node: usize, dice: &mut Dice) {
     match fault {
         Fault::Kill | Fault::Terminate => {
             if fault == Fault::Terminate {
@@ -229,7 +221,6 @@ async fn befall(
             node.resume();
         }
         Fault::Cut => {
-            let network = network.expect("nodes that are apart");
             let hosts: Vec<_> = cluster.nodes().iter().map(Node::host).collect();
             let (before, after) = hosts.split_at(node);
             let cuts = network.split(&after[..1], &[before, &after[1..]].concat());

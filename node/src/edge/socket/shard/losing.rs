@@ -71,15 +71,22 @@ impl Shard {
         place: u64,
         position: Serial,
     ) {
-        self.subscribers.go_live(channel.number(), slot, place);
         let generation = connection.generation;
         let Some(open) = connection.open_mut() else { return };
         let turn = open.replays.iter().position(|replay| replay.channel.number() == channel.number());
-        let replay = turn.map(|turn| open.replays.swap_remove(turn));
-        if let Some(Replay { after: After::Position { position, .. }, .. }) = &replay {
-            let question = Question::Lost { position: position.clone() };
-            self.ask(open, (slot, generation), channel, question, None);
+        if turn.is_some_and(|turn| open.replays[turn].waits_for_a_loss()) {
+            return;
         }
+        let mut replay = turn.map(|turn| open.replays.swap_remove(turn));
+        if let Some(Replay { after: After::Position { position, .. }, .. }) = &replay {
+            // The client is told when positions on this node include what it has. Its next resume would else begin before that.
+            let question = Question::Lost { position: position.clone() };
+            let reply = replay.as_mut().and_then(Replay::take_reply);
+            let source = self.ask(open, (slot, generation), channel, question, reply);
+            open.replays.extend(replay.map(|replay| Replay { source, ..replay }));
+            return;
+        }
+        self.subscribers.go_live(channel.number(), slot, place);
         if let Some(reply) = replay.and_then(|mut replay| replay.take_reply()) {
             let standing = Standing { position, resumed: false, warning: None };
             return self.say_attached(connection, slot, &reply, &standing);

@@ -62,6 +62,8 @@ pub(super) enum Source {
 pub(super) struct Asked {
     ticket: u64,
     is_page: bool,
+    /// The client is told a loss, whatever the answer.
+    is_loss: bool,
     /// The attach that is answered once it is known where it begins.
     reply: Option<AttachReply>,
 }
@@ -96,6 +98,11 @@ impl Replay {
                 is_own.then(|| Spot::end(self.channel.place_of(stamp.sequence)))
             }
         }
+    }
+
+    /// The client is told a loss when the question has its answer.
+    pub(super) fn waits_for_a_loss(&self) -> bool {
+        matches!(&self.source, Source::Asked(asked) if asked.is_loss)
     }
 
     /// The attach that waits for it.
@@ -178,7 +185,8 @@ impl Shard {
         self.next_question += 1;
         let ticket = self.next_question;
         let is_page = matches!(question, Question::Page { .. } | Question::Read { .. });
-        let asked = Asked { ticket, is_page, reply };
+        let is_loss = matches!(question, Question::Lost { .. });
+        let asked = Asked { ticket, is_page, is_loss, reply };
         let policy = open.session.principal().account.policy(channel.key().channel());
         let reply = Reply::new(Arc::clone(&self.handle), slot, generation, ticket);
         self.services.backlog.ask(Ask { channel: Arc::clone(channel), policy, question, reply });
