@@ -34,6 +34,7 @@ use crate::config::Config;
 pub use crate::edge::admin::AdminToken;
 use crate::edge::admin::{self, AdminState};
 use crate::edge::files::ClientFiles;
+pub use crate::edge::files::lowered_connections;
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::socket::{self, Shard, Shards};

@@ -69,6 +69,7 @@ async fn assert_serves_http(node: &Node, channel: &str) {
 async fn at_the_ceiling_of_files_http_is_served_and_sockets_refused() {
     let node = Node::start(options().open_files(OPEN_FILES)).await;
     assert_eq!(node.metric("fanfare_open_files_max").await, OPEN_FILES as f64);
+    assert_eq!(node.metric("fanfare_connections_max").await, SOCKETS as f64);
     assert_eq!((status(&node).await.as_str(), refused(&node, "sockets").await), ("ready", 0.0));
     let mut reused = Connection::open(node.addr()).await.expect("a connection");
     assert_eq!(reused.request("GET", "/health", &[], "").await.expect("an answer").status, 200);
@@ -105,6 +106,26 @@ async fn at_the_ceiling_of_files_http_is_served_and_sockets_refused() {
     wait_until(SOON, "the node to have room", async || status(&node).await == "ready").await;
     sockets.extend(fill(&node).await);
     assert_eq!(sockets.len(), SOCKETS);
+    node.assert_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_connections_than_files_leave_streams_their_share() {
+    let node = Node::start(options().open_files(300).limit("connections", 1_000)).await;
+    assert_eq!(node.metric("fanfare_connections_max").await, 96.0);
+    let stream = format!("/realtime/sse?key={KEY}&channel=room");
+    let mut streams = Vec::new();
+    loop {
+        let mut raw = Raw::connect(node.addr()).await;
+        raw.write(format!("GET {stream} HTTP/1.1\r\nhost: a\r\n\r\n").as_bytes()).await;
+        let (status, head) = raw.head(SOON).await.expect("an answer");
+        if status != 200 {
+            assert_eq!(status, 503, "{head}");
+            break;
+        }
+        streams.push(raw);
+    }
+    assert_eq!(streams.len(), 18);
     node.assert_well().await;
 }
 

@@ -66,6 +66,7 @@ impl Found {
     fn in_all(loaded: &Loaded) -> Self {
         let mut found = Self { mistakes: loaded.mistakes.clone(), warnings: loaded.warnings.clone() };
         let config = &loaded.config;
+        found.connections(config);
         found.data_dir(config);
         found.directory(config);
         found.certificate(config);
@@ -78,6 +79,11 @@ impl Found {
 
     fn mistake(&mut self, place: impl Into<String>, problem: impl ToString) {
         self.mistakes.push(Mistake::new(place, problem.to_string()));
+    }
+
+    fn connections(&mut self, config: &Config) {
+        let lowered = app::lowered_connections(&config.limits);
+        self.warnings.extend(lowered.map(|problem| Mistake::new("limits.connections", problem)));
     }
 
     fn data_dir(&mut self, config: &Config) {

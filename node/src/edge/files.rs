@@ -84,17 +84,9 @@ pub struct ClientFiles {
 impl ClientFiles {
     /// Lifts the limit of open files as far as it goes, and makes room for them.
     pub fn open(limits: &Limits) -> Self {
-        let allowed = open_files_max();
+        let allowed = lift_open_files();
         make_room(allowed);
         let files = Self::within(allowed, limits);
-        if limits.connections > files.sockets_max {
-            tracing::warn!(
-                configured = limits.connections,
-                open_files = allowed,
-                connections = files.sockets_max,
-                "limits.connections is lowered to what the limit on open files leaves"
-            );
-        }
         for full in Full::ALL {
             refusals(full).increment(0);
         }
@@ -108,10 +100,11 @@ impl ClientFiles {
         let for_http = (files / HTTP_SHARE).min(HTTP_FILES_MAX);
         let rest = files - for_http;
         let streams_max = limits.sse_streams.min(files / STREAMS_SHARE);
-        let (sockets_max, streams_max) = match limits.connections {
-            0 => (rest - STREAM_FILES * streams_max, streams_max),
-            wanted if wanted >= rest => (rest, 0),
-            wanted => (wanted, streams_max.min((rest - wanted) / STREAM_FILES)),
+        // An event stream counts as a connection, and without its further files it would be refused.
+        let fitting = rest - STREAM_FILES * streams_max;
+        let sockets_max = match limits.connections {
+            0 => fitting,
+            wanted => wanted.min(fitting),
         };
         Self {
             allowed,
@@ -170,6 +163,7 @@ impl ClientFiles {
         let used = if told > 0 { told } else { self.connections.load(Ordering::Relaxed) as u64 };
         metrics::gauge!("fanfare_open_files").set(used as f64);
         metrics::gauge!("fanfare_open_files_max").set(self.allowed as f64);
+        metrics::gauge!("fanfare_connections_max").set(self.sockets_max as f64);
     }
 }
 
@@ -187,16 +181,33 @@ fn make_room(files: u64) {
     }
 }
 
+/// Says what becomes of a number of connections that is more than the files allow; none: all of them fit.
+pub fn lowered_connections(limits: &Limits) -> Option<String> {
+    let allowed = open_files_max();
+    let fitting = ClientFiles::within(allowed, limits).sockets_max;
+    (limits.connections > fitting).then(|| {
+        format!(
+            "{} is lowered to {fitting}, since the process may open {allowed} files, and event streams need their share",
+            limits.connections
+        )
+    })
+}
+
 #[expect(unsafe_code, reason = "there is no safe call for the limit of open files")]
 fn open_files_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls get a valid pointer to a limit that lives here.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
-            return 1024;
-        }
-        limit.rlim_cur = limit.rlim_max;
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    // SAFETY: the call gets a valid pointer to a limit that lives here.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
+        0 => limit.rlim_max,
+        _ => 1024,
     }
-    limit.rlim_cur
+}
+
+#[expect(unsafe_code, reason = "there is no safe call for the limit of open files")]
+fn lift_open_files() -> u64 {
+    let files = open_files_max();
+    let limit = libc::rlimit { rlim_cur: files, rlim_max: files };
+    // SAFETY: the call gets a valid pointer to a limit that lives here.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    files
 }

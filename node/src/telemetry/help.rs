@@ -30,7 +30,9 @@ const COUNTERS: [(&str, &str); 19] = [
     ),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];
-const GAUGES: [(&str, &str); 4] = [
+const GAUGES: [(&str, &str); 6] = [
+    ("fanfare_connections_max", "Sockets and event streams that the node admits"),
+    ("fanfare_degraded", "1 while a part of the node fails, by reason"),
     ("fanfare_open_files", "Files that the process has open"),
     ("fanfare_open_files_max", "Files that the process may open"),
     ("fanfare_peers_known", "Peers that can be reached and have said what they want"),

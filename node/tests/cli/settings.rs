@@ -92,6 +92,45 @@ fn a_file_of_the_data_folder_that_is_none_is_named() {
 }
 
 #[test]
+fn more_connections_than_files_allow_are_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let limited = |command: &str| {
+        let mut limited = Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_fanfare");
+        limited.args(["-c", "ulimit -n 300; exec \"$0\" \"$@\"", program, command]).args(ENDS);
+        limited.env_clear().env("FANFARE_LIMITS_CONNECTIONS", "1000").current_dir(folder.path());
+        limited
+    };
+    let checked = limited("check-config").output().unwrap();
+    let told = "limits.connections: 1000 is lowered to 96, since the process may open 300 files, and event streams need their share\n";
+    assert_eq!(String::from_utf8(checked.stderr).unwrap(), format!("fanfare: warning: {told}"));
+    assert_eq!(checked.status.code(), Some(0));
+    let told = until_up(folder.path(), limited("serve"));
+    assert!(told.contains("configuration warning") && told.contains("1000 is lowered to 96"), "{told}");
+}
+
+fn until_up(folder: &Path, node: Command) -> String {
+    until_written(folder, node, |told| told.contains("node is up"))
+}
+
+/// The log of a node until it holds what is looked for, or the node has ended.
+fn until_written(folder: &Path, mut node: Command, is_there: impl Fn(&str) -> bool) -> String {
+    let log = folder.join("log");
+    let mut node = node.stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    let told = loop {
+        let has_ended = node.try_wait().unwrap().is_some();
+        let told = fs::read_to_string(&log).unwrap();
+        if is_there(&told) || has_ended || Instant::now() > until {
+            break told;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    node.kill().and_then(|()| node.wait()).unwrap();
+    told
+}
+
+#[test]
 fn a_log_filter_that_would_turn_the_log_off_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (filter, reason) in [
@@ -165,7 +204,6 @@ fn a_whole_key_in_place_of_its_secret_is_refused() {
 #[test]
 fn a_node_starts_and_logs_what_is_odd() {
     let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
     let odd = |command: &[&str]| {
         let mut command = fanfare(folder.path(), command);
         command.env("FANFARE_VERSION", "1.0").env("FANFARE_STROE", "none");
@@ -177,17 +215,8 @@ fn a_node_starts_and_logs_what_is_odd() {
     assert_eq!(String::from_utf8(checked.stderr).unwrap(), told);
     assert_eq!(checked.status.code(), Some(0));
 
-    let mut node = odd(&[&["serve", "--log-format=json"], &ENDS[..]].concat());
-    let mut node = node.stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
-    let told = loop {
-        let told = fs::read_to_string(&log).unwrap();
-        if told.contains("node is up") || node.try_wait().unwrap().is_some() || Instant::now() > until {
-            break told;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    node.kill().and_then(|()| node.wait()).unwrap();
+    let node = odd(&[&["serve", "--log-format=json"], &ENDS[..]].concat());
+    let told = until_up(folder.path(), node);
     let odd: Vec<serde_json::Value> = told
         .lines()
         .map(|line| serde_json::from_str(line).expect("a line of JSON"))
