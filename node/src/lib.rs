@@ -8,6 +8,7 @@ pub mod auth;
 pub mod cli;
 pub mod cluster;
 pub mod config;
+pub mod data_file;
 pub mod edge;
 pub mod hub;
 pub mod model;

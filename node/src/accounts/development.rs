@@ -1,13 +1,14 @@
 //! A directory with one random key, for a node that was started with nothing.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use crate::data_file::write_private;
 use crate::model::random_bytes;
 
 const KEY_NAME: &str = "dev";
@@ -35,8 +36,8 @@ pub fn create(data_dir: &Path) -> io::Result<Development> {
     make_private_folder(data_dir)?;
     let secret = URL_SAFE_NO_PAD.encode(random_bytes::<24>());
     // The directory comes last: while it is missing, another start makes both again.
-    write_private(&files.key_file, &format!("{secret}.{KEY_NAME}\n"))?;
-    write_private(&files.directory, &directory_text(&secret))?;
+    write_private(&files.key_file, format!("{secret}.{KEY_NAME}\n").as_bytes())?;
+    write_private(&files.directory, directory_text(&secret).as_bytes())?;
     Ok(Development { created: true, ..files })
 }
 
@@ -61,18 +62,4 @@ capability = {{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subs
 /// With the folders that it lies in, for nobody else to enter. What is there is left as it is.
 pub fn make_private_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-/// Whole or not at all, and never readable by others, not even for a moment.
-pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
-    let unfinished = path.with_extension("new");
-    if let Err(error) = fs::remove_file(&unfinished)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(error);
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&unfinished, path)
 }

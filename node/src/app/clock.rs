@@ -8,6 +8,7 @@ use std::time::Duration;
 use metrics::{Counter, counter};
 use serde::{Deserialize, Serialize};
 
+use crate::data_file;
 use crate::model::{Cause, Clock, ClockState, Left, STEP_MS, since_boot_ms};
 use crate::tasks::{OnStop, Tasks};
 use crate::telemetry::OFTEN;
@@ -169,7 +170,5 @@ impl Drop for Keeper {
 
 /// Written whole: a start reads the former file or this one.
 fn write(data_dir: &Path, kept: &Kept) -> io::Result<()> {
-    let (file, fresh) = (data_dir.join(FILE), data_dir.join("clock.json.new"));
-    std::fs::write(&fresh, serde_json::to_vec(kept)?)?;
-    std::fs::rename(fresh, file)
+    data_file::write(&data_dir.join(FILE), &serde_json::to_vec(kept)?)
 }

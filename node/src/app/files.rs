@@ -8,9 +8,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::Addresses;
-use crate::accounts::development;
 use crate::auth::ConnectionKeys;
 use crate::config::Config;
+use crate::data_file;
 
 /// As configured, else the host's name, else random and kept in `<data-dir>/node-id`.
 pub(super) fn node_id(config: &Config) -> io::Result<Arc<str>> {
@@ -27,15 +27,15 @@ pub(super) fn node_id(config: &Config) -> io::Result<Arc<str>> {
         return Ok(node_id.trim().into());
     }
     let node_id = URL_SAFE_NO_PAD.encode(crate::model::random_bytes::<9>());
-    std::fs::write(&kept, &node_id)?;
+    data_file::write_private(&kept, node_id.as_bytes())?;
     Ok(node_id.into())
 }
 
 /// Under which connection keys are sealed: kept in `<data-dir>/connection-key`, so that they outlive a restart.
 pub(super) fn connection_keys(data_dir: &Path) -> io::Result<ConnectionKeys> {
     let file = data_dir.join("connection-key");
-    let kept = match std::fs::read_to_string(&file) {
-        Ok(text) => URL_SAFE_NO_PAD.decode(text.trim()).ok().and_then(|secret| secret.try_into().ok()),
+    let kept = match std::fs::read(&file) {
+        Ok(text) => URL_SAFE_NO_PAD.decode(text.trim_ascii()).ok().and_then(|secret| secret.try_into().ok()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
@@ -43,7 +43,7 @@ pub(super) fn connection_keys(data_dir: &Path) -> io::Result<ConnectionKeys> {
         Some(secret) => secret,
         None => {
             let secret = crate::model::random_bytes::<{ ConnectionKeys::SECRET_BYTES }>();
-            development::write_private(&file, &format!("{}\n", URL_SAFE_NO_PAD.encode(secret)))?;
+            data_file::write_private(&file, format!("{}\n", URL_SAFE_NO_PAD.encode(secret)).as_bytes())?;
             secret
         }
     };
@@ -73,7 +73,5 @@ pub(super) fn write_node_file(file: &Path, node_id: &str, addresses: Addresses, 
     if let Some(peer) = addresses.peer {
         text["peer"] = peer.to_string().into();
     }
-    let fresh = file.with_extension("json.new");
-    std::fs::write(&fresh, format!("{text}\n"))?;
-    std::fs::rename(&fresh, file)
+    data_file::write(file, format!("{text}\n").as_bytes())
 }

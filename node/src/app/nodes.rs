@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::routing::KeptNodes;
+use crate::data_file;
 
 pub(super) const FILE: &str = "peers.json";
 
@@ -68,9 +69,7 @@ fn write(data_dir: &Path, nodes: &KeptNodes, now_ms: u64) -> io::Result<()> {
     let seen = nodes.seen.iter().map(|(node_id, age_ms)| (node_id.clone(), now_ms.saturating_sub(*age_ms)));
     let text =
         serde_json::to_vec(&Kept { counts: nodes.counts, seen: seen.collect(), away: nodes.away.clone() })?;
-    let (file, fresh) = (data_dir.join(FILE), data_dir.join("peers.json.new"));
-    std::fs::write(&fresh, text)?;
-    std::fs::rename(fresh, file)
+    data_file::write(&data_dir.join(FILE), &text)
 }
 
 #[cfg(test)]

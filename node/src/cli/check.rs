@@ -121,9 +121,16 @@ impl Found {
     }
 
     fn admin_token(&mut self, config: &Config) {
-        let read = config.admin_token_file.as_deref().map(AdminToken::read);
-        if let Some(Err(error)) = read {
-            self.mistakes.push(Mistake::because("--admin-token-file", &error));
+        let (place, read) = match &config.admin_token_file {
+            Some(file) => ("--admin-token-file", AdminToken::read(file).map(Some)),
+            None => ("--data-dir", AdminToken::kept_in(&config.data_dir)),
+        };
+        // What is wrong with the folder itself is told already.
+        let is_told = place == "--data-dir" && self.mistakes.iter().any(|mistake| mistake.place == place);
+        if let Err(error) = read
+            && !is_told
+        {
+            self.mistakes.push(Mistake::because(place, &error));
         }
     }
 

@@ -85,10 +85,51 @@ fn a_file_of_the_data_folder_that_is_none_is_named() {
             fs::create_dir_all(&at).unwrap();
         }
         let (code, _, stderr) = run(folder.path(), &[&["serve"], &ENDS[..]].concat());
-        assert_eq!(code, 1, "{name} {stderr}");
+        // The token is one that a check of the configuration reads, too.
+        assert_eq!(code, if name == "admin-token" { 2 } else { 1 }, "{name} {stderr}");
         let named = if name == "dev-key" { "./data" } else { &format!("./data/{name}") };
-        assert!(stderr.contains(named) && stderr.contains("(--data-dir)"), "{name} {stderr}");
+        assert!(stderr.contains(named) && stderr.contains("--data-dir"), "{name} {stderr}");
     }
+}
+
+/// A system that takes no byte of a file, as a full disk does.
+#[test]
+fn a_first_start_on_a_full_disk_is_in_no_later_ones_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut full = Command::new("sh");
+    full.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"",
+        env!("CARGO_BIN_EXE_fanfare"),
+        "serve",
+    ]);
+    let output = full.args(ENDS).env_clear().current_dir(folder.path()).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("cannot make ./data/admin-token: File too large"), "{told}");
+    assert_eq!(folder.path().join("data").read_dir().unwrap().count(), 0);
+    let told = until_node_is_up(folder.path());
+    assert!(told.contains("node is up"), "{told}");
+}
+
+#[test]
+fn an_empty_admin_token_is_made_anew_and_any_other_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data/admin-token");
+    fs::create_dir(folder.path().join("data")).unwrap();
+    for (text, reason) in [("two words", "is not one line"), ("\"quoted\"", "stands in quotes")] {
+        fs::write(&file, text).unwrap();
+        let told = refused(folder.path(), &[]);
+        let place = "fanfare: --data-dir: what ./data/admin-token holds is no admin token: it ";
+        assert!(told.starts_with(&format!("{place}{reason}")), "{told}");
+    }
+    fs::write(&file, "\n").unwrap();
+    let (code, _, stderr) = run(folder.path(), &["check-config"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let told = until_node_is_up(folder.path());
+    assert!(told.contains("node is up"), "{told}");
+    assert_eq!(fs::read_to_string(&file).unwrap().trim().len(), 43);
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]
@@ -111,6 +152,10 @@ fn more_connections_than_files_allow_are_a_warning() {
 
 fn until_up(folder: &Path, node: Command) -> String {
     until_written(folder, node, |told| told.contains("node is up"))
+}
+
+fn until_node_is_up(folder: &Path) -> String {
+    until_up(folder, fanfare(folder, &[&["serve"], &ENDS[..]].concat()))
 }
 
 /// The log of a node until it holds what is looked for, or the node has ended.

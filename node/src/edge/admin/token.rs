@@ -1,15 +1,14 @@
 //! The operators' token: given in a file, or made in the data folder.
 
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use subtle::ConstantTimeEq as _;
 
+use crate::data_file;
 use crate::model::{bare_secret, random_bytes};
 
 /// What stands behind `authorization: Bearer` of an operator. `Debug` does not show it.
@@ -34,14 +33,31 @@ pub enum AdminTokenError {
 }
 
 impl AdminToken {
-    /// Reads `<data_dir>/admin-token`, or makes it (mode 0600) when absent.
+    /// Reads `<data_dir>/admin-token`, or makes it (mode 0600) when it is absent or empty.
     ///
     /// # Errors
     /// The file cannot be read or written, or holds no token.
     pub fn made_in(data_dir: &Path) -> Result<Self, AdminTokenError> {
-        let file = data_dir.join("admin-token");
-        make(&file).map_err(|source| AdminTokenError::Unmade { file: file.clone(), source })?;
-        Self::read(&file)
+        if let Some(token) = Self::kept_in(data_dir)? {
+            return Ok(token);
+        }
+        let (file, token) = (file_in(data_dir), URL_SAFE_NO_PAD.encode(random_bytes::<32>()));
+        data_file::write_private(&file, format!("{token}\n").as_bytes())
+            .map_err(|source| AdminTokenError::Unmade { file, source })?;
+        Ok(Self(token))
+    }
+
+    /// Reads `<data_dir>/admin-token`; none: a start makes it. A start of an earlier version leaves it empty on a full disk.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds no token.
+    pub fn kept_in(data_dir: &Path) -> Result<Option<Self>, AdminTokenError> {
+        let file = file_in(data_dir);
+        match std::fs::read(&file) {
+            Ok(text) if text.trim_ascii().is_empty() => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => Self::read(&file).map(Some),
+        }
     }
 
     /// Reads a file that is there.
@@ -64,13 +80,8 @@ impl AdminToken {
     }
 }
 
-/// Does nothing when the file is there.
-fn make(file: &Path) -> io::Result<()> {
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(file) {
-        Ok(mut made) => writeln!(made, "{}", URL_SAFE_NO_PAD.encode(random_bytes::<32>())),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
-    }
+fn file_in(data_dir: &Path) -> PathBuf {
+    data_dir.join("admin-token")
 }
 
 impl fmt::Debug for AdminToken {

@@ -4,6 +4,7 @@
 //! the copy has come is noted beside the source, so that one that was cut short goes on there.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use tokio::sync::mpsc;
 use super::embedded::{Export, OpenError};
 use super::scylla::{Copying, Scylla};
 use super::{Position, RowKind, StoreError};
+use crate::data_file;
 use crate::model::{ChannelKey, FormerMember, IdScope, KeptNonce, Revocation, Stamp};
 use crate::origin::metering::MetricRow;
 
@@ -105,7 +107,7 @@ pub struct Progress {
 pub enum CopyError {
     Source(StoreError),
     Target(StoreError),
-    Note { path: PathBuf, source: std::io::Error },
+    Note { path: PathBuf, source: io::Error },
 }
 
 impl fmt::Display for CopyError {
@@ -147,12 +149,9 @@ impl Source {
     }
 
     fn write_note(&self, note: &Note) -> Result<(), CopyError> {
-        let written = || {
-            let fresh = self.note_file.with_extension("json.new");
-            std::fs::write(&fresh, serde_json::to_string(note)?)?;
-            std::fs::rename(&fresh, &self.note_file)
-        };
-        written().map_err(|source| CopyError::Note { path: self.note_file.clone(), source })
+        let text = serde_json::to_vec(note).map_err(io::Error::from);
+        text.and_then(|text| data_file::write(&self.note_file, &text))
+            .map_err(|source| CopyError::Note { path: self.note_file.clone(), source })
     }
 }
 
