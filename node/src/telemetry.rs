@@ -6,9 +6,10 @@ mod often;
 mod refusals;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _, Write};
 use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
@@ -33,6 +34,10 @@ pub enum LogFormat {
 const LINES_MAX: usize = 4_096;
 const LINES_DROPPED: &str = "fanfare_log_lines_dropped_total";
 static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+/// Lines that the system did not take, as when their reader is gone.
+static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
+/// What a start says of its configuration, whatever the filter leaves out.
+pub const CONFIGURATION: &str = "fanfare::configuration";
 
 /// Bounds of every histogram of seconds, from a delivery (0.1 ms) to a drain.
 const SECONDS: [f64; 14] =
@@ -40,7 +45,7 @@ const SECONDS: [f64; 14] =
 
 /// Counters without labels, there from the start, and what they count.
 const COUNTERS: [(&str, &str); 8] = [
-    (LINES_DROPPED, "Lines of the log dropped, since nobody read those before"),
+    (LINES_DROPPED, "Lines of the log dropped, since nobody read those before, or that could not be written"),
     ("fanfare_published_messages_total", "Messages acknowledged"),
     ("fanfare_deliveries_total", "Messages handed to a socket"),
     ("fanfare_slow_consumers_total", "Connections ended because they did not read"),
@@ -70,10 +75,10 @@ pub fn start_logs(filter: &str, format: LogFormat) -> Result<WorkerGuard, TryIni
         .buffered_lines_limit(LINES_MAX)
         .lossy(true)
         .thread_name("log")
-        .finish(std::io::stderr());
+        .finish(Counting { lines: io::stderr(), unwritten: &UNWRITTEN });
     DROPPED.set(writer.error_counter()).ok();
     let lines = fmt::layer().with_writer(writer);
-    let filter = EnvFilter::new(with_quiet_driver(filter));
+    let filter = EnvFilter::new(with_configuration(&with_quiet_driver(filter)));
     let registry = tracing_subscriber::registry().with(filter).with(often::Once);
     if text {
         registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()?;
@@ -98,7 +103,38 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 /// To be called every few seconds.
 pub fn count_dropped_lines() {
     let dropped = DROPPED.get().map_or(0, ErrorCounter::dropped_lines);
-    metrics::counter!(LINES_DROPPED).absolute(dropped as u64);
+    metrics::counter!(LINES_DROPPED).absolute(dropped as u64 + UNWRITTEN.load(Ordering::Relaxed));
+}
+
+/// Counts the lines that are not written. The writer of the log gives each line in one call of `write_all`.
+struct Counting<W> {
+    lines: W,
+    unwritten: &'static AtomicU64,
+}
+
+impl<W: Write> Write for Counting<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lines.write(bytes)
+    }
+
+    fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
+        self.lines.write_all(line).inspect_err(|_| {
+            self.unwritten.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.lines.flush()
+    }
+}
+
+/// A filter that leaves the node out would also leave out the warning of that. `off` alone is meant.
+fn with_configuration(filter: &str) -> String {
+    if filter.eq_ignore_ascii_case("off") {
+        filter.to_owned()
+    } else {
+        format!("{filter},{CONFIGURATION}=warn")
+    }
 }
 
 /// The driver of the database tells of each of its connections as the node tells of itself.
@@ -143,9 +179,11 @@ fn install_recorder() -> PrometheusHandle {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
     use std::process::{Command, Stdio};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -176,6 +214,51 @@ mod tests {
         child.kill().ok();
         drop(reader);
         assert!(ended.is_some_and(|ended| ended.success()), "{ended:?}");
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_written_is_counted() {
+        static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
+        let (reader, lines) = io::pipe().expect("a pipe");
+        let mut counting = Counting { lines, unwritten: &UNWRITTEN };
+        counting.write_all(b"read\n").expect("there is a reader");
+        assert_eq!(UNWRITTEN.load(Ordering::Relaxed), 0);
+        drop(reader);
+        for lost in 1..=2 {
+            counting.write_all(b"unread\n").expect_err("the reader is gone");
+            assert_eq!(UNWRITTEN.load(Ordering::Relaxed), lost);
+        }
+    }
+
+    #[test]
+    fn configuration_warnings_pass_every_filter_but_off() {
+        for filter in ["fanfre=debug", "error", "fanfare=off", "off,fanfare::edge=debug"] {
+            let whole = with_configuration(filter);
+            let filter = EnvFilter::builder().parse(&whole).expect("a filter");
+            let lines = Arc::new(Mutex::new(Vec::new()));
+            let own = Arc::clone(&lines);
+            let writer = move || Shared(Arc::clone(&own));
+            let subscriber =
+                tracing_subscriber::registry().with(filter).with(fmt::layer().with_writer(writer));
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::warn!(target: CONFIGURATION, "told");
+            });
+            assert!(String::from_utf8_lossy(&lines.lock()).contains("told"), "{whole}");
+        }
+        assert_eq!(with_configuration("OFF"), "OFF");
+    }
+
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) fn run(loaded: Loaded) -> Result<Outcome, Failure> {
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
     let _logs = Logs(Some(logs));
     for Mistake { place, problem } in warnings {
-        tracing::warn!(place, problem, "configuration warning");
+        tracing::warn!(target: telemetry::CONFIGURATION, place, problem, "configuration warning");
     }
     if config.gossip_listen.is_some() {
         pulse::watch();

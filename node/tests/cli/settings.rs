@@ -150,6 +150,16 @@ fn more_connections_than_files_allow_are_a_warning() {
     assert!(told.contains("configuration warning") && told.contains("1000 is lowered to 96"), "{told}");
 }
 
+#[test]
+fn a_filter_that_leaves_the_node_out_still_warns() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = fanfare(folder.path(), &[&["serve", "--log=fanfre=debug"], &ENDS[..]].concat());
+    node.env("FANFARE_VERSION", "1.0");
+    let told = until_written(folder.path(), node, |told| told.contains("FANFARE_VERSION"));
+    assert!(told.contains("leaves out most lines of the node"), "{told}");
+    assert!(told.contains("nothing logs as `fanfre`, did you mean fanfare?"), "{told}");
+}
+
 fn until_up(folder: &Path, node: Command) -> String {
     until_written(folder, node, |told| told.contains("node is up"))
 }
