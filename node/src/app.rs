@@ -198,7 +198,8 @@ impl App {
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
         tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
         spawn_sweeps(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms);
-        tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics, Arc::clone(&client_files)));
+        operators.tell();
+        tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics, Arc::clone(&operators)));
 
         let within = (&*limits, &client_files);
         let (acceptor, listen) = start_acceptor(&config, clients, within, &shards, operators.met(), &tasks)?;
@@ -461,13 +462,13 @@ async fn sweep_rings(hub: Arc<Hub>, window_ms: u64) {
     }
 }
 
-async fn upkeep(metrics: PrometheusHandle, files: Arc<ClientFiles>) {
+async fn upkeep(metrics: PrometheusHandle, operators: Arc<Operators>) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
         metrics.run_upkeep();
         telemetry::tell_held_back();
         telemetry::count_dropped_lines();
-        files.tell();
+        operators.tell();
     }
 }
 

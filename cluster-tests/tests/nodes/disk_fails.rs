@@ -18,7 +18,8 @@ async fn wait_for_status(node: &Node, status: &str) {
     wait_until(SOON, &format!("/ready to say {status}"), async || {
         let ready = http::request(node.admin(), "GET", "/ready", &[], "").await;
         assert_eq!(ready.status, 200, "clients are served all the time");
-        ready.json()["status"] == status
+        let (ready, is_degraded) = (ready.json(), status == "degraded");
+        ready["status"] == status && (ready["reasons"] == json!(["store"])) == is_degraded
     })
     .await;
 }

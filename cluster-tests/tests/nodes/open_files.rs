@@ -48,7 +48,12 @@ async fn refused(node: &Node, reason: &str) -> f64 {
 async fn status(node: &Node) -> String {
     let ready = http::request(node.admin(), "GET", "/ready", &[], "").await;
     assert_eq!(ready.status, 200);
-    ready.json()["status"].as_str().expect("a status").to_owned()
+    let (ready, mut reasons) = (ready.json(), json!(null));
+    if ready["status"] == "degraded" {
+        reasons = json!(["files"]);
+    }
+    assert_eq!(ready["reasons"], reasons);
+    ready["status"].as_str().expect("a status").to_owned()
 }
 
 /// Publishing and reading over HTTP, each within its time.
@@ -70,6 +75,8 @@ async fn at_the_ceiling_of_files_http_is_served_and_sockets_refused() {
     let node = Node::start(options().open_files(OPEN_FILES)).await;
     assert_eq!(node.metric("fanfare_open_files_max").await, OPEN_FILES as f64);
     assert_eq!(node.metric("fanfare_connections_max").await, SOCKETS as f64);
+    let degraded = "fanfare_degraded{reason=\"files\"}";
+    assert_eq!(node.metric(degraded).await, 0.0);
     assert_eq!((status(&node).await.as_str(), refused(&node, "sockets").await), ("ready", 0.0));
     let mut reused = Connection::open(node.addr()).await.expect("a connection");
     assert_eq!(reused.request("GET", "/health", &[], "").await.expect("an answer").status, 200);
@@ -100,6 +107,8 @@ async fn at_the_ceiling_of_files_http_is_served_and_sockets_refused() {
         files > SOCKETS as f64
     })
     .await;
+    wait_until(SOON, "the gauge of a full node", async || node.metric(degraded).await == 1.0).await;
+    assert_eq!(node.metric("fanfare_degraded{reason=\"store\"}").await, 0.0);
     assert!(node.log().contains("a connection was refused: the node is full"), "{}", node.log());
 
     sockets.truncate(SOCKETS / 2);

@@ -15,7 +15,8 @@ use crate::cluster::membership::{Facts, Member, Members, Membership, State};
 use crate::cluster::routing::Routing;
 use crate::config::Config;
 use crate::edge::admin::{
-    AdminState, AdminToken, MemberState, MemberView, MembersView, NodeView, Readiness, Rebalanced,
+    AdminState, AdminToken, Degradation, MemberState, MemberView, MembersView, NodeView, Readiness,
+    Rebalanced,
 };
 use crate::edge::files::ClientFiles;
 use crate::edge::socket::Shards;
@@ -150,19 +151,38 @@ impl Operators {
     }
 
     fn readiness(&self) -> Readiness {
-        match (self.draining.load(Ordering::Relaxed), self.store.health()) {
-            (true, _) => Readiness::Draining,
-            _ if !(self.has_met)() => Readiness::Starting,
-            (false, Ok(())) if !self.files.is_full() && !clock::is_apart(&self.clock) => Readiness::Ready,
-            (false, _) => Readiness::Degraded,
+        if self.draining.load(Ordering::Relaxed) {
+            return Readiness::Draining;
         }
+        if !(self.has_met)() {
+            return Readiness::Starting;
+        }
+        match self.degradations() {
+            none if none.is_empty() => Readiness::Ready,
+            some => Readiness::Degraded(some),
+        }
+    }
+
+    fn degradations(&self) -> Vec<Degradation> {
+        let fails = |part: &Degradation| match part {
+            Degradation::Store => self.store.health().is_err(),
+            Degradation::Clock => clock::is_apart(&self.clock),
+            Degradation::Files => self.files.is_full(),
+        };
+        Degradation::ALL.into_iter().filter(fails).collect()
+    }
+
+    /// Sets the gauges; to be called every few seconds.
+    pub(super) fn tell(&self) {
+        self.files.tell();
+        Degradation::tell(&self.degradations());
     }
 
     fn members(&self) -> Option<MembersView> {
         let Known { node, members } = self.known.get()?;
         let readiness = self.readiness();
         let node = NodeView {
-            ready: matches!(readiness, Readiness::Ready | Readiness::Degraded),
+            ready: matches!(readiness, Readiness::Ready | Readiness::Degraded(_)),
             draining: readiness == Readiness::Draining,
             ..node.clone()
         };

@@ -51,13 +51,44 @@ pub struct Rebalanced {
 }
 
 /// Whether a load balancer should send clients here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
     Starting,
     Ready,
-    /// Serving, while a part of it fails: the store does not write, or there is no room for further clients.
-    Degraded,
+    /// Serving, while a part of it fails.
+    Degraded(Vec<Degradation>),
     Draining,
+}
+
+/// A part of a node that fails while the node serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Degradation {
+    /// The store does not write.
+    Store,
+    /// The system clock has stepped.
+    Clock,
+    /// There is no room for further clients.
+    Files,
+}
+
+impl Degradation {
+    pub const ALL: [Self; 3] = [Self::Store, Self::Clock, Self::Files];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Clock => "clock",
+            Self::Files => "files",
+        }
+    }
+
+    /// Sets the gauges; to be called every few seconds.
+    pub fn tell(present: &[Self]) {
+        for reason in Self::ALL {
+            let is_present = u8::from(present.contains(&reason));
+            metrics::gauge!("fanfare_degraded", "reason" => reason.name()).set(is_present);
+        }
+    }
 }
 
 pub fn router(state: AdminState) -> Router {
@@ -101,7 +132,10 @@ async fn ready(State(state): State<AdminState>) -> Response {
     let (status, text) = match (state.readiness)() {
         Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting"),
         Readiness::Ready => (StatusCode::OK, "ready"),
-        Readiness::Degraded => (StatusCode::OK, "degraded"),
+        Readiness::Degraded(reasons) => {
+            let reasons = reasons.into_iter().map(Degradation::name).collect::<Vec<_>>().join(r#"",""#);
+            return json(StatusCode::OK, format!(r#"{{"status":"degraded","reasons":["{reasons}"]}}"#));
+        }
         Readiness::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
     };
     json(status, format!(r#"{{"status":"{text}"}}"#))

@@ -12,7 +12,7 @@ fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (Adm
     std::fs::write(folder.path().join("t"), "\u{feff}the-token \r\n").unwrap();
     let token = AdminToken::read(&folder.path().join("t")).unwrap();
     let metrics = PrometheusBuilder::new().build_recorder().handle();
-    let (readiness, members) = (Arc::new(move || readiness), Arc::new(|| Some(view())));
+    let (readiness, members) = (Arc::new(move || readiness.clone()), Arc::new(|| Some(view())));
     let done = Rebalanced { connections: 9, mean: 6, asked: 2 };
     let (token, drain) = (Arc::new(token), Arc::new(drain));
     let rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync> =
@@ -61,11 +61,21 @@ async fn open_paths_need_no_token() {
     for (readiness, status, text) in [
         (Readiness::Starting, 503, "starting"),
         (Readiness::Ready, 200, "ready"),
-        (Readiness::Degraded, 200, "degraded"),
         (Readiness::Draining, 503, "draining"),
     ] {
         let expected = (status, format!(r#"{{"status":"{text}"}}"#));
         assert_eq!(ask(readiness, "/ready", &[]).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_degraded_node_says_why() {
+    for (reasons, text) in [
+        (vec![Degradation::Store], r#"["store"]"#),
+        (Degradation::ALL.to_vec(), r#"["store","clock","files"]"#),
+    ] {
+        let expected = (200, format!(r#"{{"status":"degraded","reasons":{text}}}"#));
+        assert_eq!(ask(Readiness::Degraded(reasons), "/ready", &[]).await, expected);
     }
 }
 
