@@ -160,6 +160,20 @@ fn a_filter_that_leaves_the_node_out_still_warns() {
     assert!(told.contains("nothing logs as `fanfre`, did you mean fanfare?"), "{told}");
 }
 
+#[test]
+fn a_store_that_finds_no_free_file_is_not_called_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    for files in [16, 20, 24] {
+        let mut few = Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_fanfare");
+        few.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\""), program, "serve", "--threads=1"]);
+        let few = few.args(ENDS).env_clear().current_dir(folder.path()).output().unwrap();
+        let told = String::from_utf8(few.stderr).unwrap();
+        assert_eq!(few.status.code(), Some(1), "{told}");
+        assert!(told.contains("Too many open files") && !told.contains("damaged"), "{files}: {told}");
+    }
+}
+
 fn until_up(folder: &Path, node: Command) -> String {
     until_written(folder, node, |told| told.contains("node is up"))
 }

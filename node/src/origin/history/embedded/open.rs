@@ -268,6 +268,19 @@ fn explain(path: &Path, error: fjall::Error) -> OpenError {
         fjall::Error::Locked => OpenError::Locked(path),
         fjall::Error::Io(error) => OpenError::Io { path, error },
         fjall::Error::InvalidVersion(_) => OpenError::Foreign(path),
-        other => OpenError::Damaged { path, reason: other.to_string() },
+        other => match of_system(&other) {
+            Some(code) => OpenError::Io { path, error: io::Error::from_raw_os_error(code) },
+            None => OpenError::Damaged { path, reason: other.to_string() },
+        },
     }
+}
+
+/// The error of the system that lies behind another one, if it is that nothing more could be opened or written: the files of
+/// the store are as they were.
+fn of_system(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    std::iter::successors(Some(error), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error())
+        .find(|code| {
+            matches!(*code, libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EDQUOT | libc::ENOMEM)
+        })
 }
