@@ -114,7 +114,8 @@ fn report(inspection: &Inspection, directory: Option<&Directory>, now_ms: u64) -
         line("signature", "not verified: name the key's --directory, or --key");
     }
     if inspection.refused.is_none() {
-        line("result", if directory.is_some() { "good" } else { "nothing is wrong with what can be seen" });
+        let result = if directory.is_some() { "good" } else { "nothing is wrong with what can be seen" };
+        line("result", &format!("{result}; no node was asked whether it is revoked"));
     }
     text
 }
@@ -168,7 +169,11 @@ mod tests {
         {
             assert!(report.contains(&format!("{name:<21} {value}\n")), "{report}");
         }
-        assert!(report.contains("\"ann\"") && report.ends_with(" good\n"), "{report}");
+        assert!(
+            report.contains("\"ann\"")
+                && report.ends_with(" good; no node was asked whether it is revoked\n"),
+            "{report}"
+        );
         assert!(!report.contains("secret"), "{report}");
     }
 
