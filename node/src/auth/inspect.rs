@@ -14,6 +14,8 @@ pub struct Inspection {
     pub claims: Map<String, Value>,
     /// The first rule that refuses it. Whether it was taken back only a node knows.
     pub refused: Option<Reason>,
+    /// The claim and what is wrong with it, for [`Reason::BadClaims`].
+    pub detail: Option<String>,
 }
 
 /// Reads a token as a node does. Without a directory the signature and the capability of the key are passed over.
@@ -26,7 +28,9 @@ pub fn inspect(
 ) -> Inspection {
     let unverified = match Unverified::read(token, limits) {
         Ok(unverified) => unverified,
-        Err(reason) => return Inspection { key_name: None, claims: Map::new(), refused: Some(reason) },
+        Err(reason) => {
+            return Inspection { key_name: None, claims: Map::new(), refused: Some(reason), detail: None };
+        }
     };
     let claims = unverified.claims_text(limits).and_then(|text| serde_json::from_str(&text).ok());
     let outcome = match directory {
@@ -40,6 +44,8 @@ pub fn inspect(
             })
         }
     };
+    let refused = outcome.err();
+    let detail = (refused == Some(Reason::BadClaims)).then(|| unverified.bad_claim(limits));
     let key_name = Some(unverified.key_name);
-    Inspection { key_name, claims: claims.unwrap_or_default(), refused: outcome.err() }
+    Inspection { key_name, claims: claims.unwrap_or_default(), refused, detail }
 }

@@ -4,16 +4,25 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use fanfare_proto::json;
+use fanfare_proto::json as text;
 use fanfare_proto::token::ServiceClaims;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, crypto, encode};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::{Map, Value, json};
 
 use super::refused::Reason;
 use crate::accounts::{Key, Secret};
 use crate::model::{Capability, ClientId, Limits};
 use crate::telemetry::Limit;
+
+const CAPABILITY: &str = "x-service-capability";
+const CLIENT_ID: &str = "x-service-client-id";
+const TIME: &str = "must be a number of seconds since 1970";
+/// Beyond it the milliseconds are no u64.
+const SECONDS_MAX: f64 = (u64::MAX / 1000) as f64;
+/// What of a fault stands in the log, which may tell a name that the token holds.
+const FAULT_CHARS_MAX: usize = 200;
 
 /// A token whose signature is still to be verified.
 #[derive(Debug)]
@@ -76,6 +85,20 @@ impl<'a> Unverified<'a> {
         check_claims(&claims, limits, audience, now_ms)
     }
 
+    /// The claim for which [`Unverified::claimed`] says [`Reason::BadClaims`], and what is wrong with it.
+    pub(super) fn bad_claim(&self, limits: &Limits) -> String {
+        let claims = self.claims_text(limits).and_then(|text| serde_json::from_str(&text).ok());
+        let Some(claims) = claims else {
+            return "the claims are no JSON object, not UTF-8, or nested deeper than the limit nesting"
+                .to_owned();
+        };
+        let mut fault = fault_of(&claims, limits);
+        if let Some((end, _)) = fault.char_indices().nth(FAULT_CHARS_MAX) {
+            fault.truncate(end);
+        }
+        fault
+    }
+
     /// The JSON text of the claims; `None`: they are no object, not UTF-8, or nested too deep.
     pub(super) fn claims_text(&self, limits: &Limits) -> Option<String> {
         object(self.claims, limits)
@@ -104,10 +127,10 @@ pub(super) fn usable_key(key: Option<&Arc<Key>>, is_signed: bool) -> Result<&Arc
 /// The text of a part that is an object.
 fn object(part: &str, limits: &Limits) -> Option<String> {
     let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
-    let tidied = json::tidy(&bytes, limits.nesting);
-    Limit::Nesting.hit_if(matches!(tidied, Err(json::Error::Nesting { .. })));
-    let text = tidied.ok()?;
-    text.starts_with('{').then(|| text.into_owned())
+    let tidied = text::tidy(&bytes, limits.nesting);
+    Limit::Nesting.hit_if(matches!(tidied, Err(text::Error::Nesting { .. })));
+    let tidied = tidied.ok()?;
+    tidied.starts_with('{').then(|| tidied.into_owned())
 }
 
 /// Everything about the claims that needs no key. The lifetime is also what catches an `exp` in milliseconds.
@@ -146,6 +169,43 @@ fn check_claims(text: &str, limits: &Limits, audience: Option<&str>, now_ms: u64
         issued_s: claims.iat,
         expires_ms,
     })
+}
+
+/// Names the first claim that is never accepted, in the order in which they are read.
+fn fault_of(claims: &Map<String, Value>, limits: &Limits) -> String {
+    for (name, is_needed, expected) in [
+        ("iat", true, TIME),
+        ("exp", true, TIME),
+        ("nbf", false, TIME),
+        ("aud", false, "must be a name or a list of names"),
+        (CAPABILITY, true, "must be a string that holds JSON text, not an object"),
+        (CLIENT_ID, false, "must be a string"),
+    ] {
+        let Some(value) = claims.get(name) else {
+            if is_needed {
+                return format!("{name} is missing");
+            }
+            continue;
+        };
+        let mut sample = json!({"iat": 1, "exp": 2, CAPABILITY: ""});
+        sample[name] = value.clone();
+        if serde_json::from_value::<ServiceClaims>(sample).is_err() {
+            return format!("{name} {expected}");
+        }
+        let text = value.as_str().unwrap_or_default();
+        let fault = match name {
+            CAPABILITY => Capability::parse_json(text).err().map(|error| error.to_string()),
+            CLIENT_ID => ClientId::new(text, limits).err().map(|error| error.to_string()),
+            "iat" | "exp" if value.as_f64().is_some_and(|seconds| seconds > SECONDS_MAX) => {
+                Some("is no time in seconds".to_owned())
+            }
+            _ => None,
+        };
+        if let Some(fault) = fault {
+            return format!("{name}: {fault}");
+        }
+    }
+    "a claim is given twice".to_owned()
 }
 
 pub(super) fn issue(key: &Key, claims: &ServiceClaims) -> String {

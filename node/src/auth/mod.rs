@@ -206,7 +206,10 @@ impl Authenticator {
 
     fn check_token(&self, token: &str) -> Result<Principal, Refused> {
         let unverified = Unverified::read(token, &self.limits)?;
-        self.verify(&unverified).map_err(|reason| Refused::of(&unverified.key_name, reason))
+        self.verify(&unverified).map_err(|reason| {
+            let detail = (reason == Reason::BadClaims).then(|| unverified.bad_claim(&self.limits));
+            Refused::of(&unverified.key_name, reason).with_detail(detail)
+        })
     }
 
     fn verify(&self, unverified: &Unverified<'_>) -> Result<Principal, Reason> {

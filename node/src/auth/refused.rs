@@ -78,18 +78,24 @@ reasons! {
 pub struct Refused {
     pub reason: Reason,
     key_name: Option<Box<str>>,
+    /// The claim and what is wrong with it, for [`Reason::BadClaims`] of a token whose signature is good.
+    detail: Option<Box<str>>,
 }
 
 impl Refused {
     /// `key_name` is dropped unless it has the form of one.
     pub(super) fn of(key_name: &str, reason: Reason) -> Self {
-        Self { reason, key_name: is_key_name(key_name).then(|| key_name.into()) }
+        Self { reason, key_name: is_key_name(key_name).then(|| key_name.into()), detail: None }
+    }
+
+    pub(super) fn with_detail(self, detail: Option<String>) -> Self {
+        Self { detail: detail.map(String::into_boxed_str), ..self }
     }
 }
 
 impl From<Reason> for Refused {
     fn from(reason: Reason) -> Self {
-        Self { reason, key_name: None }
+        Self { reason, key_name: None, detail: None }
     }
 }
 
@@ -114,7 +120,7 @@ impl Refusals {
     }
 
     pub(super) fn note(&self, refused: &Refused, address: Option<IpAddr>, directory: &Directory) {
-        let Refused { reason, key_name } = refused;
+        let Refused { reason, key_name, detail } = refused;
         metrics::counter!(FAILURES, "reason" => reason.name()).increment(1);
         let known = key_name.as_deref().filter(|name| directory.key(name).is_some());
         // Names that no key has share one place, or a client could fill the log with invented ones.
@@ -122,7 +128,8 @@ impl Refusals {
         let Some(held_back) = self.places[place].lock().happens(Instant::now()) else { return };
         let kid = known.or_else(|| key_name.as_deref().filter(|name| !is_secret(name, directory)));
         let address = address.map(tracing::field::display);
-        tracing::info!(reason = reason.name(), kid, address, held_back, "credential refused");
+        let detail = detail.as_deref();
+        tracing::info!(reason = reason.name(), detail, kid, address, held_back, "credential refused");
     }
 }
 

@@ -55,7 +55,10 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     output::print(&report(&inspection, directory.as_deref(), now_ms))?;
     match inspection.refused {
         None => Ok(Outcome::Done),
-        Some(reason) => Err(Failure::failed(format!("a node refuses it: {} ({reason})", reason.name()))),
+        Some(reason) => {
+            let detail = inspection.detail.map_or(String::new(), |detail| format!(": {detail}"));
+            Err(Failure::failed(format!("a node refuses it: {} ({reason}){detail}", reason.name())))
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 use super::*;
-use crate::model::Operation;
+use crate::auth::inspect;
+
+use crate::model::{Limits, Operation};
 
 fn changed(change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> Value {
     let mut claims = claims();
@@ -55,6 +57,40 @@ fn claims_that_are_no_json_text_are_refused() {
     ] {
         assert_eq!(refused(&claims), Some(Reason::BadClaims), "{name}");
     }
+}
+
+#[test]
+fn a_bad_claim_is_named_with_its_fault() {
+    let capability = "x-service-capability";
+    let client_id = "x-service-client-id";
+    let time = "must be a number of seconds since 1970";
+    for (claims, fault) in [
+        (without("iat"), "iat is missing".to_owned()),
+        (without("exp"), "exp is missing".to_owned()),
+        (without(capability), format!("{capability} is missing")),
+        (with("iat", json!("1767225600")), format!("iat {time}")),
+        (with("exp", Value::Null), format!("exp {time}")),
+        (with("nbf", json!("0")), format!("nbf {time}")),
+        (times(u64::MAX - 1, u64::MAX), "iat: is no time in seconds".to_owned()),
+        (with("aud", json!(1)), "aud must be a name or a list of names".to_owned()),
+        (
+            with(capability, json!({"*": ["publish"]})),
+            format!("{capability} must be a string that holds JSON text, not an object"),
+        ),
+        (with(capability, json!("x")), format!("{capability}: capability is not JSON")),
+        (with(capability, json!("{}")), format!("{capability}: capability grants nothing")),
+        (with(client_id, json!(1)), format!("{client_id} must be a string")),
+        (with(client_id, json!("*")), format!("{client_id}: ")),
+    ] {
+        let limits = Limits::default();
+        let inspection = inspect(&sign("k1", &claims), None, &limits, None, NOW_MS);
+        assert_eq!(inspection.refused, Some(Reason::BadClaims), "{fault}");
+        let detail = inspection.detail.unwrap_or_default();
+        assert!(detail.starts_with(&fault), "{detail} and not {fault}");
+    }
+    let twice = [b"{\"iat\":1,", &claims().to_string().as_bytes()[1..]].concat();
+    let inspection = inspect(&sign_raw(&twice), None, &Limits::default(), None, NOW_MS);
+    assert_eq!(inspection.detail.as_deref(), Some("a claim is given twice"));
 }
 
 #[test]

@@ -105,8 +105,13 @@ fn each_refusal_is_counted_and_logged_by_its_reason() {
         });
         assert_eq!(counts, BTreeMap::from([(reason.name().to_owned(), 1)]), "{query}");
         let named = kid.map_or(String::new(), |kid| format!(" kid=\"{kid}\""));
+        let detail = match reason {
+            Reason::BadClaims => " detail=\"x-service-capability: capability grants nothing\"",
+            _ => "",
+        };
         let reason = reason.name();
-        let line = format!("credential refused reason=\"{reason}\"{named} address=192.0.2.7 held_back=0\n");
+        let line =
+            format!("credential refused reason=\"{reason}\"{detail}{named} address=192.0.2.7 held_back=0\n");
         assert!(log.contains(" INFO ") && log.ends_with(&line), "{line}{log}");
     }
 }
