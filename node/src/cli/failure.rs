@@ -2,8 +2,10 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::ErrorKind;
+use std::io;
 use std::process::ExitCode;
+
+use clap::error::{ContextKind, ErrorKind};
 
 use super::output;
 use super::runtime::StopSignal;
@@ -64,7 +66,7 @@ impl Failure {
             Error::BadUrl(_) | Error::BadKey | Error::BadValue(_) => {
                 Self::usage(format!("{context}: {error}"))
             }
-            Error::Unreachable { address, source } if source.kind() == ErrorKind::ConnectionRefused => {
+            Error::Unreachable { address, source } if source.kind() == io::ErrorKind::ConnectionRefused => {
                 Self::failed(format!("cannot connect to {address}: connection refused; is the node running?"))
             }
             Error::Untrusted { unknown_issuer: true, .. } => Self::failed(format!(
@@ -80,7 +82,15 @@ impl Failure {
             error.print().ok();
             return ExitCode::SUCCESS;
         }
-        tasks::at_most(output::READ_WITHIN, move || error.print()).ok();
+        let command = error.get(ContextKind::InvalidSubcommand).map(ToString::to_string);
+        let command = command.filter(|_| error.kind() == ErrorKind::ArgumentConflict);
+        let tell = move || {
+            error.print().ok();
+            if let Some(command) = command {
+                output::tell(&format!("put the flags after the command: {command} [FLAGS]"));
+            }
+        };
+        tasks::at_most(output::READ_WITHIN, tell).ok();
         ExitCode::from(2)
     }
 

@@ -174,6 +174,15 @@ fn a_store_that_finds_no_free_file_is_not_called_damaged() {
     }
 }
 
+#[test]
+fn flags_before_the_command_are_told_to_go_behind_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, _, stderr) = run(folder.path(), &["--listen", "127.0.0.1:0", "check-config"]);
+    assert_eq!(code, 2);
+    let told = "fanfare: put the flags after the command: check-config [FLAGS]\n";
+    assert!(stderr.ends_with(told), "{stderr}");
+}
+
 fn until_up(folder: &Path, node: Command) -> String {
     until_written(folder, node, |told| told.contains("node is up"))
 }
