@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use fanfare_cluster_tests::raw::End;
-use fanfare_cluster_tests::{Node, NodeOptions, Raw, Response, SOON, Socket, http};
+use fanfare_cluster_tests::{Node, NodeOptions, Raw, Response, SOON, Socket, http, wait_until};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use serde_json::json;
@@ -35,6 +35,53 @@ async fn assert_status(node: &Node, request: &str, status: u16) {
         assert!(status == 101 || head.contains("\r\ndate: "), "{head}");
         assert!(head.contains("\r\naccess-control-allow-origin: *\r\n"), "{head}");
     }
+}
+
+/// Answers with a 4xx by the route that they are counted under.
+async fn refused(node: &Node, route: &str) -> f64 {
+    node.metric(&format!("fanfare_http_requests_total{{route=\"{route}\",status=\"4xx\"}}")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_before_routing_are_counted_and_logged() {
+    let node = Node::start(NodeOptions::default().environment("FANFARE_LOG", "debug")).await;
+    let authorization = http::basic(&node.key());
+    let upgrade = |path: &str, handshake: &str| {
+        format!("GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: {authorization}\r\n{handshake}\r\n")
+    };
+    for (request, route, reason) in [
+        ("GET /time HTTP/1.1\r\n\r\n".to_owned(), "none", "the host header is missing"),
+        ("GET /time HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".to_owned(), "none", "given more than once"),
+        ("GET /time HTTP/1.1\r\nhost a\r\n\r\n".to_owned(), "none", "the request is malformed"),
+        (
+            upgrade("/realtime", &HANDSHAKE.replace("AAA=", "A")),
+            "/realtime",
+            "sec-websocket-key must be 16 bytes in base64",
+        ),
+        (
+            upgrade("/realtime", &HANDSHAKE.replace("13", "12")),
+            "/realtime",
+            "sec-websocket-version must be 13",
+        ),
+        (upgrade("/realtime?format=xml", HANDSHAKE), "/realtime", "format must be json or msgpack"),
+        (upgrade("/realtime?key=x.y", HANDSHAKE), "/realtime", "unauthorized"),
+    ] {
+        let before = refused(&node, route).await;
+        let [first, second] = first_and_second(&node, &request).await;
+        assert!((400..500).contains(&first.0) && second.0 == first.0, "{request}");
+        assert_eq!(refused(&node, route).await, before + 2.0, "{request}");
+        let is_told = |line: &str| line.contains("request refused") && line.contains(reason);
+        wait_until(SOON, reason, async || node.log().lines().filter(|line| is_told(line)).count() == 2).await;
+    }
+    let before = refused(&node, "none").await;
+    let mut raw = Raw::connect(node.addr()).await;
+    raw.write(&[22, 3, 1, 0, 4, 1, 0, 0, 0]).await;
+    assert_eq!(raw.head(SOON).await.expect("an answer").0, 400);
+    assert_eq!(refused(&node, "none").await, before + 1.0);
+    let hello = "the request is a TLS handshake";
+    wait_until(SOON, hello, async || node.log().contains(hello)).await;
+    let health = node.metric("fanfare_http_requests_total{route=\"/health\",status=\"2xx\"}").await;
+    assert!(health >= 7.0, "{health}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,7 +31,7 @@ use tower_service::Service as _;
 use super::errors::Refusal;
 use super::files::{ClientFiles, Full};
 use super::host;
-use super::http::cors;
+use super::http::{self, cors};
 use super::link::Link;
 use super::socket::{
     Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Services, Shards, date, refusal_bytes,
@@ -294,9 +294,9 @@ async fn serve_stream(
             Ok::<_, Infallible>(response)
         }
     });
-    let http = protocol(&services.limits, *stream.headers());
-    let mut serving = http.serve_connection(TokioIo::new(stream), service);
-    drop(http);
+    let protocol = protocol(&services.limits, *stream.headers());
+    let mut serving = protocol.serve_connection(TokioIo::new(stream), service);
+    drop(protocol);
     let served = tokio::select! {
         result = &mut serving => Some(result),
         () = stopping.cancelled() => None,
@@ -369,8 +369,17 @@ async fn respond(
     adoption: Adoption,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
-    let refused = host::of(&request).err().map(Refusal::into_response);
-    if let Some(mut response) = refused.or_else(|| upgrade(&services, peer.ip(), &adoption, &request)) {
+    let refused = host::of(&request).err().map(|refusal| (http::NO_ROUTE, refusal));
+    let answered = match refused {
+        Some(refused) => Some(Err(refused)),
+        None => upgrade(&services, peer.ip(), &adoption, &request)
+            .map(|answered| answered.map_err(|refusal| (PATH, refusal))),
+    };
+    if let Some(answered) = answered {
+        let mut response = answered.unwrap_or_else(|(route, refusal)| {
+            http::refused(route, &refusal);
+            refusal.into_response()
+        });
         cors::on_every(response.headers_mut());
         return response;
     }
@@ -392,7 +401,7 @@ fn upgrade(
     peer: IpAddr,
     adoption: &Adoption,
     request: &Request<Incoming>,
-) -> Option<Response<Body>> {
+) -> Option<Result<Response<Body>, Refusal>> {
     let is_socket = request.method() == Method::GET
         && request.uri().path() == PATH
         && request.version() == Version::HTTP_11;
@@ -403,13 +412,13 @@ fn upgrade(
     let head = Head { query: request.uri().query().unwrap_or_default(), headers };
     let accept = match head.handshake()? {
         Ok(accept) => accept,
-        Err(refusal) => return Some(refusal.into_response()),
+        Err(refusal) => return Some(Err(refusal)),
     };
     let HttpServices { auth, connections, identities, limits, files, .. } = services;
     let (identities, address) = (Some(&**identities), Some(peer));
     let decision = head.decide(Gate { auth, connections, identities, limits, files, address });
     let adopt: Box<dyn FnOnce(ReadStream) -> Option<Input> + Send> = match decision {
-        Decision::Refuse(refusal) => return Some(refusal.into_response()),
+        Decision::Refuse(refusal) => return Some(Err(refusal)),
         Decision::Open(opening) => Box::new(|stream| {
             let (link, permit, read) = stream.into_parts()?;
             Some(Input::Adopt { link, permit, read, opening: Box::new(opening) })
@@ -425,5 +434,5 @@ fn upgrade(
     for (name, value) in accept.headers() {
         response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_str(value).ok()?);
     }
-    Some(response)
+    Some(Ok(response))
 }

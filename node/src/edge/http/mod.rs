@@ -88,10 +88,13 @@ struct Api {
 
 /// Outside the JSON router, so that it answers even if that cannot.
 async fn health(method: Method) -> Response {
-    if method == Method::GET || method == Method::HEAD {
-        return "ok".into_response();
-    }
-    Refusal::method_not_allowed("GET, HEAD").into_response()
+    let response = if method == Method::GET || method == Method::HEAD {
+        "ok".into_response()
+    } else {
+        Refusal::method_not_allowed("GET, HEAD").into_response()
+    };
+    count("/health", response.status().as_u16());
+    response
 }
 
 async fn serve(api: Arc<Api>, request: Request) -> Response {
@@ -104,7 +107,7 @@ async fn serve(api: Arc<Api>, request: Request) -> Response {
             Refusal::internal().into_response()
         }
     };
-    count(template, &response);
+    count(template, response.status().as_u16());
     response
 }
 
@@ -221,9 +224,17 @@ async fn without_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + 
     .await
 }
 
+/// Of a request that is refused before its path is looked at.
+pub const NO_ROUTE: &str = "none";
+
+/// Counts a refusal by the listener itself, and logs its sentence, which holds nothing of the request.
+pub fn refused(route: &'static str, refusal: &Refusal) {
+    tracing::debug!(route, error = &*refusal.error, "request refused");
+    count(route, refusal.kind.status());
+}
+
 /// Neither the path nor the query stands in a metric or a log line: they hold names and perhaps credentials.
-fn count(template: &'static str, response: &Response) {
-    let status = response.status().as_u16();
+fn count(template: &'static str, status: u16) {
     let class = match status {
         0..300 => "2xx",
         300..400 => "3xx",

@@ -15,6 +15,7 @@ use super::super::reader::Incoming;
 use super::{SLICE, Shard, context};
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::files::Full;
+use crate::edge::http;
 use crate::hub::wire;
 use crate::session::Output;
 use crate::telemetry::Limit;
@@ -22,6 +23,9 @@ use crate::tls::Taken;
 
 /// Nothing is read from a client that leaves this much of its answers unread.
 pub(super) const UNREAD_BYTES_MAX: usize = 64 * 1024;
+
+/// How the first record of TLS begins, of any version.
+const TLS_HANDSHAKE: &[u8] = &[22, 3];
 
 /// What becomes of a connection after its bytes were looked at.
 enum Next {
@@ -146,14 +150,16 @@ impl Shard {
         let (head, accept, length) =
             match handshake::first_look(&bytes, seen, self.services.limits.header_bytes) {
                 FirstLook::Upgrade(head, Ok(accept), length) => (head, accept, length),
-                FirstLook::Upgrade(_, Err(refusal), _) => return self.refuse(connection, slot, &refusal),
+                FirstLook::Upgrade(_, Err(refusal), _) => {
+                    return self.refuse(connection, slot, handshake::PATH, &refusal);
+                }
                 FirstLook::Http(_) => return Next::Http(bytes),
                 FirstLook::TooLarge => {
                     Limit::HeaderBytes.hit();
-                    return self.refuse(connection, slot, &headers_too_large());
+                    return self.refuse(connection, slot, http::NO_ROUTE, &headers_too_large());
                 }
                 FirstLook::Malformed => {
-                    return self.refuse(connection, slot, &Refusal::malformed("the request is malformed"));
+                    return self.refuse(connection, slot, http::NO_ROUTE, &malformed(&bytes));
                 }
                 FirstLook::Partial => {
                     if let Stage::Opening { head, .. } = &mut connection.stage {
@@ -163,7 +169,7 @@ impl Shard {
                 }
             };
         match head.decide(self.services.gate(connection.address())) {
-            Decision::Refuse(refusal) => return self.refuse(connection, slot, &refusal),
+            Decision::Refuse(refusal) => return self.refuse(connection, slot, handshake::PATH, &refusal),
             Decision::Open(opening) => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());
                 self.open(connection, slot, opening);
@@ -177,7 +183,14 @@ impl Shard {
         Next::Keep
     }
 
-    fn refuse(&mut self, connection: &mut Connection, slot: u32, refusal: &Refusal) -> Next {
+    fn refuse(
+        &mut self,
+        connection: &mut Connection,
+        slot: u32,
+        route: &'static str,
+        refusal: &Refusal,
+    ) -> Next {
+        http::refused(route, refusal);
         let bytes = handshake::refusal_bytes(refusal, handshake::date(self.epoch_ms));
         connection.begin_closing(Bytes::from(bytes), self.now_ms, 0);
         self.close_if_due(connection, slot);
@@ -242,6 +255,14 @@ impl Shard {
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.poll.registry().register(&mut connection.link.socket, mio::Token(slot as usize), interest)
     }
+}
+
+fn malformed(bytes: &[u8]) -> Refusal {
+    Refusal::malformed(if bytes.starts_with(TLS_HANDSHAKE) {
+        "the request is a TLS handshake, and this port speaks plain HTTP"
+    } else {
+        "the request is malformed"
+    })
 }
 
 fn headers_too_large() -> Refusal {
