@@ -1,6 +1,8 @@
 //! A node that starts and `check-config` say the same of what is wrong.
 
 use std::fs::{self, File, Permissions};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -161,17 +163,55 @@ fn a_filter_that_leaves_the_node_out_still_warns() {
 }
 
 #[test]
+fn lines_without_a_reader_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, lines) = std::io::pipe().unwrap();
+    let mut node = fanfare(folder.path(), &[&["serve", "--log=debug"], &ENDS[..]].concat());
+    let mut node = node.stdout(Stdio::null()).stderr(lines).spawn().unwrap();
+    let mut log = BufReader::new(log).lines();
+    let up = log.find(|line| line.as_ref().is_ok_and(|line| line.contains("node is up")));
+    drop(log);
+    let facts = fs::read_to_string(folder.path().join("data/node.json")).unwrap_or_default();
+    let facts: serde_json::Value = serde_json::from_str(&facts).unwrap_or_default();
+    let get = |end: &str, path: &str| {
+        let mut stream = TcpStream::connect(facts[end].as_str().unwrap()).unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map(|_| answer).unwrap()
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut dropped = String::new();
+    while up.is_some() && Instant::now() < until {
+        // Each is told of at that level.
+        get("listen", "/time");
+        let page = get("admin", "/metrics");
+        let line = page.lines().find_map(|line| line.strip_prefix("fanfare_log_lines_dropped_total "));
+        dropped = line.unwrap_or_default().to_owned();
+        if dropped != "0" {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    node.kill().and_then(|()| node.wait()).unwrap();
+    assert!(dropped.parse::<u64>().is_ok_and(|dropped| dropped > 0), "{dropped:?}");
+}
+
+#[test]
 fn a_store_that_finds_no_free_file_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
-    for files in [16, 20, 24] {
+    let mut told = String::new();
+    // The store is what fails with some of these numbers, with fewer files what comes before it.
+    for files in 16..24 {
         let mut few = Command::new("sh");
         let program = env!("CARGO_BIN_EXE_fanfare");
-        few.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\""), program, "serve", "--threads=1"]);
-        let few = few.args(ENDS).env_clear().current_dir(folder.path()).output().unwrap();
-        let told = String::from_utf8(few.stderr).unwrap();
-        assert_eq!(few.status.code(), Some(1), "{told}");
-        assert!(told.contains("Too many open files") && !told.contains("damaged"), "{files}: {told}");
+        let script = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
+        few.args(["-c", &script, program, "serve", "--threads=1"]).args(ENDS);
+        few.env_clear().current_dir(folder.path());
+        told += &until_up(folder.path(), few);
     }
+    let reason = "the store in ./data/store cannot be opened: Too many open files";
+    assert!(told.contains(reason) && !told.contains("damaged"), "{told}");
 }
 
 #[test]
