@@ -234,17 +234,21 @@ fn until_node_is_up(folder: &Path) -> String {
 /// The log of a node until it holds what is looked for, or the node has ended.
 fn until_written(folder: &Path, mut node: Command, is_there: impl Fn(&str) -> bool) -> String {
     let log = folder.join("log");
-    let mut node = node.stdout(Stdio::null()).stderr(File::create(&log).unwrap()).spawn().unwrap();
+    let mut node = node
+        .stdout(Stdio::null())
+        .stderr(File::create(&log).expect("the folder is writable"))
+        .spawn()
+        .expect("the node starts");
     let until = Instant::now() + Duration::from_secs(20);
     let told = loop {
-        let has_ended = node.try_wait().unwrap().is_some();
-        let told = fs::read_to_string(&log).unwrap();
+        let has_ended = node.try_wait().expect("a child process").is_some();
+        let told = fs::read_to_string(&log).expect("the log");
         if is_there(&told) || has_ended || Instant::now() > until {
             break told;
         }
         std::thread::sleep(Duration::from_millis(10));
     };
-    node.kill().and_then(|()| node.wait()).unwrap();
+    node.kill().and_then(|()| node.wait()).expect("the node ends");
     told
 }
 
