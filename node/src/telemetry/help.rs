@@ -1,6 +1,12 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 19] = [
+const COUNTERS: [(&str, &str); 25] = [
+    ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
+    ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
+    ("fanfare_nacks_total", "Requests over sockets refused, by code"),
+    ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener refused, by reason"),
+    ("fanfare_socket_closes_total", "Sockets ended by the node, by close code"),
+    ("fanfare_tls_handshakes_failed_total", "TLS handshakes of clients that failed"),
     ("fanfare_admin_connections_full_total", "Admin connections that waited since all places were taken"),
     ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
     (

@@ -113,12 +113,6 @@ pub fn count_tls_failure(error: &dyn std::error::Error) {
 
 /// Makes the counters, so that they are there before the first refusal.
 pub(super) fn begin() {
-    metrics::describe_counter!(NACKS, "Requests over sockets refused, by code");
-    metrics::describe_counter!(CLOSES, "Sockets ended by the node, by close code");
-    metrics::describe_counter!(LOSSES, "Subscribers told that messages may be missing");
-    metrics::describe_counter!(TLS, "TLS handshakes of clients that failed");
-    metrics::describe_counter!(ADMIN, "Requests to the admin listener refused, by reason");
-    metrics::describe_counter!(PEERS, "Connections to the peer listener refused, by reason");
     for code in CODES {
         metrics::counter!(NACKS, "code" => code.to_string()).increment(0);
     }
