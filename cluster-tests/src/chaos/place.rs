@@ -41,9 +41,13 @@ impl Place {
             return if is_unsure { Ok(0) } else { Err("came twice") };
         }
         let next = self.next.unwrap_or(number);
+        if number < next && is_unsure {
+            // A second attempt under the same id says nothing of what follows it.
+            return Ok(0);
+        }
         if number < next && !self.is_told {
-            // A late message of a told gap, or a second attempt under the same id.
-            return if self.lost.remove(&number) || is_unsure { Ok(0) } else { Err("came late") };
+            // A late message of a told gap.
+            return if self.lost.remove(&number) { Ok(0) } else { Err("came late") };
         }
         if number > next && !self.is_told {
             return Err("silent gap");
@@ -95,5 +99,7 @@ mod tests {
         assert_eq!(place.take(1, true), Ok(0));
         assert_eq!(place.take(1, true), Ok(0));
         assert_eq!(place.take(2, false), Ok(0));
+        place.tell();
+        assert_eq!((place.take(1, true), place.next), (Ok(0), Some(3)), "all before it are there");
     }
 }
