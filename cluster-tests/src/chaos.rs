@@ -7,7 +7,7 @@
 mod place;
 mod subscriber;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -104,6 +104,8 @@ struct Shared {
     addresses: Mutex<Vec<SocketAddr>>,
     /// Messages with an unanswered attempt, by channel and number. Subscribers may receive them twice under the same id.
     unsure: Mutex<HashSet<(String, u64)>>,
+    /// Acknowledged messages of each channel.
+    acknowledged: Mutex<HashMap<String, u64>>,
     begun: Instant,
 }
 
@@ -120,6 +122,10 @@ impl Shared {
     fn is_unsure(&self, channel: &str, number: u64) -> bool {
         let unsure = self.unsure.lock().unwrap_or_else(PoisonError::into_inner);
         unsure.contains(&(channel.to_owned(), number))
+    }
+
+    fn acknowledged(&self, channel: &str) -> u64 {
+        self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).get(channel).copied().unwrap_or(0)
     }
 
     fn at(&self) -> String {
@@ -139,6 +145,7 @@ pub async fn run(cluster: &mut Cluster, network: &Network, plan: &Plan, keeps_hi
         key: cluster.nodes()[0].key(),
         addresses: Mutex::new(addresses),
         unsure: Mutex::default(),
+        acknowledged: Mutex::default(),
         begun: Instant::now(),
     });
     let mut dice = Dice(plan.seed);
@@ -248,6 +255,8 @@ async fn publish(
                 sleep(AGAIN).await;
             }
             *count += 1;
+            let mut acknowledged = shared.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+            acknowledged.insert(channel.clone(), *count);
         }
         sleep(EVERY).await;
     }

@@ -14,6 +14,8 @@ pub struct Place {
     pub next: Option<u64>,
     /// A `resumed: false` has come since the last message.
     pub is_told: bool,
+    /// The `resumed: false` covers the numbers below: they were acknowledged before it.
+    told_below: u64,
     has: BTreeSet<u64>,
     /// Numbers that a gap after a `resumed: false` skipped. They may come late.
     lost: BTreeSet<u64>,
@@ -29,8 +31,10 @@ impl Place {
         first
     }
 
-    pub fn tell(&mut self) {
+    /// The client is told a loss when so many messages are acknowledged.
+    pub fn tell(&mut self, acknowledged: u64) {
         self.is_told = true;
+        self.told_below = acknowledged;
         // A client begins anew then, and may receive older messages again.
         self.has.clear();
     }
@@ -49,7 +53,7 @@ impl Place {
             // A late message of a told gap.
             return if self.lost.remove(&number) { Ok(0) } else { Err("came late") };
         }
-        if number > next && !self.is_told {
+        if number > next.max(self.told_below) && !self.is_told {
             return Err("silent gap");
         }
         self.lost.extend(next..number);
@@ -63,14 +67,15 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// Returns the messages that a told gap skipped, for these numbers; `None` is a `resumed: false`.
+    /// Returns the messages that a told gap skipped, for these numbers; `None` is a `resumed: false` that comes when all before are
+    /// acknowledged.
     fn found(numbers: &[Option<u64>]) -> Result<u64, &'static str> {
         let mut place = Place::default();
         let mut missing = 0;
         for number in numbers {
             match number {
                 Some(number) => missing += place.take(*number, false)?,
-                None => place.tell(),
+                None => place.tell(place.next.unwrap_or(0)),
             }
         }
         Ok(missing)
@@ -93,13 +98,24 @@ mod tests {
     }
 
     #[test]
+    fn told_loss_covers_what_was_acknowledged_before_it() {
+        let mut place = Place::default();
+        assert_eq!(place.take(4, false), Ok(0));
+        place.tell(9);
+        assert_eq!(place.take(5, false), Ok(0), "it comes late");
+        assert_eq!(place.take(9, false), Ok(3));
+        assert_eq!(place.take(7, false), Ok(0), "as does this one");
+        assert_eq!(place.take(11, false), Err("silent gap"));
+    }
+
+    #[test]
     fn what_was_published_again_under_its_id_may_come_twice() {
         let mut place = Place::default();
         assert_eq!(place.take(0, false), Ok(0));
         assert_eq!(place.take(1, true), Ok(0));
         assert_eq!(place.take(1, true), Ok(0));
         assert_eq!(place.take(2, false), Ok(0));
-        place.tell();
+        place.tell(3);
         assert_eq!((place.take(1, true), place.next), (Ok(0), Some(3)), "all before it are there");
     }
 }

@@ -132,7 +132,7 @@ impl Subscriber {
             self.heard.attaches += 1;
             if place.serial.is_some() && frame["resumed"] == false {
                 self.heard.told += 1;
-                place.tell();
+                place.tell(self.shared.acknowledged(channel));
             }
         }
         let (mut fault, mut old) = (None, None);
