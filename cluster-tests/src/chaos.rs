@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// A fault of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub enum Fault {
     /// SIGKILL, then a start.
     Kill,
     /// SIGTERM, then a start.
@@ -42,27 +42,24 @@ enum Fault {
     Stop,
     /// SIGSTOP for at most a second, which does not.
     Blink,
-    /// A cut of all links to the other nodes.
+    /// A cut of all links to the other nodes. The nodes need hosts of their own.
     Cut,
 }
 
-impl Fault {
-    const ALL: [Self; 5] = [Self::Kill, Self::Terminate, Self::Stop, Self::Blink, Self::Cut];
-}
-
-/// The length of a course and its seed. The same seed chooses the same faults; the machine decides their timing.
+/// The faults of a course, its length and its seed. The same seed chooses the same faults; the machine decides their timing.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub seed: u64,
     pub time: Duration,
+    pub faults: Vec<Fault>,
 }
 
 impl Plan {
     /// Reads `FANFARE_CHAOS_SEED` (default 1) and `FANFARE_CHAOS_SECONDS` (default `seconds`).
-    pub fn of(seconds: u64) -> Self {
+    pub fn of(faults: &[Fault], seconds: u64) -> Self {
         let number = |name: &str| Some(std::env::var(name).ok()?.parse::<u64>().expect("a number"));
         let time = Duration::from_secs(number("FANFARE_CHAOS_SECONDS").unwrap_or(seconds));
-        Self { seed: number("FANFARE_CHAOS_SEED").unwrap_or(1), time }
+        Self { seed: number("FANFARE_CHAOS_SEED").unwrap_or(1), time, faults: faults.to_vec() }
     }
 }
 
@@ -138,7 +135,12 @@ fn channel(number: usize) -> String {
 }
 
 /// Carries out the plan, and fails the test on a broken invariant. `keeps_history` includes the history.
-pub async fn run(cluster: &mut Cluster, network: &Network, plan: &Plan, keeps_history: bool) -> Report {
+pub async fn run(
+    cluster: &mut Cluster,
+    network: Option<&Network>,
+    plan: &Plan,
+    keeps_history: bool,
+) -> Report {
     println!("{plan:?}");
     let addresses = cluster.nodes().iter().map(Node::addr).collect();
     let shared = Arc::new(Shared {
@@ -167,7 +169,7 @@ pub async fn run(cluster: &mut Cluster, network: &Network, plan: &Plan, keeps_hi
     let until = Instant::now() + plan.time;
     while Instant::now() < until {
         sleep(dice.between(Duration::from_millis(500), Duration::from_secs(2))).await;
-        let fault = Fault::ALL[dice.below(Fault::ALL.len() as u64) as usize];
+        let fault = plan.faults[dice.below(plan.faults.len() as u64) as usize];
         let node = dice.below(cluster.nodes().len() as u64) as usize;
         println!("{} {fault:?} of n{node}", shared.at());
         befall(cluster, network, fault, node, &mut dice).await;
@@ -203,7 +205,13 @@ pub async fn run(cluster: &mut Cluster, network: &Network, plan: &Plan, keeps_hi
     report
 }
 
-async fn befall(cluster: &mut Cluster, network: &Network, fault: Fault, node: usize, dice: &mut Dice) {
+async fn befall(
+    cluster: &mut Cluster,
+    network: Option<&Network>,
+    fault: Fault,
+    node: usize,
+    dice: &mut Dice,
+) {
     match fault {
         Fault::Kill | Fault::Terminate => {
             if fault == Fault::Terminate {
@@ -228,6 +236,7 @@ async fn befall(cluster: &mut Cluster, network: &Network, fault: Fault, node: us
             node.resume();
         }
         Fault::Cut => {
+            let network = network.expect("nodes that are apart");
             let hosts: Vec<_> = cluster.nodes().iter().map(Node::host).collect();
             let (before, after) = hosts.split_at(node);
             let cuts = network.split(&after[..1], &[before, &after[1..]].concat());
