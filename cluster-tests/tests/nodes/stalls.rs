@@ -93,7 +93,7 @@ impl Reader {
 
     fn take(&mut self, frame: &Value) {
         if frame["op"] == 9 && self.place.serial.is_some() && frame["resumed"] == false {
-            self.place.tell();
+            self.place.tell(self.place.next.unwrap_or(0));
             self.frames.push("resumed: false".to_owned());
         }
         for message in frame["messages"].as_array().into_iter().flatten() {
