@@ -11,5 +11,6 @@ pub mod path;
 pub mod peer;
 pub mod serial;
 pub mod token;
+pub mod webhook;
 
 mod writer;

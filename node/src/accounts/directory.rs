@@ -8,6 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::reader::Mistake;
 use super::secret::Secret;
+use super::webhook::WebhookTarget;
 use crate::model::{AccountId, Capability, KeyName, Limits, Usage, pattern_matches};
 
 const HOUR_MS: u64 = 3_600_000;
@@ -201,8 +202,17 @@ pub struct Integration {
     pub channels: Vec<Box<str>>,
     pub messages: bool,
     pub presence: bool,
+    pub target: Target,
     /// What the kind needs, as it stands in the file; it may hold secrets.
     pub fields: toml::Table,
+}
+
+/// What the kind of an integration needs, read and checked.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Target {
+    Webhook(Arc<WebhookTarget>),
+    /// Of a kind that nothing is delivered to yet.
+    Other,
 }
 
 impl fmt::Debug for Integration {
@@ -213,6 +223,7 @@ impl fmt::Debug for Integration {
             .field("channels", &self.channels)
             .field("messages", &self.messages)
             .field("presence", &self.presence)
+            .field("target", &self.target)
             .field("fields", &self.fields.keys().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }

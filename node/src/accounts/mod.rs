@@ -10,13 +10,15 @@ mod secret;
 mod tests;
 mod usages;
 mod watch;
+mod webhook;
 
 pub use connections::{Seat, TenantConnections};
 pub use directory::{
-    Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant,
+    Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant,
 };
 pub use parse::is_key_name;
 pub use reader::{DirectoryError, Mistake};
 pub use secret::Secret;
 pub use usages::Usages;
 pub use watch::Accounts;
+pub use webhook::WebhookTarget;

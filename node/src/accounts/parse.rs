@@ -7,10 +7,11 @@ use std::sync::Arc;
 use serde::Deserialize as _;
 use toml::de::{DeTable, ValueDeserializer};
 
-use super::directory::{Account, ChannelRule, Directory, Integration, IntegrationKind, Key, Tenant};
+use super::directory::{Account, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant};
 use super::reader::{Found, Mistake, Mistakes, TableReader};
 use super::secret::Secret;
 use super::usages::Usages;
+use super::webhook;
 use crate::model::{AccountId, Capability, bare_secret};
 
 const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
@@ -233,11 +234,21 @@ impl Parser<'_, '_> {
             let channels = self.channel_patterns(&mut table);
             let (messages, presence) = self.events(&mut table);
             let fields = self.further_fields(&table);
-            if let Some(kind) = kind {
-                integrations.push(Integration { id: id.into(), kind, channels, messages, presence, fields });
+            let target = kind.and_then(|kind| self.target(kind, table));
+            if let (Some(kind), Some(target)) = (kind, target) {
+                let id = id.into();
+                integrations.push(Integration { id, kind, channels, messages, presence, target, fields });
             }
         }
         integrations
+    }
+
+    fn target(&mut self, kind: IntegrationKind, mut table: TableReader<'_, '_>) -> Option<Target> {
+        if kind != IntegrationKind::Webhook {
+            return Some(Target::Other);
+        }
+        let secret = self.secret("", &mut table);
+        webhook::read(table, secret, &mut self.mistakes).map(|target| Target::Webhook(Arc::new(target)))
     }
 
     fn kind(&mut self, table: &mut TableReader<'_, '_>) -> Option<IntegrationKind> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::quantity::{parse_count, parse_duration, show_duration};
 use super::{SchemaMode, StoreKind};
+use crate::model::AllowRule;
 use crate::telemetry::LogFormat;
 
 /// The shape of a setting in the file.
@@ -92,6 +93,20 @@ impl Field for Vec<String> {
 
     fn show(&self) -> Option<String> {
         (!self.is_empty()).then(|| self.join(","))
+    }
+}
+
+/// Networks and addresses, parted by commas.
+impl Field for Vec<AllowRule> {
+    const FORM: Form = Form::List;
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.split(',').map(str::trim).map(str::parse).collect()
+    }
+
+    fn show(&self) -> Option<String> {
+        let texts: Vec<_> = self.iter().map(AllowRule::to_string).collect();
+        (!texts.is_empty()).then(|| texts.join(","))
     }
 }
 

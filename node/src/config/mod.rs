@@ -28,7 +28,7 @@ pub use reference::reference;
 #[cfg(test)]
 pub(crate) use settings::names;
 
-use crate::model::Limits;
+use crate::model::{AllowRule, Limits};
 use crate::telemetry::LogFormat;
 
 /// What `fanfare serve` runs with; `fanfare config-reference` says what each field means.
@@ -68,6 +68,8 @@ pub struct Config {
     pub scylla_datacenter: Option<String>,
     pub scylla_user: Option<String>,
     pub scylla_password_file: Option<PathBuf>,
+    /// Addresses that a webhook may reach beside public ones.
+    pub webhook_allow: Vec<AllowRule>,
     pub drain_timeout: Duration,
     pub auth: bool,
     /// The name of this service in `aud` of tokens.
@@ -127,6 +129,7 @@ impl Default for Config {
             scylla_datacenter: None,
             scylla_user: None,
             scylla_password_file: None,
+            webhook_allow: Vec::new(),
             drain_timeout: Duration::from_secs(25),
             auth: true,
             audience: None,

@@ -143,6 +143,8 @@ static SETTINGS: &[Setting] = &[
         |text| read_name(text).map(Some), Field::show),
     setting!("scylla_password_file", scylla_password_file: OptionalPath, "FILE",
         "Holds the password of scylla_user"),
+    setting!("webhook_allow", webhook_allow: Vec<crate::model::AllowRule>, "NETWORK",
+        "Addresses that webhooks may reach although they are not public, such as 10.1.0.0/16, 127.0.0.1:9000 or [fd00::]/8; repeated as seed is"),
     setting!("drain_timeout", drain_timeout: std::time::Duration, "DURATION",
         "How long a stop may take: clients are told to leave, work is flushed", read_drain_timeout, Field::show),
     Setting {

@@ -68,6 +68,7 @@ fn a_flag_beats_the_environment_which_beats_the_file() {
 fn every_kind_of_value_is_read_from_every_source() {
     let file = "store = 'none'\ndrain_timeout = '500ms'\nauth = 'off'\ninsecure = true\nthreads = 3\n\
                 io_uring = 'off'\nlog = 'debug'\nlog_format = 'json'\n\
+                webhook_allow = ['10.1.0.0/16', '[::1]:9000']\n\
                 [limits]\nmessage_bytes = '128KiB'\nresume_window_ms = '60s'\npublishes_per_second = 0\nnesting = 0x10";
     let from_file = load(file, &[], &[]).unwrap();
     assert_eq!(from_file.limits.message_bytes, 128 * 1024);
@@ -84,6 +85,7 @@ fn every_kind_of_value_is_read_from_every_source() {
         ("FANFARE_IO_URING", "off"),
         ("FANFARE_LOG", "debug"),
         ("FANFARE_LOG_FORMAT", "json"),
+        ("FANFARE_WEBHOOK_ALLOW", "10.1.0.0/16, [::1]:9000"),
     ];
     let given = [
         "--store=none",
@@ -94,6 +96,8 @@ fn every_kind_of_value_is_read_from_every_source() {
         "--io-uring=off",
         "--log=debug",
         "--log-format=json",
+        "--webhook-allow=10.1.0.0/16",
+        "--webhook-allow=[::1]:9000",
     ];
     for config in [from_file, load("", &variables, &[]).unwrap(), load("", &[], &given).unwrap()] {
         assert_eq!(config.store, StoreKind::None);
@@ -101,6 +105,8 @@ fn every_kind_of_value_is_read_from_every_source() {
         assert_eq!((config.auth, config.insecure, config.threads), (false, true, 3));
         assert!(!config.io_uring);
         assert_eq!((config.log.as_str(), config.log_format), ("debug", LogFormat::Json));
+        let allowed: Vec<_> = config.webhook_allow.iter().map(ToString::to_string).collect();
+        assert_eq!(allowed, ["10.1.0.0/16", "[::1]/128:9000"]);
     }
 }
 
@@ -109,8 +115,18 @@ fn every_mistake_is_reported_at_once_with_its_place() {
     let file = "lisen = '127.0.0.1:1'\nstore = 'disk'\nthreads = 'many'\nauth = true\n\n[limits]\n\
                 message-bytes = 1\nnesting = 500\nheartbeat_ms = -1\npings_per_second = 1.5\n[other]\n";
     let variables = [("FANFARE_LISTEN", "8080"), ("FANFARE_LIMITS_TOKEN_BYTES", "0")];
-    let given =
-        ["--drain-timeout", "soon", "--log", "a=b=c", "--node-id", "a b", "--admin-listen", "0.0.0.0:1"];
+    let given = [
+        "--webhook-allow",
+        "10.1.2.3/16",
+        "--drain-timeout",
+        "soon",
+        "--log",
+        "a=b=c",
+        "--node-id",
+        "a b",
+        "--admin-listen",
+        "0.0.0.0:1",
+    ];
     let mistakes = load(file, &variables, &given).unwrap_err();
     let expected = [
         "f.toml:1: lisen: is not known, did you mean listen?",
@@ -125,6 +141,7 @@ fn every_mistake_is_reported_at_once_with_its_place() {
         "FANFARE_LIMITS_TOKEN_BYTES: must be between 1 and 65536, got `0`",
         "FANFARE_LISTEN: expected a host and a port such as 127.0.0.1:8080, got `8080`",
         "--node-id: expected 1 to 64 letters, digits, `.`, `_` or `-`, got `a b`",
+        "--webhook-allow: `10.1.2.3/16` has bits of its address beyond the prefix /16",
         "--drain-timeout: expected a duration such as 500ms, 25s, 5m or 2h, got `soon`",
         "--log: `a=b` is no part of the program that can log; expected a filter such as info,fanfare=debug, parted by commas",
         "--admin-listen: 0.0.0.0:1 is beyond loopback and needs --admin-token-file",

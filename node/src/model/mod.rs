@@ -1,5 +1,6 @@
 //! Value types. No I/O, no threads, no clock but the one that is passed in.
 
+mod allow_rule;
 mod bare_secret;
 mod capability;
 mod clock;
@@ -15,6 +16,7 @@ mod revocation;
 mod tenure;
 mod usage;
 
+pub use allow_rule::AllowRule;
 pub use bare_secret::bare_secret;
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};

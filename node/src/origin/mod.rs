@@ -3,3 +3,4 @@
 mod disk;
 pub mod history;
 pub mod metering;
+pub mod targets;
