@@ -15,8 +15,6 @@ pub const RULE_ID: &str = "x-service-rule-id";
 pub const TIMESTAMP: &str = "x-service-timestamp";
 /// What [`signature`] gives.
 pub const SIGNATURE: &str = "x-service-signature";
-/// All headers of the service begin so.
-pub const PREFIX: &str = "x-service-";
 
 const VERSION: &str = "v1=";
 

@@ -32,6 +32,9 @@ const RESERVED_HEADERS: [&str; 15] = [
     "user-agent",
 ];
 
+/// Every header of the service begins so.
+const SERVICE_HEADERS: &str = "x-service-";
+
 /// Where and how batches of events are posted.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WebhookTarget {
@@ -145,8 +148,7 @@ fn read_headers(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<He
 
 fn header(name: &str, text: &str) -> Result<(HeaderName, HeaderValue), &'static str> {
     let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| "is no name of a header")?;
-    if RESERVED_HEADERS.contains(&name.as_str()) || name.as_str().starts_with(fanfare_proto::webhook::PREFIX)
-    {
+    if RESERVED_HEADERS.contains(&name.as_str()) || name.as_str().starts_with(SERVICE_HEADERS) {
         return Err("is a header that the node sets itself");
     }
     if text.len() > HEADER_BYTES_MAX {

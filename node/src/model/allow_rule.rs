@@ -1,7 +1,7 @@
 //! Addresses that an operator opens for webhooks.
 
+use core::net::IpAddr;
 use std::fmt;
-use std::net::IpAddr;
 use std::str::FromStr;
 
 /// A network or an address, with or without a port: `10.1.0.0/16`, `127.0.0.1:9000`, `[fd00::]/8`, `[::1]:9000`.

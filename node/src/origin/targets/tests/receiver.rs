@@ -131,7 +131,7 @@ impl<F: Fn(usize) -> Answer> Server<F> {
                 Answer::Whole(text) => stream.write_all(text.as_bytes()).ok(),
                 Answer::Part(text) => {
                     stream.write_all(text.as_bytes()).ok();
-                    stream.read(&mut [0]).ok();
+                    std::io::copy(stream, &mut std::io::sink()).ok();
                     return;
                 }
                 Answer::Flood { head, chunked } => {
