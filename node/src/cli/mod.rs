@@ -16,6 +16,7 @@ mod serve;
 mod subscribe;
 mod target;
 mod token;
+mod webhook;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,10 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
             Some(("copy", matches)) => history::copy(&configuration(matches)?, matches),
             _ => Err(Failure::usage("history: only copy is known")),
         },
+        Some(("webhook", matches)) => match matches.subcommand() {
+            Some(("listen", matches)) => webhook::listen(parsed(matches)?),
+            _ => Err(Failure::usage("webhook: only listen is known")),
+        },
         Some((other, _)) => Err(Failure::usage(format!("there is no command {other}"))),
     }
 }
@@ -78,6 +83,7 @@ fn command() -> Command {
         .subcommand(key_command())
         .subcommand(schema_command())
         .subcommand(history::command())
+        .subcommand(webhook::command())
         .subcommand(
             Command::new("check-config")
                 .about("Says everything that is wrong with the configuration, and runs nothing")

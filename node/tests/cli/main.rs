@@ -1,6 +1,8 @@
 //! The binary as a user meets it: exit codes, and what goes to stdout and to stderr.
 
 mod settings;
+mod verify;
+mod webhook;
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
