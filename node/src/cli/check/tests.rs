@@ -15,6 +15,7 @@ enum Kind {
     Folder,
     Address,
     Endpoints,
+    Networks,
     Host,
     NodeId,
     Keyspace,
@@ -58,6 +59,7 @@ const ROWS: &[(&str, Kind, &[&str])] = &[
     ("scylla_datacenter", Kind::Name, SCYLLA),
     ("scylla_user", Kind::Name, SCYLLA),
     ("scylla_password_file", Kind::File, SCYLLA),
+    ("webhook_allow", Kind::Networks, &[]),
     ("drain_timeout", Kind::Duration, &[]),
     ("auth", Kind::Switch, &[]),
     ("audience", Kind::Audience, &[]),
@@ -201,6 +203,16 @@ fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
 /// Of the kinds that are no name of anything.
 fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
     match kind {
+        Kind::Networks => [
+            all(
+                &["", " ", ",", "::1,", "a", "10.0.0.1:0", "10.0.0.0/33"],
+                "expected an address or a network",
+            ),
+            all(&["10.0.0.1/8", "[fd00::1]/8:443"], "bits of its address beyond the prefix /8"),
+            toml(&["1", "true"], "expected a list of strings, got a"),
+            toml(&["[1]"], "expected a string, got an integer"),
+        ]
+        .concat(),
         Kind::Choice(misspelt) => {
             [all(&["", " auto", "none ", "NONE", "AUTO", misspelt], " or "), no_string].concat()
         }
