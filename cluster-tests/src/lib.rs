@@ -19,6 +19,7 @@ pub mod node;
 pub mod presence;
 pub mod proxy;
 pub mod raw;
+pub mod receiver;
 pub mod ring;
 pub mod roaming;
 pub mod socket;

@@ -9,6 +9,7 @@ mod identities;
 mod members;
 mod nodes;
 mod operators;
+mod outbox;
 mod peers;
 mod rebalance;
 mod runs;
@@ -50,6 +51,7 @@ use crate::{edge, telemetry};
 use cluster::{Gossip, HasMet, OfNode};
 pub use copy::copy_history;
 use operators::Operators;
+use outbox::OwnOutbox;
 pub use store::{apply_schema, read_password};
 
 /// Connections on their way to the HTTP side.
@@ -117,6 +119,7 @@ pub struct App {
     node_file: PathBuf,
     development_key: Option<String>,
     operators: Arc<Operators>,
+    outbox: Arc<OwnOutbox>,
     drain_timeout: Duration,
 }
 
@@ -150,9 +153,10 @@ impl App {
         let local = OfNode::new(&config, &shards, &store, (&auth, &accounts), &clock, others);
         let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
-        let cluster = gossip.as_ref().zip(routing.as_ref());
-        let identities = identities::open(&config, &hub, &past, &shards, &clock, cluster)?;
+        let identities =
+            identities::open(&config, &hub, &past, &shards, &clock, gossip.as_ref().zip(routing.as_ref()))?;
         let publisher = Publisher::new(&hub, &store, &config.limits, routing.as_ref());
+        let outbox = OwnOutbox::open(&config, &clock, &node_id, &accounts, &publisher, &last_tasks).await?;
         let former_members = members::restore(&store, &hub).await?;
         let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &clock, &past, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
@@ -190,9 +194,9 @@ impl App {
         }));
         let http = HttpServices::new(&services, router, &shards, &tasks);
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
-
         rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
-        let operators = Operators::new(&config, &store, &clock, &client_files, routing.as_ref(), &shards);
+        let operators =
+            Operators::new(&config, &store, &clock, (&client_files, &outbox), routing.as_ref(), &shards);
         let state = operators.admin_state(admin_token, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         tasks.spawn("directory", OnStop::Cancel, accounts.watch());
@@ -222,6 +226,7 @@ impl App {
             node_id,
             development_key,
             operators,
+            outbox,
             drain_timeout: config.drain_timeout,
         })
     }
@@ -277,6 +282,7 @@ impl App {
         if tokio::time::timeout(time.for_step(), self.publisher.finish_departures()).await.is_err() {
             tracing::warn!("not all who had ended their connection have left");
         }
+        self.outbox.stop(time.for_step()).await;
         self.meter.finish(time.for_step()).await;
         let store = self.store;
         // What was acknowledged is on the disk already; a disk that hangs is not waited for.

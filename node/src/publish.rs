@@ -3,6 +3,7 @@
 mod departures;
 mod presence;
 mod repeats;
+mod targets;
 #[cfg(test)]
 mod tests;
 
@@ -29,12 +30,14 @@ use crate::model::{
     PresenceEvent, Published, Stamp, UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
+use crate::origin::outbox::{Outbox, Source};
 use crate::pulse;
 use crate::telemetry::{Limit, OFTEN};
 
 pub use departures::Departure;
 use departures::Departures;
 pub use presence::{PresenceDone, PresenceError, PresenceRequest};
+use targets::Targets;
 
 /// Messages of one publisher for one channel, from a principal whose capability was checked.
 #[derive(Debug)]
@@ -108,6 +111,7 @@ struct Inner {
     published: metrics::Counter,
     presence: metrics::Counter,
     departures: Departures,
+    targets: Targets,
     /// The other nodes, where there may be some.
     routing: Option<Arc<Routing>>,
     /// Given ids are claimed on these nodes, too: the store is that of this one.
@@ -138,6 +142,7 @@ impl Publisher {
                 published,
                 presence: metrics::counter!("fanfare_presence_events_total"),
                 departures: Departures::default(),
+                targets: Targets::default(),
                 routing: routing.map(Arc::clone),
                 claims_ids: routing.is_some() && !store.is_shared(),
                 missed: AtomicBool::new(false),
@@ -157,6 +162,11 @@ impl Publisher {
     /// The other nodes, where there may be some.
     pub fn routing(&self) -> Option<&Arc<Routing>> {
         self.inner.routing.as_ref()
+    }
+
+    /// From now on what is published also goes to the integrations of its account.
+    pub fn open_outbox(&self, outbox: Outbox) {
+        self.inner.targets.open(outbox);
     }
 
     /// Every message so far of which the store has answered, and whose channel keeps history, is stored.
@@ -345,6 +355,9 @@ impl Inner {
         if stores && self.store.is_full() {
             return (answer.done)(Err(PublishError::Busy));
         }
+        let Ok(targets) = self.targets.of(&request.account, &request.key, Source::Message) else {
+            return (answer.done)(Err(PublishError::Busy));
+        };
         let count = request.messages.len() as u64;
         let key = request.key.clone();
         let usage = Arc::clone(&request.account.usage);
@@ -367,7 +380,7 @@ impl Inner {
                 }
             });
             let done = self.forward(&published, done);
-            self.store.append(Arc::clone(&published), retention_hours, done);
+            self.keep(&published, targets, retention_hours, done);
             published
         });
     }
@@ -378,7 +391,9 @@ impl Inner {
         let owed = routing.forward(published);
         let is_given = |message: &Message| message.id_given;
         if self.claims_ids && published.messages.iter().any(is_given) {
-            return both(done, |confirmed| routing.after_with_ids(owed, published, confirmed));
+            return both(done, |confirmed| {
+                routing.after_with_ids(owed, published, Box::new(move || confirmed(Ok(()))));
+            });
         }
         owe(routing, owed, done)
     }
@@ -397,11 +412,11 @@ fn owe(routing: &Routing, owed: Vec<Receipt>, done: Done) -> Done {
     if owed.is_empty() {
         return done;
     }
-    both(done, |confirmed| routing.after(owed, confirmed))
+    both(done, |confirmed| routing.after(owed, Box::new(move || confirmed(Ok(())))))
 }
 
-/// What is to run when the store has something then waits for what `begin` has begun, too; that it is not stored is told at once.
-fn both(done: Done, begin: impl FnOnce(Box<dyn FnOnce() + Send>)) -> Done {
+/// What is to run when the store has something then waits for what `begin` has begun, too; an error is told at once.
+fn both(done: Done, begin: impl FnOnce(Done)) -> Done {
     let both = Arc::new(Mutex::new((Some(done), 0)));
     let stored = Arc::clone(&both);
     let one = move |both: &Mutex<(Option<Done>, u8)>, result: Result<(), StoreError>| {
@@ -413,7 +428,7 @@ fn both(done: Done, begin: impl FnOnce(Box<dyn FnOnce() + Send>)) -> Done {
             done(result);
         }
     };
-    begin(Box::new(move || one(&both, Ok(()))));
+    begin(Box::new(move |result| one(&both, result)));
     Box::new(move |result| one(&stored, result))
 }
 

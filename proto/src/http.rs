@@ -189,6 +189,8 @@ pub fn read_record(text: &str) -> Result<StoredRecord<'_>, serde_json::Error> {
 #[derive(Debug, Clone, Copy)]
 pub struct PresenceRecord<'a> {
     pub channel: &'a str,
+    /// An integration receives it, the history does not give it.
+    pub id: Option<&'a str>,
     pub action: &'a str,
     pub client_id: &'a str,
     pub connection_id: &'a str,
@@ -200,6 +202,7 @@ pub struct PresenceRecord<'a> {
 pub fn write_presence_record(out: &mut Vec<u8>, record: &PresenceRecord<'_>) {
     Object::begin(out)
         .text("channel", record.channel)
+        .text_if("id", record.id)
         .text("action", record.action)
         .text("clientId", record.client_id)
         .text("connectionId", record.connection_id)

@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows time, state or input and output; what comes from outside is read with bounds.
 
+pub mod envelope;
 pub mod frame;
 pub mod http;
 pub mod json;

@@ -116,6 +116,7 @@ fn history() {
 fn presence_history() {
     let data = RawValue::from_string("1.0".into()).unwrap();
     let enter = PresenceRecord {
+        id: None,
         channel: "a:b",
         action: "enter",
         client_id: "alice",

@@ -66,4 +66,5 @@ mod start_in_time;
 mod tls;
 mod token_rules;
 mod unread_log;
+mod webhooks;
 mod whole_node;

@@ -10,8 +10,8 @@ const LAST: Duration = Duration::from_millis(1_500);
 /// How often it is looked for who has gone.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Behind the clients: nonces, leaves, counts, the store, the goodbye, and the last tasks.
-const STEPS: u32 = 6;
+/// Behind the clients: nonces, leaves, the outbox, counts, the store, the goodbye, and the last tasks.
+const STEPS: u32 = 7;
 /// What each of them has, also where others have hung.
 const STEP_MIN: Duration = Duration::from_millis(200);
 /// Of the time for a stop, what is kept for the steps: a tenth, no less than they need and no more than this or half of it.

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{self, HasMet};
+use super::outbox::OwnOutbox;
 use super::{Addresses, clock, rebalance};
 use crate::cluster::link;
 use crate::cluster::membership::{Facts, Member, Members, Membership, State};
@@ -32,6 +33,7 @@ pub(super) struct Operators {
     store: Arc<dyn HistoryStore>,
     clock: Clock,
     files: Arc<ClientFiles>,
+    outbox: Arc<OwnOutbox>,
     has_met: HasMet,
     routing: Option<Arc<Routing>>,
     shards: Arc<Shards>,
@@ -52,7 +54,7 @@ impl Operators {
         config: &Config,
         store: &Arc<dyn HistoryStore>,
         clock: &Clock,
-        files: &Arc<ClientFiles>,
+        (files, outbox): (&Arc<ClientFiles>, &Arc<OwnOutbox>),
         routing: Option<&Arc<Routing>>,
         shards: &Arc<Shards>,
     ) -> Arc<Self> {
@@ -60,6 +62,7 @@ impl Operators {
             store: Arc::clone(store),
             clock: clock.clone(),
             files: Arc::clone(files),
+            outbox: Arc::clone(outbox),
             has_met: cluster::has_met(config, routing),
             routing: routing.map(Arc::clone),
             shards: Arc::clone(shards),
@@ -168,6 +171,7 @@ impl Operators {
             Degradation::Store => self.store.health().is_err(),
             Degradation::Clock => clock::is_apart(&self.clock),
             Degradation::Files => self.files.is_full(),
+            Degradation::Outbox => self.outbox.health().is_err(),
         };
         Degradation::ALL.into_iter().filter(fails).collect()
     }

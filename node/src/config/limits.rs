@@ -89,6 +89,9 @@ limits! {
     delivery_window_ms 0..=50: "A busy shard collects for so long before it writes again; at rest nothing waits. 0: it never waits";
     idempotency_window_ms 1..=86_400_000: "How long a message id given by a client is remembered";
     store_wait_ms 1..=3_600_000: "A store that does not answer for this long leaves the outcome unknown";
+    integration_bytes 65_536..=1_099_511_627_776: "Events that wait for one integration on this node; beyond it the oldest become dead letters";
+    integration_dead_bytes 65_536..=1_099_511_627_776: "Dead letters of one integration on this node; beyond it the oldest are dropped";
+    integration_retry_ms 1_000..=2_592_000_000: "How long after its publish an event is sent again to an integration that fails";
     metric_minutes 1..=1_000_000_000: "Minutes of accounts whose metric rows are kept in memory, where the store does not have them; the oldest go first";
     sse_streams 0..=4_294_967_295: "Event streams that the node keeps open; 0: none";
     sse_channels 1..=1_000: "Channels of one event stream";

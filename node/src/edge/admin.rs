@@ -69,16 +69,19 @@ pub enum Degradation {
     Clock,
     /// There is no room for further clients.
     Files,
+    /// The outbox does not write.
+    Outbox,
 }
 
 impl Degradation {
-    pub const ALL: [Self; 3] = [Self::Store, Self::Clock, Self::Files];
+    pub const ALL: [Self; 4] = [Self::Store, Self::Clock, Self::Files, Self::Outbox];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
             Self::Clock => "clock",
             Self::Files => "files",
+            Self::Outbox => "outbox",
         }
     }
 

@@ -112,6 +112,12 @@ pub struct Limits {
     pub idempotency_window_ms: u64,
     /// A store that does not answer within it leaves the outcome unknown.
     pub store_wait_ms: u64,
+    /// Events that wait for one integration, as they are stored; the oldest beyond it become dead letters.
+    pub integration_bytes: u64,
+    /// Dead letters of one integration; the oldest beyond it are dropped.
+    pub integration_dead_bytes: u64,
+    /// From the publish of an event on: an attempt to deliver it that fails later is the last.
+    pub integration_retry_ms: u64,
     /// Minutes of accounts whose metric rows are kept in memory: those that the store does not have.
     pub metric_minutes: usize,
     /// Connections this node accepts at once; 0: what the open-file limit allows.
@@ -189,6 +195,9 @@ impl Default for Limits {
             delivery_window_ms: 1,
             idempotency_window_ms: 120_000,
             store_wait_ms: 2_000,
+            integration_bytes: 1024 * 1024 * 1024,
+            integration_dead_bytes: 256 * 1024 * 1024,
+            integration_retry_ms: 24 * 3_600_000,
             metric_minutes: 200_000,
             connections: 0,
             sse_streams: 10_000,

@@ -19,10 +19,25 @@ pub enum UsageKind {
     Token,
     /// Pages of history read, and the sizes of the answers.
     HistoryRead,
+    /// Events that webhooks received, and the bytes of their envelopes; and those of failed attempts.
+    Webhook,
+    WebhookFailed,
+    /// Events that AMQP targets received, and the bytes of their envelopes; and those of failed attempts.
+    Amqp,
+    AmqpFailed,
+    /// Events that Lambda functions received, and the bytes of their envelopes; and those of failed attempts.
+    Lambda,
+    LambdaFailed,
+    /// Events that SNS topics received, and the bytes of their envelopes; and those of failed attempts.
+    Sns,
+    SnsFailed,
+    /// Events that queues received, and the bytes of their envelopes; and those of failed attempts.
+    Queue,
+    QueueFailed,
 }
 
 impl UsageKind {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 17] = [
         Self::Publish,
         Self::Deliver,
         Self::Presence,
@@ -30,6 +45,16 @@ impl UsageKind {
         Self::Api,
         Self::Token,
         Self::HistoryRead,
+        Self::Webhook,
+        Self::WebhookFailed,
+        Self::Amqp,
+        Self::AmqpFailed,
+        Self::Lambda,
+        Self::LambdaFailed,
+        Self::Sns,
+        Self::SnsFailed,
+        Self::Queue,
+        Self::QueueFailed,
     ];
 
     /// As clients and stores know it.
@@ -42,6 +67,16 @@ impl UsageKind {
             Self::Api => "api",
             Self::Token => "token",
             Self::HistoryRead => "history-read",
+            Self::Webhook => "webhook",
+            Self::WebhookFailed => "webhook-failed",
+            Self::Amqp => "amqp",
+            Self::AmqpFailed => "amqp-failed",
+            Self::Lambda => "lambda",
+            Self::LambdaFailed => "lambda-failed",
+            Self::Sns => "sns",
+            Self::SnsFailed => "sns-failed",
+            Self::Queue => "queue",
+            Self::QueueFailed => "queue-failed",
         }
     }
 

@@ -3,4 +3,5 @@
 mod disk;
 pub mod history;
 pub mod metering;
+pub mod outbox;
 pub mod targets;

@@ -15,6 +15,7 @@ use crate::model::{
     AccountId, Capability, ChannelKey, ClientId, ConnectionId, MemberId, NotOpen, Operation, Over, Owner,
     PresenceEvent, TakenUp,
 };
+use crate::origin::outbox::Source;
 
 /// How long leaves wait for a store or a shard that has too much to do.
 const HOLD_UP: Duration = Duration::from_secs(2);
@@ -207,7 +208,7 @@ impl Publisher {
 }
 
 impl Inner {
-    async fn carry_out(&self, order: Order) {
+    async fn carry_out(self: &Arc<Self>, order: Order) {
         let members = self.hub.memberships(order.departure.connection_id);
         let leaving = members.into_iter().filter(|(key, _)| order.departure.takes(key));
         let until = Instant::now() + HOLD_UP;
@@ -222,7 +223,7 @@ impl Inner {
         }
     }
 
-    fn depart_one(&self, order: &Order, key: &ChannelKey, client_id: ClientId) {
+    fn depart_one(self: &Arc<Self>, order: &Order, key: &ChannelKey, client_id: ClientId) {
         let Departure { connection_id, owner, account, keeps } = &order.departure;
         let retention_hours = self.retention_hours(account, key);
         let member = MemberId { connection_id: *connection_id, client_id };
@@ -232,7 +233,8 @@ impl Inner {
                 Some(_) => PresenceEvent::new(key.clone(), member, owner.epoch, action, data, stamp),
                 None => PresenceEvent::departure(key.clone(), member, *owner, data, stamp),
             };
-            self.store_presence(&event, account, retention_hours, Box::new(|_| {}));
+            let targets = self.targets.of_begun(account, key, Source::Presence);
+            self.store_presence(&event, account, targets, retention_hours, Box::new(|_| {}));
             event
         });
     }

@@ -10,6 +10,7 @@ use crate::accounts::Account;
 use crate::hub::{Change, PresenceRefused};
 use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind, message_bytes};
 use crate::origin::history::Done;
+use crate::origin::outbox::{Source, TargetId};
 use crate::pulse;
 use crate::telemetry::{Limit, OFTEN};
 
@@ -70,20 +71,23 @@ impl Publisher {
         if retention_hours.is_some() && inner.store.is_full() {
             return done(Err(PresenceError::Busy));
         }
+        let Ok(targets) = inner.targets.of(&request.account, &request.key, Source::Presence) else {
+            return done(Err(PresenceError::Busy));
+        };
         let PresenceRequest { key, account, member, epoch, action, data } = request;
         let change = Change { member: member.clone(), epoch, action, data: data.map(Arc::from) };
-        let mut waiting = Some(done);
+        let mut waiting = Some((done, targets));
         let presented = inner.hub.present(&key, change, &inner.limits, |action, data, stamp| {
             let event = PresenceEvent::new(key.clone(), member, epoch, action, data, stamp);
-            if let Some(done) = waiting.take() {
-                inner.store_presence(&event, &account, retention_hours, done);
+            if let Some((done, targets)) = waiting.take() {
+                inner.store_presence(&event, &account, targets, retention_hours, done);
             }
             event
         });
         if let Err(refused) = &presented {
             limit_of(refused).hit();
         }
-        if let Some(done) = waiting {
+        if let Some((done, _)) = waiting {
             done(presented.map_err(PresenceError::Refused));
         }
     }
@@ -97,9 +101,10 @@ impl Inner {
     }
 
     pub(super) fn store_presence(
-        &self,
+        self: &Arc<Self>,
         event: &Arc<PresenceEvent>,
         account: &Account,
+        targets: Vec<TargetId>,
         retention_hours: Option<u32>,
         done: PresenceDone,
     ) {
@@ -119,7 +124,7 @@ impl Inner {
             }
         });
         let stored = self.forward_presence(event, stored);
-        self.store.append_presence(Arc::clone(event), retention_hours, stored);
+        self.keep_presence(event, targets, retention_hours, stored);
     }
 }
 

@@ -181,6 +181,7 @@ impl Node {
             missed: AtomicBool::new(false),
             has_missed: Notify::new(),
             departures: Departures::default(),
+            targets: Targets::default(),
             routing: None,
             claims_ids: false,
         };

@@ -1,6 +1,6 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 25] = [
+const COUNTERS: [(&str, &str); 29] = [
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_nacks_total", "Requests over sockets refused, by code"),
@@ -14,6 +14,16 @@ const COUNTERS: [(&str, &str); 25] = [
         "Steps of the system clock by more than a minute, and starts with a clock that had stepped",
     ),
     ("fanfare_connections_refused_total", "Connections refused since the node was full, by reason"),
+    (
+        "fanfare_integration_events_total",
+        "Events of attempts to deliver to integrations, by kind and outcome",
+    ),
+    (
+        "fanfare_integration_retries_total",
+        "Attempts to deliver to integrations that came after a failed one, by kind",
+    ),
+    ("fanfare_outbox_dead_letters_total", "Events that became dead letters"),
+    ("fanfare_outbox_dead_letters_dropped_total", "Dead letters dropped, since there were too many"),
     ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
     ("fanfare_forwards_taken_total", "Publishes taken from peers"),
     ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),
@@ -36,10 +46,14 @@ const COUNTERS: [(&str, &str); 25] = [
     ),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];
-const GAUGES: [(&str, &str); 6] = [
+const GAUGES: [(&str, &str); 10] = [
     ("fanfare_connections_max", "Sockets and event streams that the node admits"),
     ("fanfare_degraded", "1 while a part of the node fails, by reason"),
     ("fanfare_open_files", "Files that the process has open"),
+    ("fanfare_outbox_bytes", "Bytes of events that wait for integrations, by kind"),
+    ("fanfare_outbox_dead_letters", "Events that integrations will not receive any more, by kind"),
+    ("fanfare_outbox_events", "Events that wait for integrations, by kind"),
+    ("fanfare_outbox_oldest_seconds", "Age of the oldest event that waits for an integration, by kind"),
     ("fanfare_open_files_max", "Files that the process may open"),
     ("fanfare_peers_known", "Peers that can be reached and have said what they want"),
     ("fanfare_tls_certificate_generation", "Rises when a changed certificate is taken"),

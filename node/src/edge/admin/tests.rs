@@ -72,7 +72,7 @@ async fn open_paths_need_no_token() {
 async fn a_degraded_node_says_why() {
     for (reasons, text) in [
         (vec![Degradation::Store], r#"["store"]"#),
-        (Degradation::ALL.to_vec(), r#"["store","clock","files"]"#),
+        (Degradation::ALL.to_vec(), r#"["store","clock","files","outbox"]"#),
     ] {
         let expected = (200, format!(r#"{{"status":"degraded","reasons":{text}}}"#));
         assert_eq!(ask(Readiness::Degraded(reasons), "/ready", &[]).await, expected);

@@ -5,7 +5,7 @@ mod contract;
 mod copy;
 mod embedded;
 mod position;
-mod record;
+pub(super) mod record;
 mod runs;
 mod scylla;
 

@@ -5,7 +5,7 @@ use fanfare_proto::http::{PresenceRecord, Record, write_presence_record, write_r
 use crate::model::{Message, PresenceEvent, Published};
 
 /// Appends the record of one message of a publish, whose connection is `connection_id`.
-pub(super) fn write_message(
+pub(in crate::origin) fn write_message(
     out: &mut Vec<u8>,
     published: &Published,
     message: &Message,
@@ -25,8 +25,14 @@ pub(super) fn write_message(
 }
 
 pub(super) fn write_presence(out: &mut Vec<u8>, event: &PresenceEvent) {
+    write_presence_with(out, event, None);
+}
+
+/// The same with an id, as integrations receive it.
+pub(in crate::origin) fn write_presence_with(out: &mut Vec<u8>, event: &PresenceEvent, id: Option<&str>) {
     let record = PresenceRecord {
         channel: event.key.channel(),
+        id,
         action: event.action.as_str(),
         client_id: event.member.client_id.as_str(),
         connection_id: &event.member.connection_id.to_string(),

@@ -155,16 +155,16 @@ fn an_ack_waits_for_the_store_and_for_receipts_side_by_side() {
     let (answered, stored, confirmed) = begin();
     stored(Ok(()));
     assert_eq!(*answered.lock(), []);
-    confirmed();
+    confirmed(Ok(()));
     assert_eq!(*answered.lock(), [Ok(())]);
     let (answered, stored, confirmed) = begin();
-    confirmed();
+    confirmed(Ok(()));
     assert_eq!(*answered.lock(), []);
     stored(Ok(()));
     assert_eq!(*answered.lock(), [Ok(())]);
     let (answered, stored, confirmed) = begin();
     stored(Err(StoreError::Busy));
     assert_eq!(*answered.lock(), [Err(StoreError::Busy)], "no receipt makes it stored");
-    confirmed();
+    confirmed(Ok(()));
     assert_eq!(answered.lock().len(), 1);
 }

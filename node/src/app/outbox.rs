@@ -1,0 +1,139 @@
+//! The outbox of the node, opened when the directory has something to send to.
+
+use std::future::ready;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::StartError;
+use crate::accounts::{Accounts, Target, development};
+use crate::config::Config;
+use crate::model::{Clock, Limits};
+use crate::origin::history::{BoxFuture, StoreError};
+use crate::origin::outbox::{Outbox, Transport};
+use crate::origin::targets::{Delivery, Outcome, Webhooks};
+use crate::publish::Publisher;
+use crate::tasks::{OnStop, Tasks};
+use crate::telemetry::OFTEN;
+
+/// How often the directory is looked at for a first integration.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often the depths are measured.
+const MEASURE: Duration = Duration::from_secs(5);
+
+/// Sends to targets of all kinds.
+struct Senders {
+    webhooks: Webhooks,
+}
+
+impl Transport for Senders {
+    fn send<'a>(&'a self, target: &'a Target, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
+        match target {
+            Target::Webhook(webhook) => Box::pin(self.webhooks.send(webhook, delivery)),
+            Target::Other => {
+                let reason = "this version does not send to integrations of this kind".to_owned();
+                Box::pin(ready(Outcome::Retry { reason, after: None }))
+            }
+        }
+    }
+}
+
+/// The outbox, from when it is open on.
+pub(super) struct OwnOutbox {
+    folder: PathBuf,
+    limits: Limits,
+    clock: Clock,
+    node_id: Arc<str>,
+    accounts: Arc<Accounts>,
+    publisher: Publisher,
+    transport: Arc<dyn Transport>,
+    opened: OnceLock<Outbox>,
+    tasks: Arc<Tasks>,
+}
+
+impl OwnOutbox {
+    /// Opens the outbox if the directory has an integration that is sent to, or the folder is there.
+    pub(super) async fn open(
+        config: &Config,
+        clock: &Clock,
+        node_id: &Arc<str>,
+        accounts: &Arc<Accounts>,
+        publisher: &Publisher,
+        tasks: &Arc<Tasks>,
+    ) -> Result<Arc<Self>, StartError> {
+        let webhooks =
+            Webhooks::new(&config.webhook_allow).map_err(StartError::at("cannot prepare webhooks"))?;
+        let own = Arc::new(Self {
+            folder: config.data_dir.join("outbox"),
+            limits: config.limits.clone(),
+            clock: clock.clone(),
+            node_id: Arc::clone(node_id),
+            accounts: Arc::clone(accounts),
+            publisher: publisher.clone(),
+            transport: Arc::new(Senders { webhooks }),
+            opened: OnceLock::new(),
+            tasks: Arc::clone(tasks),
+        });
+        if own.folder.exists() || own.is_needed() {
+            own.open_now().await.map_err(StartError::at("cannot open the outbox (--data-dir)"))?;
+        }
+        let waiting = Arc::clone(&own);
+        tasks.spawn("outbox upkeep", OnStop::Cancel, async move { waiting.keep_up().await });
+        Ok(own)
+    }
+
+    fn is_needed(&self) -> bool {
+        self.accounts.current().accounts().any(|account| account.integrations.iter().any(Outbox::sends_to))
+    }
+
+    async fn open_now(self: &Arc<Self>) -> Result<(), StoreError> {
+        let own = Arc::clone(self);
+        let opened = tokio::task::spawn_blocking(move || {
+            development::make_private_folder(&own.folder)
+                .map_err(|error| StoreError::Failed(format!("{}: {error}", own.folder.display())))?;
+            let Self { folder, limits, clock, node_id, accounts, transport, .. } = &*own;
+            Outbox::open(folder, limits, clock, node_id, accounts, Arc::clone(transport))
+        });
+        let outbox = opened.await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))?;
+        outbox.begin(&self.tasks);
+        self.publisher.open_outbox(outbox.clone());
+        let _first = self.opened.set(outbox);
+        Ok(())
+    }
+
+    /// Never returns: opens the outbox when the directory needs it, and measures it.
+    async fn keep_up(self: Arc<Self>) {
+        while self.opened.get().is_none() {
+            tokio::time::sleep(LOOK).await;
+            if self.is_needed()
+                && let Err(error) = self.open_now().await
+            {
+                tracing::error!(target: OFTEN, %error, "the outbox cannot be opened");
+            }
+        }
+        loop {
+            if let Some(outbox) = self.opened.get() {
+                outbox.measure().await;
+            }
+            tokio::time::sleep(MEASURE).await;
+        }
+    }
+
+    /// `Failed` while the disk does not take what is written.
+    pub(super) fn health(&self) -> Result<(), StoreError> {
+        self.opened.get().map_or(Ok(()), Outbox::health)
+    }
+
+    /// Sends what waits, as far as the time reaches, and ends. What is left is sent after the next start.
+    pub(super) async fn stop(&self, within: Duration) {
+        let Some(outbox) = self.opened.get().cloned() else { return };
+        let left = outbox.drain(within).await;
+        if left > 0 {
+            tracing::warn!(events = left, "events are left in the outbox, and are sent after the next start");
+        }
+        let ended = tokio::task::spawn_blocking(move || outbox.shutdown());
+        if !matches!(tokio::time::timeout(within, ended).await, Ok(Ok(()))) {
+            tracing::error!("the outbox did not shut down");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The channels with events for each target, as far as they are in memory. The rest is found in the tables.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::TargetId;
+
+/// Channels of one target in memory.
+const CHANNELS_MAX: usize = 1_024;
+
+/// All targets.
+#[derive(Default)]
+pub(super) struct Board {
+    targets: Mutex<HashMap<TargetId, Arc<Lineup>>>,
+    /// A target is new.
+    pub(super) has_new: Notify,
+}
+
+/// The channels of one target.
+pub(super) struct Lineup {
+    pub(super) target: TargetId,
+    state: Mutex<State>,
+    /// A channel is ready that was not before.
+    pub(super) changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    channels: HashMap<Box<str>, Channel>,
+    /// Channels that are not being sent, in their turn.
+    turns: VecDeque<Box<str>>,
+    /// Channels that are not in memory may have events.
+    overflowed: bool,
+    /// The last channel that was read from the tables.
+    read_until: Option<Box<str>>,
+    /// The settings under which the target has answered that it is gone.
+    disabled: Option<u64>,
+}
+
+#[derive(Default)]
+struct Channel {
+    /// An event has come since the last look at the tables.
+    has_new: bool,
+    not_before: Option<Instant>,
+    /// So many further events end the wait.
+    lacking: Option<usize>,
+    failures: u32,
+}
+
+/// What became of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// `has_more`: further events of the channel wait.
+    Settled { has_more: bool },
+    /// The attempt failed; the next one comes not before.
+    Failed { not_before: Instant },
+    /// Nothing was sent yet.
+    Waits { not_before: Instant },
+    /// Nothing was sent yet; `lacking` further events make a whole batch.
+    Lingers { not_before: Instant, lacking: usize },
+}
+
+impl Board {
+    pub(super) fn lineup(&self, target: &TargetId) -> Arc<Lineup> {
+        let mut targets = self.targets.lock();
+        if let Some(lineup) = targets.get(target) {
+            return Arc::clone(lineup);
+        }
+        let lineup =
+            Arc::new(Lineup { target: target.clone(), state: Mutex::default(), changed: Notify::new() });
+        targets.insert(target.clone(), Arc::clone(&lineup));
+        self.has_new.notify_one();
+        lineup
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Lineup>> {
+        self.targets.lock().values().map(Arc::clone).collect()
+    }
+
+    pub(super) fn arrived(&self, target: &TargetId, channel: Box<str>) {
+        self.lineup(target).arrived(channel);
+    }
+
+    /// The settings under which the target is disabled.
+    pub(super) fn disabled(&self, target: &TargetId) -> Option<u64> {
+        self.targets.lock().get(target).and_then(|lineup| lineup.disabled())
+    }
+}
+
+impl Lineup {
+    fn arrived(&self, name: Box<str>) {
+        let mut state = self.state.lock();
+        if let Some(channel) = state.channels.get_mut(&name) {
+            channel.has_new = true;
+            channel.lacking = channel.lacking.map(|lacking| lacking.saturating_sub(1));
+            if channel.lacking == Some(0) {
+                (channel.lacking, channel.not_before) = (None, None);
+                drop(state);
+                self.changed.notify_one();
+            }
+            return;
+        }
+        if state.channels.len() >= CHANNELS_MAX {
+            state.overflowed = true;
+            return;
+        }
+        state.channels.insert(name.clone(), Channel { has_new: true, ..Channel::default() });
+        state.turns.push_back(name);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// The next channel whose time has come, and how many of its attempts have failed. Else when the time of the first one comes.
+    pub(super) fn next(&self, now: Instant) -> Result<(Box<str>, u32), Option<Instant>> {
+        let mut state = self.state.lock();
+        let mut first: Option<Instant> = None;
+        for _ in 0..state.turns.len() {
+            let Some(name) = state.turns.pop_front() else { break };
+            let Some(channel) = state.channels.get_mut(&name) else { continue };
+            match channel.not_before.filter(|until| *until > now) {
+                None => {
+                    (channel.has_new, channel.lacking) = (false, None);
+                    return Ok((name, channel.failures));
+                }
+                Some(until) => {
+                    first = Some(first.map_or(until, |first| first.min(until)));
+                    state.turns.push_back(name);
+                }
+            }
+        }
+        Err(first)
+    }
+
+    /// Gives back a channel that [`Lineup::next`] gave.
+    pub(super) fn ended(&self, name: Box<str>, turn: Turn) {
+        let mut state = self.state.lock();
+        let Some(channel) = state.channels.get_mut(&name) else { return };
+        match turn {
+            Turn::Settled { has_more } => {
+                (channel.failures, channel.not_before) = (0, None);
+                if !has_more && !channel.has_new {
+                    state.channels.remove(&name);
+                    return;
+                }
+            }
+            Turn::Failed { not_before } => {
+                channel.failures = channel.failures.saturating_add(1);
+                channel.not_before = Some(not_before);
+            }
+            Turn::Waits { not_before } => channel.not_before = Some(not_before),
+            // An event that came meanwhile is not counted in what is lacking.
+            Turn::Lingers { .. } if channel.has_new => channel.not_before = None,
+            Turn::Lingers { not_before, lacking } => {
+                (channel.not_before, channel.lacking) = (Some(not_before), Some(lacking));
+            }
+        }
+        state.turns.push_back(name);
+    }
+
+    /// Where in the tables to look for further channels, and how many there is room for; none while there is no need to.
+    pub(super) fn wants_more(&self) -> Option<(Option<Box<str>>, usize)> {
+        let mut state = self.state.lock();
+        if !state.overflowed || state.channels.len() > CHANNELS_MAX / 2 {
+            return None;
+        }
+        // An event that comes from here on says so again.
+        state.overflowed = false;
+        Some((state.read_until.clone(), CHANNELS_MAX - state.channels.len()))
+    }
+
+    /// Takes channels from the tables; `is_end`: there is none behind them.
+    pub(super) fn add(&self, names: Vec<Box<str>>, is_end: bool) {
+        let mut state = self.state.lock();
+        let began_at_the_first = state.read_until.is_none();
+        state.read_until = if is_end { None } else { names.last().cloned() };
+        // A look that began in the midst has not seen the channels before.
+        state.overflowed |= !is_end || !began_at_the_first;
+        for name in names {
+            if !state.channels.contains_key(&name) {
+                state.channels.insert(name.clone(), Channel { has_new: true, ..Channel::default() });
+                state.turns.push_back(name);
+            }
+        }
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Channels may wait in the tables.
+    pub(super) fn set_overflowed(&self) {
+        self.state.lock().overflowed = true;
+        self.changed.notify_one();
+    }
+
+    pub(super) fn disabled(&self) -> Option<u64> {
+        self.state.lock().disabled
+    }
+
+    pub(super) fn set_disabled(&self, settings: Option<u64>) {
+        self.state.lock().disabled = settings;
+        self.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::AccountId;
+
+    fn lineup() -> Arc<Lineup> {
+        Board::default().lineup(&TargetId::new(&AccountId::new("acme"), "orders"))
+    }
+
+    fn names(lineup: &Lineup) -> Vec<Box<str>> {
+        std::iter::from_fn(|| lineup.next(Instant::now()).ok().map(|(name, _)| name)).collect()
+    }
+
+    #[test]
+    fn channels_take_turns_and_leave_when_they_have_nothing() {
+        let lineup = lineup();
+        ["a", "b", "a"].into_iter().for_each(|name| lineup.arrived(name.into()));
+        assert_eq!(names(&lineup), ["a".into(), "b".into()]);
+        lineup.arrived("a".into());
+        assert!(names(&lineup).is_empty(), "it is being sent");
+        lineup.ended("b".into(), Turn::Settled { has_more: false });
+        lineup.ended("a".into(), Turn::Settled { has_more: false });
+        assert_eq!(names(&lineup), ["a".into()], "an event came meanwhile");
+        lineup.ended("a".into(), Turn::Settled { has_more: false });
+        assert!(names(&lineup).is_empty());
+    }
+
+    #[test]
+    fn failed_channel_lets_others_go_first() {
+        let lineup = lineup();
+        ["a", "b"].into_iter().for_each(|name| lineup.arrived(name.into()));
+        let (name, failures) = lineup.next(Instant::now()).expect("a channel");
+        assert_eq!((&*name, failures), ("a", 0));
+        let not_before = Instant::now() + Duration::from_secs(60);
+        lineup.ended(name, Turn::Failed { not_before });
+        assert_eq!(names(&lineup), ["b".into()]);
+        assert_eq!(lineup.next(Instant::now()), Err(Some(not_before)));
+        assert_eq!(lineup.next(not_before), Ok(("a".into(), 1)));
+    }
+
+    #[test]
+    fn channels_beyond_the_bound_are_read_from_the_tables() {
+        let lineup = lineup();
+        (0..CHANNELS_MAX + 1).for_each(|number| lineup.arrived(format!("{number}").into()));
+        assert_eq!(lineup.wants_more(), None, "there is no room");
+        for name in names(&lineup) {
+            lineup.ended(name, Turn::Settled { has_more: false });
+        }
+        assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX)));
+        lineup.add(vec!["1024".into()], true);
+        assert_eq!(names(&lineup), ["1024".into()]);
+        assert_eq!(lineup.wants_more(), None);
+    }
+}

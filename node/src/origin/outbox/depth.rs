@@ -1,0 +1,76 @@
+//! How much waits for each target, and how much it will not receive any more.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use super::store::{Dead, Tables};
+use super::{TargetId, keys};
+use crate::origin::history::StoreError;
+
+/// Of one target: numbers of events, and the bytes of what is stored of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Depth {
+    pub events: u64,
+    pub bytes: u64,
+    pub dead_events: u64,
+    pub dead_bytes: u64,
+}
+
+/// The depths of all targets that have ever had an event since the start.
+#[derive(Debug, Default)]
+pub(super) struct Depths {
+    targets: Mutex<HashMap<TargetId, Depth>>,
+}
+
+/// What a commit changes of one target.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Change {
+    pub(super) events: i64,
+    pub(super) bytes: i64,
+    pub(super) dead_events: i64,
+    pub(super) dead_bytes: i64,
+}
+
+impl Depths {
+    /// Counts the rows.
+    pub(super) fn read(tables: &Tables) -> Result<Self, StoreError> {
+        let mut targets: HashMap<TargetId, Depth> = HashMap::new();
+        for row in tables.waiting.keyspace().iter() {
+            let (key, value) = row.into_inner().map_err(StoreError::failed)?;
+            if let Some((target, _, _)) = keys::parse_waiting(&key) {
+                let depth = targets.entry(target).or_default();
+                depth.events += 1;
+                depth.bytes += value.first_chunk().copied().map_or(0, u32::from_be_bytes) as u64;
+            }
+        }
+        for row in tables.dead.keyspace().iter() {
+            let (key, value) = row.into_inner().map_err(StoreError::failed)?;
+            if let Some((target, _)) = keys::parse_dead(&key) {
+                let depth = targets.entry(target).or_default();
+                depth.dead_events += 1;
+                depth.dead_bytes += Dead::decode(&value).map_or(0, |dead| u64::from(dead.bytes));
+            }
+        }
+        Ok(Self { targets: Mutex::new(targets) })
+    }
+
+    pub(super) fn of(&self, target: &TargetId) -> Depth {
+        self.targets.lock().get(target).copied().unwrap_or_default()
+    }
+
+    pub(super) fn all(&self) -> Vec<(TargetId, Depth)> {
+        self.targets.lock().iter().map(|(target, depth)| (target.clone(), *depth)).collect()
+    }
+
+    pub(super) fn apply(&self, changes: &HashMap<TargetId, Change>) {
+        let mut targets = self.targets.lock();
+        for (target, change) in changes {
+            let depth = targets.entry(target.clone()).or_default();
+            depth.events = depth.events.saturating_add_signed(change.events);
+            depth.bytes = depth.bytes.saturating_add_signed(change.bytes);
+            depth.dead_events = depth.dead_events.saturating_add_signed(change.dead_events);
+            depth.dead_bytes = depth.dead_bytes.saturating_add_signed(change.dead_bytes);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Sends what waits for one target: channels side by side, the batches of a channel one after another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::Instant;
+
+use super::board::{Lineup, Turn};
+use super::settings::{Sending, settings_hash};
+use super::store::{Batch, BatchBounds, Fixed};
+use super::writer::Settle;
+use super::{Engine, count_attempt, event};
+use crate::accounts::{Account, Integration, IntegrationKind};
+use crate::model::UsageKind;
+use crate::origin::history::StoreError;
+use crate::origin::targets::{Delivery, Outcome};
+use crate::telemetry::OFTEN;
+
+/// The directory is looked at this often for a target that cannot be sent to.
+const LOOK: Duration = Duration::from_secs(1);
+/// The outbox's disk failed, or another task took what was read.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Before the second attempt; doubled with each further one.
+const BACKOFF: Duration = Duration::from_millis(500);
+const BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// Of a target that is not known any more, or disabled.
+const FEW: BatchBounds = BatchBounds { events: 100, bytes: 1024 * 1024 };
+
+/// How many channels of a target are sent at the same time.
+struct Pace {
+    allowed: usize,
+    /// The target has asked for no attempt before.
+    not_before: Option<Instant>,
+}
+
+/// How a turn of a channel ended.
+struct Ended {
+    channel: Box<str>,
+    turn: Turn,
+    /// None: the target was not asked.
+    success: Option<bool>,
+    /// The target has asked for no attempt before.
+    not_before: Option<Instant>,
+}
+
+/// Never returns.
+pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
+    let mut sending = FuturesUnordered::new();
+    let mut pace = Pace { allowed: 1, not_before: None };
+    loop {
+        engine.fill(&lineup).await;
+        let now = Instant::now();
+        let (settings, account) = engine.settings(&lineup);
+        let sends = settings.as_deref().and_then(Sending::of);
+        let parallel = sends.map_or(1, |sending| sending.parallel).max(1);
+        pace.allowed = pace.allowed.min(parallel);
+        let mut wake = pace.not_before.filter(|until| *until > now);
+        while wake.is_none() && sending.len() < pace.allowed {
+            match lineup.next(now) {
+                Ok((channel, failures)) => {
+                    let (engine, lineup) = (Arc::clone(&engine), Arc::clone(&lineup));
+                    let of = settings.clone().zip(account.clone());
+                    sending.push(async move { engine.take_turn(&lineup, channel, failures, of).await });
+                }
+                Err(first) => {
+                    wake = first;
+                    break;
+                }
+            }
+        }
+        let slept = tokio::time::sleep_until(wake.unwrap_or_else(|| now + LOOK));
+        tokio::select! {
+            Some(ended) = sending.next(), if !sending.is_empty() => {
+                let Ended { channel, turn, success, not_before } = ended;
+                pace.allowed = match success {
+                    Some(true) => (pace.allowed * 2).min(parallel),
+                    Some(false) => 1,
+                    None => pace.allowed,
+                };
+                pace.not_before = not_before.or(pace.not_before);
+                lineup.ended(channel, turn);
+            }
+            () = lineup.changed.notified() => {}
+            () = slept => {}
+        }
+    }
+}
+
+impl Engine {
+    /// Reads channels from the tables where there is room for some.
+    async fn fill(self: &Arc<Self>, lineup: &Arc<Lineup>) {
+        let Some((after, count)) = lineup.wants_more() else { return };
+        let target = lineup.target.clone();
+        let found = self.read(move |tables| tables.channels(&target, after.as_deref(), count)).await;
+        match found {
+            Ok(channels) => {
+                let is_end = channels.len() < count;
+                lineup.add(channels, is_end);
+            }
+            Err(error) => {
+                tracing::error!(target: OFTEN, %error, "the outbox could not be read");
+                tokio::time::sleep(AGAIN).await;
+                lineup.set_overflowed();
+            }
+        }
+    }
+
+    fn settings(&self, lineup: &Lineup) -> (Option<Arc<Integration>>, Option<Arc<Account>>) {
+        let (account, integration) = lineup.target.parts();
+        let directory = self.accounts.current();
+        let account = directory.accounts().find(|found| found.id.as_str() == account).map(Arc::clone);
+        let find = |account: &Arc<Account>| {
+            account
+                .integrations
+                .iter()
+                .find(|found| *found.id == *integration)
+                .map(|found| Arc::new(found.clone()))
+        };
+        (account.as_ref().and_then(find), account)
+    }
+
+    /// Sends the next batch of the channel, and writes what became of it.
+    async fn take_turn(
+        self: Arc<Self>,
+        lineup: &Arc<Lineup>,
+        channel: Box<str>,
+        failures: u32,
+        of: Option<(Arc<Integration>, Arc<Account>)>,
+    ) -> Ended {
+        let unasked = |turn| Ended { channel: channel.clone(), turn, success: None, not_before: None };
+        // The directory may name it again.
+        let of =
+            of.and_then(|(integration, account)| Some((Sending::of(&integration)?, integration, account)));
+        let Some((sending, integration, account)) = of else {
+            return unasked(Turn::Waits { not_before: Instant::now() + LOOK });
+        };
+        let disabled = lineup.disabled();
+        let is_disabled = disabled.is_some_and(|settings| settings == settings_hash(&integration));
+        if disabled.is_some() && !is_disabled && self.disable(lineup, None).await.is_err() {
+            return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
+        }
+        let bounds = if is_disabled { FEW } else { sending.bounds };
+        let (target, name) = (lineup.target.clone(), channel.clone());
+        let read = self.read(move |tables| tables.batch(&target, &name, bounds)).await;
+        let batch = match read {
+            Ok(batch) => batch,
+            Err(error) => {
+                tracing::error!(target: OFTEN, %error, "the outbox could not be read");
+                return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
+            }
+        };
+        if batch.events.is_empty() {
+            return unasked(Turn::Settled { has_more: batch.has_more });
+        }
+        if is_disabled {
+            let reason = Some("the target has answered that it is gone (410)".into());
+            return match self.settle(lineup, &channel, &batch, reason).await {
+                Ok(()) => unasked(Turn::Settled { has_more: true }),
+                Err(_) => unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
+            };
+        }
+        if let Some(until) = self.lingers(sending, &batch) {
+            let lacking = sending.bounds.events.saturating_sub(batch.events.len());
+            return unasked(Turn::Lingers { not_before: until, lacking });
+        }
+        let Ok(event_id) = self.fix(lineup, &channel, &batch).await else {
+            return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
+        };
+        let attempt =
+            Attempt { lineup, channel: &channel, batch: &batch, failures, integration: &integration };
+        let (turn, success, not_before) = self.attempt(attempt, &account, event_id).await;
+        Ended { channel, turn, success, not_before }
+    }
+
+    /// Until when the channel waits for further events.
+    fn lingers(&self, Sending { bounds, linger_ms, .. }: Sending, batch: &Batch) -> Option<Instant> {
+        let (_, oldest) = batch.events.first()?;
+        let is_full = batch.has_more || batch.events.len() >= bounds.events;
+        if linger_ms == 0 || is_full || batch.fixed.is_some() {
+            return None;
+        }
+        let left_ms = (oldest.written_ms + linger_ms).saturating_sub(self.clock.line_ms()).min(linger_ms);
+        (left_ms > 0).then(|| Instant::now() + Duration::from_millis(left_ms))
+    }
+
+    /// Gives the batch its id, unless it has one.
+    async fn fix(&self, lineup: &Lineup, channel: &str, batch: &Batch) -> Result<Box<str>, StoreError> {
+        if let Some(fixed) = &batch.fixed {
+            return Ok(fixed.event_id.clone());
+        }
+        let (Some((first, _)), Some((last, _))) = (batch.events.first(), batch.events.last()) else {
+            return Err(StoreError::Busy);
+        };
+        let fixed = Fixed { event_id: super::new_event_id(), last: *last };
+        self.fix_batch(&lineup.target, channel, *first, fixed.clone()).await?;
+        Ok(fixed.event_id)
+    }
+
+    async fn settle(
+        &self,
+        lineup: &Lineup,
+        channel: &str,
+        batch: &Batch,
+        dead_reason: Option<Box<str>>,
+    ) -> Result<(), StoreError> {
+        let sequences = batch.events.iter().map(|(sequence, _)| *sequence).collect();
+        let (target, channel) = (lineup.target.clone(), channel.into());
+        self.written(|answer| Settle { target, channel, sequences, dead_reason, answer }).await
+    }
+
+    async fn attempt(
+        &self,
+        attempt: Attempt<'_>,
+        account: &Account,
+        event_id: Box<str>,
+    ) -> (Turn, Option<bool>, Option<Instant>) {
+        let Attempt { lineup, channel, batch, failures, integration } = attempt;
+        let events: Vec<_> = batch.events.iter().map(|(_, event)| event.clone()).collect();
+        let count = events.len() as u64;
+        let body = event::envelope(&events, &integration.id);
+        let bytes = body.len() as u64;
+        let delivery = Delivery {
+            account_id: account.id.clone(),
+            channel: channel.into(),
+            source: events[0].source.as_str(),
+            event_id,
+            rule_id: integration.id.clone(),
+            body,
+        };
+        let outcome = self.transport.send(&integration.target, &delivery).await;
+        let (delivered, failed) = usage_kinds(integration.kind);
+        let kind = integration.kind.as_str();
+        let is_delivered = matches!(outcome, Outcome::Delivered);
+        account.usage.count(if is_delivered { delivered } else { failed }, count, bytes);
+        count_attempt(kind, is_delivered, failures > 0, count);
+        let mut not_before = None;
+        let dead_reason: Option<Box<str>> = match outcome {
+            Outcome::Delivered => None,
+            Outcome::Retry { reason, after } => {
+                let is_over = batch.events[0].1.written_ms + self.retry_ms < self.clock.expiry_ms();
+                if !is_over {
+                    tracing::warn!(target: OFTEN, target = %lineup.target, channel, reason, failures, "delivery failed and is tried again");
+                    not_before = after.map(|after| Instant::now() + after);
+                    let next = Instant::now() + backoff(failures);
+                    return (Turn::Failed { not_before: next }, Some(false), not_before);
+                }
+                Some(reason.into())
+            }
+            Outcome::Rejected { reason } => Some(reason.into()),
+            Outcome::Gone => {
+                tracing::error!(target = %lineup.target, "target answered 410 and is disabled until the directory changes");
+                if self.disable(lineup, Some(settings_hash(integration))).await.is_err() {
+                    return (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(false), None);
+                }
+                Some("the target has answered that it is gone (410)".into())
+            }
+        };
+        if let Some(reason) = &dead_reason {
+            tracing::warn!(target: OFTEN, target = %lineup.target, channel, %reason, events = count, "events became dead letters");
+        }
+        match self.settle(lineup, channel, batch, dead_reason).await {
+            Ok(()) => (Turn::Settled { has_more: batch.has_more }, Some(is_delivered), not_before),
+            // The target has it; it will receive the batch once more.
+            Err(_) => (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(is_delivered), not_before),
+        }
+    }
+}
+
+struct Attempt<'a> {
+    lineup: &'a Arc<Lineup>,
+    channel: &'a str,
+    batch: &'a Batch,
+    failures: u32,
+    integration: &'a Integration,
+}
+
+/// The wait after so many failures and one more, jittered by half.
+fn backoff(failures: u32) -> Duration {
+    let full = BACKOFF.saturating_mul(2_u32.saturating_pow(failures)).min(BACKOFF_MAX);
+    let half_ms = full.as_millis() as u64 / 2;
+    let jitter = u64::from_be_bytes(crate::model::random_bytes()) % half_ms.max(1);
+    Duration::from_millis(half_ms + jitter)
+}
+
+fn usage_kinds(kind: IntegrationKind) -> (UsageKind, UsageKind) {
+    match kind {
+        IntegrationKind::Webhook => (UsageKind::Webhook, UsageKind::WebhookFailed),
+        IntegrationKind::Amqp => (UsageKind::Amqp, UsageKind::AmqpFailed),
+        IntegrationKind::Lambda => (UsageKind::Lambda, UsageKind::LambdaFailed),
+        IntegrationKind::Sns => (UsageKind::Sns, UsageKind::SnsFailed),
+    }
+}

@@ -1,0 +1,203 @@
+//! Events of the outbox: what is stored of them, and the text in which a target receives a batch of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fanfare_proto::envelope::{EnvelopeHead, write_envelope};
+
+use crate::model::AccountId;
+use crate::origin::history::StoreError;
+
+/// The kind of an event, as envelopes and headers name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    Message,
+    Presence,
+}
+
+impl Source {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Message => "channel.message",
+            Self::Presence => "channel.presence",
+        }
+    }
+
+    fn to_byte(self) -> u8 {
+        match self {
+            Self::Message => 0,
+            Self::Presence => 1,
+        }
+    }
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Message, Self::Presence].into_iter().find(|source| source.to_byte() == byte)
+    }
+}
+
+/// One integration of one account.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TargetId {
+    /// `<account>/<integration>`; neither part holds a slash.
+    text: Arc<str>,
+}
+
+impl TargetId {
+    pub fn new(account: &AccountId, integration: &str) -> Self {
+        Self { text: format!("{account}/{integration}").into() }
+    }
+
+    pub(super) fn from_text(text: &str) -> Self {
+        Self { text: text.into() }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The account and the integration.
+    pub fn parts(&self) -> (&str, &str) {
+        self.text.split_once('/').unwrap_or((&self.text, ""))
+    }
+}
+
+impl fmt::Display for TargetId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for TargetId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// One message or presence event with the targets that it is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// When it was written, along the line of the clock by which rows expire (epoch milliseconds).
+    pub written_ms: u64,
+    pub source: Source,
+    pub node_id: Arc<str>,
+    pub account: AccountId,
+    pub channel: Box<str>,
+    /// At least one.
+    pub targets: Vec<TargetId>,
+    /// The JSON text of the history record, with its id.
+    pub record: Bytes,
+}
+
+impl Event {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.record.len() + 128);
+        out.extend_from_slice(&self.written_ms.to_be_bytes());
+        out.push(self.source.to_byte());
+        put_text(&mut out, &self.node_id);
+        put_text(&mut out, self.account.as_str());
+        put_text(&mut out, &self.channel);
+        out.extend_from_slice(&(self.targets.len() as u32).to_be_bytes());
+        self.targets.iter().for_each(|target| put_text(&mut out, target.as_str()));
+        out.extend_from_slice(&self.record);
+        out
+    }
+
+    /// The length of [`Event::encode`].
+    pub(super) fn encoded_bytes(&self) -> usize {
+        let texts = [&*self.node_id, self.account.as_str(), &self.channel];
+        let targets = self.targets.iter().map(TargetId::as_str);
+        let text_bytes: usize = texts.into_iter().chain(targets).map(|text| 4 + text.len()).sum();
+        8 + 1 + 4 + text_bytes + self.record.len()
+    }
+
+    pub(super) fn decode(value: &[u8]) -> Result<Self, StoreError> {
+        Self::try_decode(value).ok_or_else(|| StoreError::failed("an event of the outbox cannot be read"))
+    }
+
+    fn try_decode(mut value: &[u8]) -> Option<Self> {
+        let written_ms = u64::from_be_bytes(take(&mut value, 8)?.try_into().ok()?);
+        let source = Source::from_byte(*take(&mut value, 1)?.first()?)?;
+        let node_id = take_text(&mut value)?.into();
+        let account = AccountId::new(take_text(&mut value)?);
+        let channel = take_text(&mut value)?.into();
+        let count = u32::from_be_bytes(take(&mut value, 4)?.try_into().ok()?);
+        let targets =
+            (0..count).map(|_| take_text(&mut value).map(TargetId::from_text)).collect::<Option<_>>()?;
+        let record = Bytes::copy_from_slice(value);
+        Some(Self { written_ms, source, node_id, account, channel, targets, record })
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(&(text.len() as u32).to_be_bytes());
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn take<'a>(value: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = value.split_at_checked(count)?;
+    *value = rest;
+    Some(taken)
+}
+
+fn take_text<'a>(value: &mut &'a [u8]) -> Option<&'a str> {
+    let length = u32::from_be_bytes(take(value, 4)?.try_into().ok()?);
+    std::str::from_utf8(take(value, length as usize)?).ok()
+}
+
+/// The body in which a target receives these events, which are of one channel, source and node.
+pub(super) fn envelope(events: &[Event], rule_id: &str) -> Bytes {
+    let Some(first) = events.first() else { return Bytes::new() };
+    let head = EnvelopeHead {
+        source: first.source.as_str(),
+        account_id: first.account.as_str(),
+        channel: &first.channel,
+        node_id: &first.node_id,
+        rule_id,
+    };
+    let mut body = Vec::new();
+    write_envelope(&mut body, &head, events.iter().map(|event| &*event.record));
+    body.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> Event {
+        let account = AccountId::new("acme");
+        Event {
+            written_ms: 5,
+            source: Source::Presence,
+            node_id: "n1".into(),
+            channel: "a\u{1f600}\"b".into(),
+            targets: vec![TargetId::new(&account, "orders"), TargetId::new(&account, "bus")],
+            record: Bytes::from_static(b"{\"id\":1}"),
+            account,
+        }
+    }
+
+    #[test]
+    fn an_event_is_read_as_it_was_written() {
+        let event = event();
+        assert_eq!(Event::decode(&event.encode()), Ok(event.clone()));
+        let encoded = event.encode();
+        assert_eq!(encoded.len(), event.encoded_bytes());
+        let head = encoded.len() - event.record.len();
+        for length in 0..head {
+            assert!(Event::decode(&encoded[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn an_envelope_has_the_records_in_their_order() {
+        let (one, other) = (event(), Event { record: Bytes::from_static(b"{\"id\":2}"), ..event() });
+        let body: serde_json::Value =
+            serde_json::from_slice(&envelope(&[one, other], "orders")).expect("JSON");
+        let expected = serde_json::json!({
+            "source": "channel.presence", "accountId": "acme", "channel": "a\u{1f600}\"b", "nodeId": "n1",
+            "ruleId": "orders", "items": [{"id": 1}, {"id": 2}],
+        });
+        assert_eq!(body, expected);
+    }
+}

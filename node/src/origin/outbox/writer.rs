@@ -1,0 +1,392 @@
+//! The thread that writes the outbox: it commits all jobs that wait as one batch, then answers them.
+
+use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use fjall::{OwnedWriteBatch, PersistMode};
+use tokio::sync::oneshot;
+
+use super::board::Board;
+use super::depth::{Change, Depths};
+use super::event::Event;
+use super::store::{Dead, Fixed, Tables};
+use super::{TargetId, keys};
+use crate::model::Clock;
+use crate::origin::disk::health::Health;
+use crate::origin::disk::queue::{Bounds, Queue, Weight};
+use crate::origin::disk::{engine, tables};
+use crate::origin::history::{Done, StoreError};
+
+/// One group, as that of the embedded store.
+const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
+const LOOK_BYTES: usize = 1024 * 1024;
+const JOURNAL_BYTES: usize = 64 * 1024 * 1024;
+/// What the rows of an event take beside its record, about.
+const ROWS_BYTES: usize = 300;
+/// Events of a full target that one commit moves to the dead letters.
+const TRIM_MAX: usize = 2_000;
+
+type Answer = oneshot::Sender<Result<(), StoreError>>;
+
+pub(super) enum Job {
+    /// Events of one publish; none where only the order of the callbacks counts.
+    Put { events: Vec<Event>, done: Done },
+    /// Fixes the batch of a channel, which begins with the event `first`, before its first attempt. `Busy` if that one does not wait any
+    /// more.
+    Fix { target: TargetId, channel: Box<str>, first: u64, fixed: Fixed, answer: Answer },
+    /// Ends a batch.
+    Settle(Settle),
+    /// Writes whether a target is disabled, and by which settings of it.
+    Disable { target: TargetId, settings: Option<u64>, answer: Answer },
+}
+
+pub(super) struct Settle {
+    pub(super) target: TargetId,
+    pub(super) channel: Box<str>,
+    pub(super) sequences: Vec<u64>,
+    /// None: the target has them.
+    pub(super) dead_reason: Option<Box<str>>,
+    pub(super) answer: Answer,
+}
+
+/// Bounds of what one target may have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TargetBounds {
+    pub(super) bytes: u64,
+    pub(super) dead_bytes: u64,
+}
+
+pub(super) struct Writer {
+    pub(super) tables: Tables,
+    pub(super) queue: Arc<Queue<Job>>,
+    pub(super) status: Arc<Health>,
+    pub(super) depths: Arc<Depths>,
+    pub(super) board: Arc<Board>,
+    pub(super) bounds: TargetBounds,
+    pub(super) clock: Clock,
+    pub(super) next_sequence: u64,
+    /// For each target the sequence below which no event waits for it.
+    pub(super) oldest: HashMap<TargetId, u64>,
+    pub(super) unflushed: usize,
+}
+
+/// What a group leaves behind beside its rows.
+#[derive(Default)]
+struct Effects {
+    put: Vec<Done>,
+    answers: Vec<Answer>,
+    changes: HashMap<TargetId, Change>,
+    /// Channels with new events.
+    arrived: Vec<(TargetId, Box<str>)>,
+    /// Pairs of target and event that the group settles.
+    settled: HashSet<(TargetId, u64)>,
+    /// Those of them without a row after the group.
+    removed: HashSet<(TargetId, u64)>,
+    /// The last events of the batches that the group fixes.
+    fixed: HashMap<(TargetId, Box<str>), u64>,
+    /// Fixes that cannot be.
+    late: Vec<Answer>,
+    /// Something that must outlast a loss of power.
+    is_lasting: bool,
+    dead: u64,
+    dropped: u64,
+}
+
+impl Effects {
+    fn change(&mut self, target: &TargetId) -> &mut Change {
+        if !self.changes.contains_key(target) {
+            self.changes.insert(target.clone(), Change::default());
+        }
+        self.changes.get_mut(target).expect("it was put in")
+    }
+}
+
+impl Writer {
+    /// Until the queue is closed and empty.
+    pub(super) fn run(mut self) {
+        let queue = Arc::clone(&self.queue);
+        let mut group = Vec::new();
+        let mut unlooked = LOOK_BYTES;
+        while let Some(weight) = queue.take(GROUP, &mut group) {
+            self.status.begin();
+            let mut effects = Effects::default();
+            let commit =
+                catch_unwind(AssertUnwindSafe(|| self.commit(group.drain(..), weight, &mut effects)));
+            let result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
+            if let Err(error) = &result {
+                tracing::error!(%error, rows = weight.items, "outbox did not write");
+            }
+            self.status.wrote(&result);
+            let written = weight.bytes + weight.items * ROWS_BYTES;
+            unlooked += written;
+            self.unflushed = self.unflushed.saturating_add(written);
+            if unlooked >= LOOK_BYTES {
+                unlooked = 0;
+                self.seal();
+            }
+            self.status.end();
+            self.answer(result, effects);
+            queue.release(weight);
+        }
+    }
+
+    fn answer(&self, result: Result<(), StoreError>, effects: Effects) {
+        if result.is_ok() {
+            self.depths.apply(&effects.changes);
+            super::count_dead(effects.dead, effects.dropped);
+            for (target, channel) in effects.arrived {
+                self.board.arrived(&target, channel);
+            }
+        }
+        for done in effects.put {
+            let result = result.clone();
+            if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+                tracing::error!("a callback of the outbox panicked");
+            }
+        }
+        for late in effects.late {
+            let _ = late.send(Err(StoreError::Busy));
+        }
+        for answer in effects.answers {
+            // A caller that has gone needs no answer.
+            let _ = answer.send(result.clone());
+        }
+    }
+
+    fn seal(&mut self) {
+        let sealed = tables::seal_full(&self.tables.all()).and_then(|sealed| {
+            let due = !sealed && self.unflushed >= JOURNAL_BYTES;
+            if due {
+                for table in self.tables.all() {
+                    table.seal()?;
+                }
+            }
+            Ok(sealed || due)
+        });
+        match sealed {
+            Ok(true) => self.unflushed = 0,
+            Ok(false) => {}
+            Err(error) => tracing::error!(%error, "outbox did not seal its tables"),
+        }
+    }
+
+    fn commit(
+        &mut self,
+        jobs: impl Iterator<Item = Job>,
+        weight: Weight,
+        effects: &mut Effects,
+    ) -> Result<(), StoreError> {
+        let (mut events, mut fixes, mut settles, mut disabled) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        // All jobs are taken apart before anything can fail, so that each has its answer.
+        for job in jobs {
+            match job {
+                Job::Put { events: put, done } => {
+                    effects.put.push(done);
+                    events.extend(put);
+                }
+                Job::Fix { target, channel, first, fixed, answer } => {
+                    if self.tables.is_waiting(&target, &channel, first).unwrap_or(false) {
+                        effects.answers.push(answer);
+                        fixes.push((target, channel, fixed));
+                    } else {
+                        effects.late.push(answer);
+                    }
+                }
+                Job::Settle(Settle { target, channel, sequences, dead_reason, answer }) => {
+                    effects.answers.push(answer);
+                    settles.push((target, channel, sequences, dead_reason));
+                }
+                Job::Disable { target, settings, answer } => {
+                    effects.answers.push(answer);
+                    disabled.push((target, settings));
+                }
+            }
+        }
+        self.status.usable()?;
+        if events.is_empty() && fixes.is_empty() && settles.is_empty() && disabled.is_empty() {
+            return Ok(());
+        }
+        let mut batch = OwnedWriteBatch::with_capacity(self.tables.database.clone(), weight.items * 3);
+        for (target, channel, sequences, dead_reason) in settles {
+            batch.remove(self.tables.batches.keyspace(), keys::channel(&target, &channel));
+            self.settle(&mut batch, &target, &sequences, dead_reason.as_deref(), effects)?;
+        }
+        for (target, settings) in disabled {
+            effects.is_lasting = true;
+            let state = self.tables.state.keyspace();
+            match settings {
+                Some(settings) => batch.insert(state, super::disabled_key(&target), settings.to_be_bytes()),
+                None => batch.remove(state, super::disabled_key(&target)),
+            }
+        }
+        for (target, channel, fixed) in fixes {
+            effects.is_lasting = true;
+            batch.insert(self.tables.batches.keyspace(), keys::channel(&target, &channel), fixed.encode());
+            effects.fixed.insert((target, channel), fixed.last);
+        }
+        for event in events {
+            self.put(&mut batch, &event, effects);
+        }
+        self.trim(&mut batch, effects)?;
+        let mode = if effects.is_lasting { PersistMode::SyncData } else { PersistMode::Buffer };
+        let committed = batch.durability(Some(mode)).commit();
+        committed.map_err(|error| self.status.broke(&engine::reason(&error)))
+    }
+
+    fn put(&mut self, batch: &mut OwnedWriteBatch, event: &Event, effects: &mut Effects) {
+        effects.is_lasting = true;
+        let (sequence, value) = (self.next_sequence, event.encode());
+        self.next_sequence += 1;
+        let bytes = u32::try_from(value.len()).unwrap_or(u32::MAX);
+        batch.insert(self.tables.events.keyspace(), keys::sequence(sequence), value);
+        for target in &event.targets {
+            let key = keys::waiting(target, &event.channel, sequence);
+            batch.insert(self.tables.waiting.keyspace(), key, bytes.to_be_bytes());
+            let change = effects.change(target);
+            change.events += 1;
+            change.bytes += i64::from(bytes);
+            self.oldest.entry(target.clone()).or_insert(sequence);
+            effects.arrived.push((target.clone(), event.channel.clone()));
+        }
+    }
+
+    /// Removes events of a target from those that wait; with a reason they become dead letters.
+    fn settle(
+        &self,
+        batch: &mut OwnedWriteBatch,
+        target: &TargetId,
+        sequences: &[u64],
+        dead_reason: Option<&str>,
+        effects: &mut Effects,
+    ) -> Result<(), StoreError> {
+        for &sequence in sequences {
+            let Some(event) = self.tables.event(sequence)? else { continue };
+            let is_new = effects.settled.insert((target.clone(), sequence));
+            if !is_new || !self.tables.is_waiting(target, &event.channel, sequence)? {
+                continue;
+            }
+            let bytes = u32::try_from(event.encoded_bytes()).unwrap_or(u32::MAX);
+            batch.remove(self.tables.waiting.keyspace(), keys::waiting(target, &event.channel, sequence));
+            let change = effects.change(target);
+            change.events -= 1;
+            change.bytes -= i64::from(bytes);
+            if let Some(reason) = dead_reason {
+                change.dead_events += 1;
+                change.dead_bytes += i64::from(bytes);
+                effects.dead += 1;
+                let dead = Dead { at_ms: self.clock.line_ms(), bytes, reason: reason.into() };
+                batch.insert(self.tables.dead.keyspace(), keys::dead(target, sequence), dead.encode());
+            } else {
+                effects.removed.insert((target.clone(), sequence));
+                self.forget(batch, target, sequence, &event, effects)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the event if no other target has it.
+    fn forget(
+        &self,
+        batch: &mut OwnedWriteBatch,
+        target: &TargetId,
+        sequence: u64,
+        event: &Event,
+        effects: &Effects,
+    ) -> Result<(), StoreError> {
+        for other in event.targets.iter().filter(|other| *other != target) {
+            let has_row = self.tables.is_dead(other, sequence)?
+                || self.tables.is_waiting(other, &event.channel, sequence)?;
+            if has_row && !effects.removed.contains(&(other.clone(), sequence)) {
+                return Ok(());
+            }
+        }
+        batch.remove(self.tables.events.keyspace(), keys::sequence(sequence));
+        Ok(())
+    }
+
+    /// Moves the oldest events of full targets to the dead letters, and drops the oldest dead letters of targets with too many.
+    fn trim(&mut self, batch: &mut OwnedWriteBatch, effects: &mut Effects) -> Result<(), StoreError> {
+        let touched: Vec<TargetId> = effects.changes.keys().cloned().collect();
+        for target in touched {
+            let depth = self.depths.of(&target);
+            let change = effects.change(&target);
+            let over = depth.bytes.saturating_add_signed(change.bytes).saturating_sub(self.bounds.bytes);
+            if over > 0 {
+                self.trim_waiting(batch, &target, over, effects)?;
+            }
+            let change = effects.change(&target);
+            let dead = depth.dead_bytes.saturating_add_signed(change.dead_bytes);
+            let over = dead.saturating_sub(self.bounds.dead_bytes);
+            if over > 0 {
+                self.trim_dead(batch, &target, over, effects)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn trim_waiting(
+        &mut self,
+        batch: &mut OwnedWriteBatch,
+        target: &TargetId,
+        over: u64,
+        effects: &mut Effects,
+    ) -> Result<(), StoreError> {
+        let from = self.oldest.get(target).copied().unwrap_or(0);
+        let (mut freed, mut sequences, mut oldest) = (0, Vec::new(), None);
+        for row in self.tables.events.keyspace().range(keys::sequence(from)..) {
+            let (key, value) = row.into_inner().map_err(StoreError::failed)?;
+            let Some(sequence) = keys::parse_sequence(&key) else { continue };
+            if freed >= over || sequences.len() >= TRIM_MAX {
+                oldest = oldest.or(Some(sequence));
+                break;
+            }
+            let event = Event::decode(&value)?;
+            if !event.targets.contains(target) || !self.tables.is_waiting(target, &event.channel, sequence)? {
+                continue;
+            }
+            // An attempt of a batch that is fixed may be under way, and each one has the same events.
+            let fixed = self.tables.fixed(target, &event.channel)?.map(|fixed| fixed.last);
+            let fixing = effects.fixed.get(&(target.clone(), event.channel.clone())).copied();
+            if fixed.max(fixing).is_some_and(|last| sequence <= last) {
+                oldest = oldest.or(Some(sequence));
+                continue;
+            }
+            freed += value.len() as u64;
+            sequences.push(sequence);
+        }
+        self.oldest.insert(target.clone(), oldest.unwrap_or(self.next_sequence));
+        self.settle(batch, target, &sequences, Some("the outbox of this target is full"), effects)
+    }
+
+    fn trim_dead(
+        &self,
+        batch: &mut OwnedWriteBatch,
+        target: &TargetId,
+        over: u64,
+        effects: &mut Effects,
+    ) -> Result<(), StoreError> {
+        let mut freed = 0;
+        for row in self.tables.dead.keyspace().prefix(keys::target(target)).take(TRIM_MAX) {
+            if freed >= over {
+                break;
+            }
+            let (key, value) = row.into_inner().map_err(StoreError::failed)?;
+            let (Some((_, sequence)), Some(dead)) = (keys::parse_dead(&key), Dead::decode(&value)) else {
+                continue;
+            };
+            freed += u64::from(dead.bytes);
+            batch.remove(self.tables.dead.keyspace(), &*key);
+            let change = effects.change(target);
+            change.dead_events -= 1;
+            change.dead_bytes -= i64::from(dead.bytes);
+            effects.dropped += 1;
+            effects.removed.insert((target.clone(), sequence));
+            if let Some(event) = self.tables.event(sequence)? {
+                self.forget(batch, target, sequence, &event, effects)?;
+            }
+        }
+        Ok(())
+    }
+}
