@@ -13,7 +13,7 @@ use super::store::{Batch, BatchBounds, Fixed};
 use super::writer::Settle;
 use super::{Engine, count_attempt, event};
 use crate::accounts::{Account, Integration, IntegrationKind};
-use crate::model::UsageKind;
+use crate::model::{AccountId, UsageKind};
 use crate::origin::history::StoreError;
 use crate::origin::targets::{Delivery, Outcome};
 use crate::telemetry::OFTEN;
@@ -110,7 +110,7 @@ impl Engine {
     fn settings(&self, lineup: &Lineup) -> (Option<Arc<Integration>>, Option<Arc<Account>>) {
         let (account, integration) = lineup.target.parts();
         let directory = self.accounts.current();
-        let account = directory.accounts().find(|found| found.id.as_str() == account).map(Arc::clone);
+        let account = directory.account(&AccountId::new(account)).map(Arc::clone);
         let find = |account: &Arc<Account>| {
             account
                 .integrations

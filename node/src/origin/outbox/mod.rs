@@ -24,13 +24,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::disk::health::Health;
 use super::disk::queue::{Bounds, Queue, Weight};
 use super::history::{BoxFuture, Done, StoreError, record};
 use super::targets::{Delivery, Outcome};
 use crate::accounts::{Account, Accounts, Integration, IntegrationKind, Target};
-use crate::model::{ChannelKey, Clock, Limits, PresenceEvent, Published, pattern_matches, random_bytes};
+use crate::model::{
+    AccountId, ChannelKey, Clock, Limits, PresenceEvent, Published, pattern_matches, random_bytes,
+};
 use crate::tasks::{OnStop, Tasks};
 use board::Board;
 pub use depth::Depth;
@@ -44,6 +47,8 @@ use writer::{Job, Settle, TargetBounds, Writer};
 const QUEUE: Bounds = Bounds { items: 131_072, bytes: 64 * 1024 * 1024 };
 /// How often a stop looks whether all is sent.
 const LOOK: Duration = Duration::from_millis(50);
+/// A stop does not wait longer for targets that take nothing.
+const NO_PROGRESS: Duration = Duration::from_secs(2);
 
 /// Sends one batch to one target.
 pub trait Transport: Send + Sync + 'static {
@@ -235,7 +240,7 @@ impl Outbox {
     pub fn kind(&self, target: &TargetId) -> Option<IntegrationKind> {
         let (account, integration) = target.parts();
         let directory = self.engine.accounts.current();
-        let account = directory.accounts().find(|found| found.id.as_str() == account)?;
+        let account = directory.account(&AccountId::new(account))?;
         account.integrations.iter().find(|found| *found.id == *integration).map(|found| found.kind)
     }
 
@@ -271,12 +276,17 @@ impl Outbox {
         oldest_ms
     }
 
-    /// Waits until all events are sent, or the time is over; returns how many are left.
+    /// Waits until all events are sent, nothing was sent for a while, or the time is over; returns how many are left.
     pub async fn drain(&self, within: Duration) -> u64 {
         let left = || self.depths().iter().map(|(_, depth)| depth.events).sum::<u64>();
         let sent = async {
-            while left() > 0 {
+            let (mut before, mut since) = (left(), Instant::now());
+            while before > 0 && since.elapsed() < NO_PROGRESS {
                 tokio::time::sleep(LOOK).await;
+                let now = left();
+                if now != before {
+                    (before, since) = (now, Instant::now());
+                }
             }
         };
         let _in_time = tokio::time::timeout(within, sent).await;

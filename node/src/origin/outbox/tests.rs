@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::model::{AccountId, ChannelName};
+use crate::model::ChannelName;
 
 const SOON: Duration = Duration::from_secs(10);
 const HOUR_MS: u64 = 3_600_000;
@@ -317,5 +317,22 @@ async fn many_channels_are_all_sent() {
     .await;
     node.until("all is sent", || receiver.received.lock().len() as u64 == CHANNELS).await;
     node.until_empty().await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_sends_all_and_does_not_wait_for_a_target_that_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let receiver = Arc::new(Receiver::default());
+    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
+    node.put("a", 0..20).await;
+    let node = node.begin();
+    assert_eq!(node.outbox.drain(SOON).await, 0);
+    assert_eq!(receiver.numbers("a").len(), 20);
+    receiver.answers.lock().extend((0..100).map(|_| retry()));
+    node.put("a", 20..25).await;
+    let begun = std::time::Instant::now();
+    assert_eq!(node.outbox.drain(6 * SOON).await, 5);
+    assert!(begun.elapsed() < 3 * SOON, "{:?}", begun.elapsed());
     node.stop().await;
 }
