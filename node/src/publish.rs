@@ -415,7 +415,7 @@ fn owe(routing: &Routing, owed: Vec<Receipt>, done: Done) -> Done {
     both(done, |confirmed| routing.after(owed, Box::new(move || confirmed(Ok(())))))
 }
 
-/// What is to run when the store has something then waits for what `begin` has begun, too; an error is told at once.
+/// A callback that runs when the store and what `begin` begins have both ended; an error is told at once.
 fn both(done: Done, begin: impl FnOnce(Done)) -> Done {
     let both = Arc::new(Mutex::new((Some(done), 0)));
     let stored = Arc::clone(&both);

@@ -36,7 +36,7 @@ const LINES_DROPPED: &str = "fanfare_log_lines_dropped_total";
 static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
 /// Lines that the system did not take, as when their reader is gone.
 static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
-/// What a start says of its configuration, whatever the filter leaves out.
+/// A warning of a start about its configuration, which passes every filter.
 pub const CONFIGURATION: &str = "fanfare::configuration";
 
 /// Bounds of every histogram of seconds, from a delivery (0.1 ms) to a drain.

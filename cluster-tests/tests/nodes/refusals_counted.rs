@@ -1,4 +1,4 @@
-//! What a node refuses or ends beside credentials and limits has a counter by reason.
+//! Refused requests and ended sockets have counters by reason, beside those of credentials and limits.
 
 use fanfare_cluster_tests::raw::{self, TEXT, unmasked_frame};
 use fanfare_cluster_tests::tls::Tls;

@@ -122,7 +122,7 @@ async fn presence_and_hostile_names_reach_their_target_alone() {
     node.assert_no_panic();
 }
 
-/// What a publisher has acknowledged by channel.
+/// Publishes these numbers on three channels, and notes those that the node acknowledges.
 async fn publish_for(
     node: &Node,
     numbers: std::ops::Range<u64>,

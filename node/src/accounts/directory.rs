@@ -207,7 +207,7 @@ pub struct Integration {
     pub fields: toml::Table,
 }
 
-/// What the kind of an integration needs, read and checked.
+/// The checked settings of an integration, by kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Target {
     Webhook(Arc<WebhookTarget>),

@@ -35,7 +35,7 @@ const RESERVED_HEADERS: [&str; 15] = [
 /// Every header of the service begins so.
 const SERVICE_HEADERS: &str = "x-service-";
 
-/// Where and how batches of events are posted.
+/// The address to which batches of events are posted, and how.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WebhookTarget {
     /// `http` or `https`, with a host and without a fragment; it may hold a user, a password and a query, which are secrets.

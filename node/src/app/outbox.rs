@@ -124,7 +124,7 @@ impl OwnOutbox {
         self.opened.get().map_or(Ok(()), Outbox::health)
     }
 
-    /// Sends what waits, as far as the time reaches, and ends. What is left is sent after the next start.
+    /// Sends waiting events as far as the time reaches, and ends. The next start sends the rest.
     pub(super) async fn stop(&self, within: Duration) {
         let Some(outbox) = self.opened.get().cloned() else { return };
         let left = outbox.drain(within).await;

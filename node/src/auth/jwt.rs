@@ -21,7 +21,7 @@ const CLIENT_ID: &str = "x-service-client-id";
 const TIME: &str = "must be a number of seconds since 1970";
 /// Beyond it the milliseconds are no u64.
 const SECONDS_MAX: f64 = (u64::MAX / 1000) as f64;
-/// What of a fault stands in the log, which may tell a name that the token holds.
+/// The part of a fault for the log, which may tell a name that the token holds.
 const FAULT_CHARS_MAX: usize = 200;
 
 /// A token whose signature is still to be verified.

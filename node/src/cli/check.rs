@@ -125,7 +125,7 @@ impl Found {
             Some(file) => ("--admin-token-file", AdminToken::read(file).map(Some)),
             None => ("--data-dir", AdminToken::kept_in(&config.data_dir)),
         };
-        // What is wrong with the folder itself is told already.
+        // A fault of the folder itself is told already.
         let is_told = place == "--data-dir" && self.mistakes.iter().any(|mistake| mistake.place == place);
         if let Err(error) = read
             && !is_told

@@ -31,7 +31,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
 
-    /// What the webhook signs with
+    /// The secret with which the webhook signs
     #[arg(long, value_name = "SECRET")]
     secret: Option<String>,
 
@@ -39,7 +39,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     secret_file: Option<PathBuf>,
 
-    /// What each request is answered with
+    /// The status with which each request is answered
     #[arg(long, value_name = "STATUS", default_value_t = 204, value_parser = clap::value_parser!(u16).range(200..=599))]
     status: u16,
 
@@ -112,7 +112,7 @@ struct Printer {
     unread: CancellationToken,
 }
 
-/// What is read of an envelope.
+/// The fields of an envelope that are read.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     #[serde(borrow)]

@@ -1,7 +1,7 @@
 //! The way of an event to the integrations of its account: into the outbox, before it is acknowledged.
 //!
 //! A message whose id the client gave is stored only when its outbox has it, since a publisher that tries again is then answered from
-//! the store alone. Any other is written to both at once. What is published on a channel behind such a message is stored behind it, so
+//! the store alone. Any other is written to both at once. A later publish on its channel is stored behind it, so
 //! that the store has a channel in its order.
 
 use std::collections::HashMap;
@@ -64,7 +64,7 @@ impl Targets {
         self.outbox.get().is_some() && self.behind.lock().contains_key(key)
     }
 
-    /// What runs `store` when the outbox has the event.
+    /// A callback that runs `store` when the outbox has the event.
     fn first(&self, key: &ChannelKey, store: Store, done: Done) -> Done {
         *self.behind.lock().entry(key.clone()).or_default() += 1;
         let (behind, key) = (Arc::clone(&self.behind), key.clone());

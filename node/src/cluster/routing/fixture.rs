@@ -17,7 +17,7 @@ use crate::tasks::Tasks;
 
 pub(super) const PEER: u64 = 7;
 
-/// What a store has of one message of a run.
+/// The stored row of one message.
 pub(super) fn row(incarnation: u64, sequence: u64) -> ForwardedParts {
     ForwardedParts {
         incarnation,

@@ -1,4 +1,4 @@
-//! What the databases on the local disk have in common: their tables, the queue before their writer, and how the disk fares.
+//! The common parts of the databases on the local disk: their tables, the queue before their writer, and how the disk fares.
 
 pub(super) mod engine;
 pub(super) mod health;

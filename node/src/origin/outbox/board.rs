@@ -51,7 +51,7 @@ struct Channel {
     failures: u32,
 }
 
-/// What became of a turn.
+/// The end of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     /// `has_more`: further events of the channel wait.
@@ -161,7 +161,7 @@ impl Lineup {
         state.turns.push_back(name);
     }
 
-    /// Where in the tables to look for further channels, and how many there is room for; none while there is no need to.
+    /// The place in the tables behind which to look for further channels, and the number that there is room for; none while there is no need to.
     pub(super) fn wants_more(&self) -> Option<(Option<Box<str>>, usize)> {
         let mut state = self.state.lock();
         if !state.overflowed || state.channels.len() > CHANNELS_MAX / 2 {

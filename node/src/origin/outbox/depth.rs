@@ -23,7 +23,7 @@ pub(super) struct Depths {
     targets: Mutex<HashMap<TargetId, Depth>>,
 }
 
-/// What a commit changes of one target.
+/// The changes that a commit makes to one target.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Change {
     pub(super) events: i64,

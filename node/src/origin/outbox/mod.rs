@@ -43,7 +43,7 @@ use settings::{Sending, settings_hash};
 use store::{Fixed, Tables};
 use writer::{Job, Settle, TargetBounds, Writer};
 
-/// What may wait for the disk; beyond seven eighths of it a publish is refused.
+/// The bounds of the queue before the disk; beyond seven eighths of it a publish is refused.
 const QUEUE: Bounds = Bounds { items: 131_072, bytes: 64 * 1024 * 1024 };
 /// How often a stop looks whether all is sent.
 const LOOK: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! What the outbox reads of the settings of a target.
+//! The settings of a target that the outbox reads.
 
 use sha2::{Digest as _, Sha256};
 

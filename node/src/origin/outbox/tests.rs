@@ -14,7 +14,7 @@ use crate::model::ChannelName;
 const SOON: Duration = Duration::from_secs(10);
 const HOUR_MS: u64 = 3_600_000;
 
-/// What a target received, and what it answers.
+/// A target that keeps its deliveries and answers as it is told.
 #[derive(Default)]
 struct Receiver {
     received: Mutex<Vec<Delivery>>,

@@ -22,7 +22,7 @@ use crate::origin::history::{Done, StoreError};
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
 const LOOK_BYTES: usize = 1024 * 1024;
 const JOURNAL_BYTES: usize = 64 * 1024 * 1024;
-/// What the rows of an event take beside its record, about.
+/// About the bytes that the rows of an event take beside its record.
 const ROWS_BYTES: usize = 300;
 /// Events of a full target that one commit moves to the dead letters.
 const TRIM_MAX: usize = 2_000;
@@ -71,7 +71,7 @@ pub(super) struct Writer {
     pub(super) unflushed: usize,
 }
 
-/// What a group leaves behind beside its rows.
+/// The effects of a group beside its rows.
 #[derive(Default)]
 struct Effects {
     put: Vec<Done>,

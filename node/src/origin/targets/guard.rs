@@ -56,7 +56,7 @@ const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
     // Multicast; reserved, with broadcast.
     (Ipv4Addr::new(224, 0, 0, 0), 4),
     (Ipv4Addr::new(240, 0, 0, 0), 4),
-    // What serves each machine of Azure, metadata among it.
+    // The address at which Azure serves each machine, with metadata too.
     (Ipv4Addr::new(168, 63, 129, 16), 32),
 ];
 

@@ -1,4 +1,4 @@
-//! What the guard lets through.
+//! The addresses that the guard lets through.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Mutex;
@@ -88,7 +88,7 @@ fn names() -> Names {
 #[tokio::test]
 async fn no_form_of_a_special_address_is_connected_to() {
     let receiver = Receiver::start(|_| Answer::status(204));
-    // Where the machine has IPv6.
+    // On a machine with IPv6.
     let v6 = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), receiver.port());
     let v6 = Receiver::at(v6, |_| Answer::status(204)).ok();
     // A rule for another port or address opens nothing here.
