@@ -60,7 +60,7 @@ impl<'a> Unverified<'a> {
         }
         let (signed, signature) = token.rsplit_once('.').ok_or(Reason::Malformed)?;
         let (header, claims) = signed.split_once('.').ok_or(Reason::Malformed)?;
-        let header = object(header, limits).ok_or(Reason::Malformed)?;
+        let header = counted_object(header, limits).ok_or(Reason::Malformed)?;
         let header: ReadHeader = serde_json::from_str(&header).map_err(|_| Reason::Malformed)?;
         if header.alg != "HS256" || header.crit.is_some() {
             return Err(Reason::Unsupported);
@@ -81,7 +81,7 @@ impl<'a> Unverified<'a> {
         audience: Option<&str>,
         now_ms: u64,
     ) -> Result<Granted, Reason> {
-        let claims = self.claims_text(limits).ok_or(Reason::BadClaims)?;
+        let claims = counted_object(self.claims, limits).ok_or(Reason::BadClaims)?;
         check_claims(&claims, limits, audience, now_ms)
     }
 
@@ -126,9 +126,20 @@ pub(super) fn usable_key(key: Option<&Arc<Key>>, is_signed: bool) -> Result<&Arc
 
 /// The text of a part that is an object.
 fn object(part: &str, limits: &Limits) -> Option<String> {
+    read_object(part, limits, || {})
+}
+
+/// The same, and a part that is nested too deep is counted.
+fn counted_object(part: &str, limits: &Limits) -> Option<String> {
+    read_object(part, limits, || Limit::Nesting.hit())
+}
+
+fn read_object(part: &str, limits: &Limits, too_deep: impl FnOnce()) -> Option<String> {
     let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
     let tidied = text::tidy(&bytes, limits.nesting);
-    Limit::Nesting.hit_if(matches!(tidied, Err(text::Error::Nesting { .. })));
+    if matches!(tidied, Err(text::Error::Nesting { .. })) {
+        too_deep();
+    }
     let tidied = tidied.ok()?;
     tidied.starts_with('{').then(|| tidied.into_owned())
 }
