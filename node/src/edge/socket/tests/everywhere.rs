@@ -6,7 +6,7 @@ use fanfare_proto::serial::Serial;
 use super::super::backlog::{Found, Reading};
 use super::*;
 use crate::hub::{Interest, Joins};
-use crate::model::Amount;
+use crate::model::{Amount, ChannelName, Stamp};
 
 /// A run of another node, and how far the client has it.
 const THERE: u64 = 77;
@@ -111,4 +111,24 @@ fn who_cannot_be_read_to_the_end_is_told_and_goes_on_with_what_comes() {
     let mut publisher = node.client();
     publisher.write_all(&frame(r#"{"op":13,"channel":"a","data":"later"}"#)).unwrap();
     client.is_answered(0, "later", || Found::Nothing);
+}
+
+#[test]
+fn loss_while_attaching_is_told_once_positions_include_what_the_client_has() {
+    let node = Node::start();
+    node.hub.set_interest(Arc::new(Nobody));
+    let has = Serial::single(THERE, 5);
+    let mut client = Client { node: &node, stream: attach(&node, &has), text: String::new() };
+    let key = node.principal().channel(ChannelName::of("a"));
+    wait_until("the attach", || node.hub.live(&key).is_some());
+    let channel = node.hub.live(&key).unwrap();
+    node.shards.push_next(Input::Lose(channel.number(), Box::new(channel.mark())));
+    for id in ["one", "two"] {
+        client.stream.write_all(&frame(&format!(r#"{{"op":0,"id":"{id}"}}"#))).unwrap();
+        client.is_answered(0, &format!(r#""{id}""#), || Found::Nothing);
+    }
+    assert!(!client.text.contains("resumed"), "the store is still asked: {}", client.text);
+    channel.know(&[Stamp { incarnation: THERE, sequence: 5 }]);
+    client.is_answered(2, "\"resumed\":false", || Found::Nothing);
+    assert!(client.text.contains(&has.to_string()), "{}", client.text);
 }
