@@ -73,7 +73,7 @@ impl FakeStore for Short {
         from_ms: u64,
         rows_max: usize,
     ) -> Result<Vec<MetricRow>, StoreError> {
-        let rows = rows(60);
+        let rows = rows(20);
         if from_ms >= rows[rows.len() / 2].minute_ms {
             return Err(StoreError::Failed("no disk".into()));
         }
