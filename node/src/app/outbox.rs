@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::StartError;
 use crate::accounts::{Accounts, Target, development};
 use crate::config::Config;
-use crate::model::{Clock, Limits};
+use crate::model::{AllowRule, Clock, Limits};
 use crate::origin::history::{BoxFuture, StoreError};
 use crate::origin::outbox::{Outbox, Transport};
 use crate::origin::targets::{Delivery, Outcome, Webhooks};
@@ -46,7 +46,7 @@ pub(super) struct OwnOutbox {
     node_id: Arc<str>,
     accounts: Arc<Accounts>,
     publisher: Publisher,
-    transport: Arc<dyn Transport>,
+    webhook_allow: Vec<AllowRule>,
     opened: OnceLock<Outbox>,
     tasks: Arc<Tasks>,
 }
@@ -61,8 +61,6 @@ impl OwnOutbox {
         publisher: &Publisher,
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Self>, StartError> {
-        let webhooks =
-            Webhooks::new(&config.webhook_allow).map_err(StartError::at("cannot prepare webhooks"))?;
         let own = Arc::new(Self {
             folder: config.data_dir.join("outbox"),
             limits: config.limits.clone(),
@@ -70,7 +68,7 @@ impl OwnOutbox {
             node_id: Arc::clone(node_id),
             accounts: Arc::clone(accounts),
             publisher: publisher.clone(),
-            transport: Arc::new(Senders { webhooks }),
+            webhook_allow: config.webhook_allow.clone(),
             opened: OnceLock::new(),
             tasks: Arc::clone(tasks),
         });
@@ -91,8 +89,11 @@ impl OwnOutbox {
         let opened = tokio::task::spawn_blocking(move || {
             development::make_private_folder(&own.folder)
                 .map_err(|error| StoreError::Failed(format!("{}: {error}", own.folder.display())))?;
-            let Self { folder, limits, clock, node_id, accounts, transport, .. } = &*own;
-            Outbox::open(folder, limits, clock, node_id, accounts, Arc::clone(transport))
+            let Self { folder, limits, clock, node_id, accounts, webhook_allow, .. } = &*own;
+            let webhooks =
+                Webhooks::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
+            let transport = Arc::new(Senders { webhooks });
+            Outbox::open(folder, limits, clock, node_id, accounts, transport)
         });
         let outbox = opened.await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))?;
         outbox.begin(&self.tasks);
