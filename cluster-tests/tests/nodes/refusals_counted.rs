@@ -10,6 +10,11 @@ async fn assert_counted(node: &Node, series: &str) {
     assert_eq!(node.metric(series).await, 1.0, "{series}");
 }
 
+/// A thread of its own writes the log.
+async fn assert_logged(node: &Node, text: &str) {
+    wait_until(SOON, text, async || node.log().contains(text)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_socket_requests_count_by_code() {
     let directory = Directory::default().account("acme").key("k1", "secret", r#"{ "chat" = ["subscribe"] }"#);
@@ -50,7 +55,7 @@ async fn refused_admin_requests_count_by_reason() {
         let answer = http::request(node.admin(), "POST", "/rebalance", &[header], "").await;
         assert_eq!(answer.status, status);
         assert_counted(&node, &format!("fanfare_admin_refusals_total{{reason=\"{reason}\"}}")).await;
-        assert!(node.log().contains("admin request refused"), "{}", node.log());
+        assert_logged(&node, "admin request refused").await;
     }
 }
 
@@ -60,5 +65,5 @@ async fn failed_tls_handshakes_are_counted() {
     let mut raw = Raw::connect(node.addr()).await;
     raw.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_counted(&node, "fanfare_tls_handshakes_failed_total").await;
-    assert!(node.log().contains("tls handshake failed"), "{}", node.log());
+    assert_logged(&node, "tls handshake failed").await;
 }

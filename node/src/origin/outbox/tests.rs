@@ -229,14 +229,15 @@ async fn rejected_events_become_dead_letters_and_others_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_is_retried_until_its_time_is_over() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([retry(), retry()]);
+    let receiver = Receiver::answering((0..100).map(|_| retry()));
     let node = Node::start(folder.path(), &receiver, "", &Limits::default());
     node.put("a", 0..1).await;
     let node = node.begin();
-    node.until("an attempt", || !receiver.received.lock().is_empty()).await;
+    node.until("a second attempt", || receiver.received.lock().len() == 2).await;
+    assert_eq!(node.depth().dead_events, 0);
     node.clock.pass_to(1_025 * HOUR_MS);
     node.until("a dead letter", || node.depth().dead_events == 1).await;
-    assert_eq!(receiver.received.lock().len(), 2);
+    assert!((2..=3).contains(&receiver.received.lock().len()));
     node.stop().await;
 }
 

@@ -4,7 +4,7 @@ mod guarded;
 mod receiver;
 mod tls;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -170,15 +170,15 @@ async fn silence_ends_at_the_deadline() {
 
 #[tokio::test]
 async fn a_fault_of_the_network_is_tried_again_without_secrets() {
-    let closed = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        listener.local_addr().expect("an address").port()
-    };
+    // Bound and not listening: no other test gets the port.
+    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    closed.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let closed_port = closed.local_addr().ok().and_then(|addr| addr.as_socket()).expect("an address").port();
     let torn = Receiver::start(|_| Answer::Close);
     let garbage = Receiver::start(|_| Answer::Part("hush hush hush\r\n\r\n".into()));
     let redirecting = Receiver::start(|_| Answer::status(503));
     for (port, expected) in [
-        (closed, "cannot connect: Connection refused"),
+        (closed_port, "cannot connect: Connection refused"),
         (torn.port(), "no answer: "),
         (garbage.port(), "no answer: invalid HTTP"),
         (redirecting.port(), "status 503"),
