@@ -195,7 +195,7 @@ mod tests {
         const PIPE_BYTES: usize = 65_536;
         if std::env::var_os(PANICS).is_some() {
             let _end = start_logs("info", LogFormat::Json).expect("no other test runs here");
-            assert!(std::thread::spawn(|| panic!("said to nobody")).join().is_err());
+            assert!(std::thread::spawn(|| std::panic::panic_any("said to nobody")).join().is_err());
             return;
         }
         let (reader, mut full) = std::io::pipe().expect("a pipe");

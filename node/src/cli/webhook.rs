@@ -195,7 +195,9 @@ mod tests {
             (wire::TIMESTAMP, timestamp),
             (wire::SIGNATURE, &signature),
         ];
-        let parsed = headers.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let parsed = headers.map(|(name, value)| {
+            (name.parse().expect("a header name"), value.parse().expect("visible ASCII"))
+        });
         parsed.into_iter().collect()
     }
 

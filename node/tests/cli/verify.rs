@@ -30,7 +30,7 @@ fn is_there(program: &str, version: &str) -> bool {
 fn verdict(file: &str, command: &[&str], arguments: [&str; 3], body: &[u8]) -> String {
     let mut run = Command::new(command[0]);
     run.args(&command[1..]).arg(guides().join("verify").join(file)).args(arguments);
-    // What go has built of its library is kept for the next run.
+    // Go keeps the built parts of its library for the next run.
     run.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go")).env("GO111MODULE", "off");
     let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it was there");
     run.stdin.take().expect("a pipe").write_all(body).expect("it reads");

@@ -95,10 +95,7 @@ struct Effects {
 
 impl Effects {
     fn change(&mut self, target: &TargetId) -> &mut Change {
-        if !self.changes.contains_key(target) {
-            self.changes.insert(target.clone(), Change::default());
-        }
-        self.changes.get_mut(target).expect("it was put in")
+        self.changes.entry(target.clone()).or_default()
     }
 }
 
