@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::{Node, NodeOptions, http, not_run};
+use fanfare_cluster_tests::python::KOSOKU;
+use fanfare_cluster_tests::{Node, NodeOptions, http, python};
 use serde::Deserialize;
 use tokio::process::Command;
 
@@ -45,17 +46,6 @@ impl Case {
     }
 }
 
-/// The Python that has the suite; none where it cannot be fetched, which is a failure in CI.
-async fn python() -> Option<String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("kosoku.sh");
-    let fetched = Command::new(&script).stdin(Stdio::null()).output().await.expect("a shell");
-    if !fetched.status.success() {
-        not_run(&format!("kosoku cannot be installed: {}", String::from_utf8_lossy(&fetched.stderr)));
-        return None;
-    }
-    Some(String::from_utf8(fetched.stdout).expect("a path").trim_end().to_owned())
-}
-
 async fn run(
     python: &str,
     node: &Node,
@@ -84,7 +74,8 @@ async fn run(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_cases_of_autobahn_pass() {
-    let Some(python) = python().await else { return };
+    let python = tokio::task::spawn_blocking(|| python(KOSOKU)).await.expect("fetched");
+    let Some(python) = python else { return };
     let options = NodeOptions::default()
         .limit("socket_message_bytes", 64 * 1024 * 1024)
         .limit("socket_message_fragments", 65_536)
