@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::embedded::{Export, OpenError};
 use super::scylla::{Copying, Scylla};
-use super::{Position, RowKind, StoreError};
+use super::{Position, RowKind, StoreError, StoredQueues};
 use crate::data_file;
 use crate::model::{ChannelKey, FormerMember, IdScope, KeptNonce, Revocation, Stamp};
 use crate::origin::metering::MetricRow;
@@ -34,6 +34,7 @@ pub(super) enum Piece {
     Nonces(Vec<KeptNonce>),
     Revocations(Vec<Revocation>),
     Members(Vec<FormerMember>),
+    Queues(Vec<StoredQueues>),
     Metrics(Vec<MetricRow>),
     Rows(ChannelRows),
 }

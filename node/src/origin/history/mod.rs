@@ -45,7 +45,7 @@ pub trait Deliveries: Send + Sync + 'static {
 /// A store of messages, of presence events and members, of client-given message ids, of nonces and of revocations. Every row is
 /// scoped to its account.
 ///
-/// No call blocks but `revoked_tokens`, `former_members`, `sweep` and `shutdown`. Queues are bounded; what does not fit is
+/// No call blocks but `revoked_tokens`, `former_members`, `queues`, `sweep` and `shutdown`. Queues are bounded; what does not fit is
 /// answered `Busy` at once, in which case the callback runs before the call returns.
 pub trait HistoryStore: Send + Sync + 'static {
     /// Other nodes have the same rows: what is claimed here is claimed for all of them.
@@ -159,6 +159,17 @@ pub trait HistoryStore: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(StoreError::Off)))
     }
 
+    /// The queues of all accounts, one row for each. `Off`: the store keeps none. Blocks on the disk or the database.
+    fn queues(&self) -> Result<Vec<StoredQueues>, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    /// Puts the row in the place of that of the revision before, or where there is none if its revision is 1. False: there is another
+    /// revision, and nothing is changed.
+    fn put_queues(&self, _row: StoredQueues) -> BoxFuture<'static, Result<bool, StoreError>> {
+        Box::pin(std::future::ready(Err(StoreError::Off)))
+    }
+
     /// Drops what has outlived its retention at `now_ms`. Blocks on the disk; to be called every few minutes.
     fn sweep(&self, now_ms: u64) -> Result<(), StoreError>;
 
@@ -167,6 +178,16 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// Writes what is queued, runs the callbacks and stops. Blocks. Later calls are answered `Failed`.
     fn shutdown(&self);
+}
+
+/// The queues of one account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredQueues {
+    pub account: AccountId,
+    /// From 1, one more with each change.
+    pub revision: u64,
+    /// JSON; what it means is up to `origin::queues`.
+    pub definitions: Box<str>,
 }
 
 /// Runs and their [`Kept::policies`].

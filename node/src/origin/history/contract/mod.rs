@@ -3,6 +3,7 @@
 mod bench;
 mod metrics;
 mod presence;
+mod queues;
 mod revocations;
 mod runs;
 
@@ -27,6 +28,7 @@ pub(super) use presence::{
     members_are_known_until_they_leave, members_that_change_at_once, presence_beside_messages,
     presence_outlives_only_its_retention,
 };
+pub(super) use queues::{of_changes_at_once_one_is_made, queues_change_by_their_revision};
 pub(super) use revocations::{
     revocations_end_with_the_last_token, revocations_merge_and_survive_reopening, revocations_of_many_at_once,
 };
@@ -50,6 +52,7 @@ macro_rules! contract_tests {
             members_are_known_until_they_leave, members_that_change_at_once,
             nonce_twice, nonce_over_reopening, nonce_claimed_by_many_at_once,
             revocations_merge_and_survive_reopening, revocations_of_many_at_once, revocations_end_with_the_last_token,
+            queues_change_by_their_revision, of_changes_at_once_one_is_made,
             metric_rows_replace_those_of_their_key, metric_rows_begin_at_their_minute, metric_rows_end_with_a_whole_minute,
             metric_rows_of_accounts_never_meet, metric_rows_are_kept_for_their_time, metric_rows_after_shutdown,
             after_shutdown_nothing_is_taken);

@@ -119,10 +119,12 @@ impl Export {
         }
         let revocations = Revocations::all(partitions).map_err(failed)?;
         let members = self.opened.members.all().map_err(failed)?;
+        let queues = self.opened.queues.all()?;
         let mut pieces = revocations
             .chunks(PIECE_ROWS)
             .map(|revocations| Piece::Revocations(revocations.to_vec()))
-            .chain(members.chunks(PIECE_ROWS).map(|members| Piece::Members(members.to_vec())));
+            .chain(members.chunks(PIECE_ROWS).map(|members| Piece::Members(members.to_vec())))
+            .chain(queues.into_iter().map(|row| Piece::Queues(vec![row])));
         Ok(pieces.all(give))
     }
 }

@@ -12,6 +12,7 @@ mod metrics;
 mod nonces;
 mod open;
 mod partitions;
+mod queues;
 mod reader;
 mod revocations;
 mod runs;
@@ -37,7 +38,7 @@ use crate::origin::metering::MetricRow;
 
 use super::{
     BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, Nonce,
-    Position, StoreError, record,
+    Position, StoreError, StoredQueues, record,
 };
 use health::Health;
 use ids::{Find, Lookup, PendingIds, Remembered};
@@ -45,6 +46,7 @@ use members::Members;
 use nonces::KeptRow;
 use partitions::{Kind, Partitions};
 use queue::{Queue, Refused, Weight};
+use queues::QueueRows;
 use reader::Read;
 use revocations::Revocations;
 use writer::{Append, Job, Rows};
@@ -107,6 +109,7 @@ pub struct Embedded {
     partitions: Mutex<Option<Arc<Partitions>>>,
     /// The same.
     members: Mutex<Option<Members>>,
+    queues: Mutex<Option<QueueRows>>,
     pending: Arc<PendingIds>,
     status: Arc<Health>,
     writes: Arc<Queue<Job>>,
@@ -285,6 +288,26 @@ impl HistoryStore for Embedded {
         self.asked(|answer| Read::Metrics { account, from_ms, rows_max, answer })
     }
 
+    fn queues(&self) -> Result<Vec<StoredQueues>, StoreError> {
+        if !self.history {
+            return Err(StoreError::Off);
+        }
+        let queues = self.queues.lock().clone().ok_or(StoreError::ShutDown)?;
+        queues.all()
+    }
+
+    fn put_queues(&self, row: StoredQueues) -> BoxFuture<'static, Result<bool, StoreError>> {
+        if !self.history {
+            return Box::pin(std::future::ready(Err(StoreError::Off)));
+        }
+        let (answer, answered) = oneshot::channel();
+        let weight = Weight { items: 1, bytes: row.definitions.len() };
+        if let Err((refused, _)) = self.writes.push(weight, Job::PutQueues { row, answer }) {
+            return Box::pin(std::future::ready(Err(refused.into())));
+        }
+        Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
+    }
+
     fn sweep(&self, now_ms: u64) -> Result<(), StoreError> {
         let partitions = self.partitions.lock().clone().ok_or(StoreError::ShutDown)?;
         let dropped = partitions.drop_expired(now_ms).map_err(failed)?;
@@ -308,6 +331,7 @@ impl HistoryStore for Embedded {
         threads.for_each(|thread| join(Some(thread)));
         *self.partitions.lock() = None;
         *self.members.lock() = None;
+        *self.queues.lock() = None;
     }
 }
 

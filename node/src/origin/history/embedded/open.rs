@@ -20,6 +20,7 @@ use super::members::Members;
 use super::nonces::Nonces;
 use super::partitions::Partitions;
 use super::queue::{Bounds, Queue};
+use super::queues::QueueRows;
 use super::revocations::Revocations;
 use super::tables::{self, Table};
 use super::writer::{Writer, answer};
@@ -117,6 +118,7 @@ pub(super) struct Opened {
     pub(super) state: Table,
     pub(super) partitions: Partitions,
     pub(super) members: Members,
+    pub(super) queues: QueueRows,
     pub(super) highest_ms: u64,
     journal_bytes: u64,
 }
@@ -158,7 +160,9 @@ impl Opened {
             highest_ms.and_then(|value| value.first_chunk().copied()).map_or(0, u64::from_be_bytes);
         let partitions = Partitions::open(database.clone()).map_err(explain)?;
         let members = Table::open(&database, "members", MEMBERS_UNSEALED_BYTES_MAX).map_err(explain)?;
-        Ok(Self { database, state, partitions, members: Members(members), highest_ms, journal_bytes })
+        let queues = Table::open(&database, "queues", STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
+        let (members, queues) = (Members(members), QueueRows(queues));
+        Ok(Self { database, state, partitions, members, queues, highest_ms, journal_bytes })
     }
 
     fn start(self, path: &Path, options: &Options, clock: Clock) -> io::Result<Embedded> {
@@ -193,6 +197,7 @@ impl Opened {
             },
             revocations: Revocations { partitions: partitions.clone(), kept_ms: options.revocation_kept_ms },
             members: self.members.clone(),
+            queues: self.queues.clone(),
             clock: clock.clone(),
             queue: writes.clone(),
             answers,
@@ -208,6 +213,7 @@ impl Opened {
             clock,
             partitions: Mutex::new(Some(partitions.clone())),
             members: Mutex::new(Some(self.members)),
+            queues: Mutex::new(Some(self.queues)),
             pending,
             status,
             writes: writes.clone(),

@@ -8,7 +8,7 @@ use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
 
 use crate::model::{Clock, Revocation};
-use crate::origin::history::{Done, FormerRun, Kept, StoreError};
+use crate::origin::history::{Done, FormerRun, Kept, StoreError, StoredQueues};
 use crate::origin::metering::MetricRow;
 
 use super::health::Health;
@@ -17,6 +17,7 @@ use super::members::{MemberRow, Members};
 use super::nonces::{KeptRow, Nonces, Now};
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Bounds, Queue, Weight};
+use super::queues::QueueRows;
 use super::revocations::Revocations;
 use super::tables::{self, Table};
 use super::{DAY_MS, HIGHEST, HOUR_MS, engine, metrics, runs};
@@ -54,6 +55,11 @@ pub(super) enum Job {
         rows: Vec<MetricRow>,
         answer: Answer<()>,
     },
+    /// Answered with whether it took the place of the revision before.
+    PutQueues {
+        row: StoredQueues,
+        answer: Answer<bool>,
+    },
     /// Answered with the runs before.
     Begin {
         incarnation: u64,
@@ -88,6 +94,7 @@ pub(super) struct Answers {
     weight: Weight,
     appended: Vec<Done>,
     claimed: Vec<(Answer<bool>, Result<bool, StoreError>)>,
+    queues_put: Vec<(Answer<bool>, Result<bool, StoreError>)>,
     written: Vec<Answer<()>>,
     begun: Option<(Answer<Vec<FormerRun>>, Vec<FormerRun>)>,
 }
@@ -101,6 +108,7 @@ pub(super) struct Writer {
     pub(super) nonces: Nonces,
     pub(super) revocations: Revocations,
     pub(super) members: Members,
+    pub(super) queues: QueueRows,
     pub(super) clock: Clock,
     pub(super) queue: Arc<Queue<Job>>,
     pub(super) answers: mpsc::Sender<Answers>,
@@ -136,7 +144,7 @@ impl Writer {
 
     fn seal(&mut self) {
         let mut tables = self.partitions.tables();
-        tables.extend([self.state.clone(), self.members.0.clone()]);
+        tables.extend([self.state.clone(), self.members.0.clone(), self.queues.0.clone()]);
         let sealed = tables::seal_full(&tables).and_then(|sealed| {
             let due = !sealed && self.unflushed >= JOURNAL_BYTES;
             if due {
@@ -153,8 +161,9 @@ impl Writer {
 
     fn write(&mut self, jobs: impl Iterator<Item = Job>, weight: Weight) -> Answers {
         let mut rows = Vec::new();
-        let (appended, claimed, written) = Default::default();
-        let mut answers = Answers { result: Ok(()), weight, appended, claimed, written, begun: None };
+        let (appended, claimed, queues_put, written) = Default::default();
+        let mut answers =
+            Answers { result: Ok(()), weight, appended, claimed, queues_put, written, begun: None };
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
         answers.result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
         if let Err(error) = &answers.result {
@@ -175,7 +184,7 @@ impl Writer {
         answers: &mut Answers,
     ) -> Result<(), StoreError> {
         let (mut claims, mut revocations, mut metric_rows) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut kept, mut begins) = (Vec::new(), None);
+        let (mut kept, mut begins, mut queue_rows) = (Vec::new(), None, Vec::new());
         for job in jobs {
             match job {
                 Job::Append(append) => {
@@ -198,6 +207,10 @@ impl Writer {
                     answers.written.push(answer);
                     metric_rows.extend(rows);
                 }
+                Job::PutQueues { row, answer } => {
+                    answers.queues_put.push((answer, Ok(false)));
+                    queue_rows.push(row);
+                }
                 Job::Begin { incarnation, kept, answer } => {
                     answers.begun = Some((answer, Vec::new()));
                     begins = Some((incarnation, kept));
@@ -208,7 +221,7 @@ impl Writer {
         self.status.usable()?;
         let no_nonces = claims.is_empty() && kept.is_empty();
         let is_empty = rows.is_empty() && no_nonces && revocations.is_empty() && metric_rows.is_empty();
-        if is_empty && begins.is_none() {
+        if is_empty && begins.is_none() && queue_rows.is_empty() {
             return Ok(());
         }
         let status = Arc::clone(&self.status);
@@ -227,6 +240,8 @@ impl Writer {
         answers.claimed.iter_mut().zip(outcomes).for_each(|((_, answer), outcome)| *answer = outcome);
         self.revocations.add(&mut batch, revocations).map_err(not_taken)?;
         metrics::insert(&self.partitions, &mut batch, &metric_rows).map_err(not_taken)?;
+        let put = self.queues.put(&mut batch, queue_rows).map_err(not_taken)?;
+        answers.queues_put.iter_mut().zip(put).for_each(|((_, answer), is_put)| *answer = Ok(is_put));
         batch.commit().map_err(|error| status.broke(&engine::reason(&error)))
     }
 
@@ -270,7 +285,7 @@ pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
                 tracing::error!("a callback of the store panicked");
             }
         }
-        for (answer, is_new) in group.claimed {
+        for (answer, is_new) in group.claimed.into_iter().chain(group.queues_put) {
             // A caller that has gone needs no answer.
             let _ = answer.send(group.result.clone().and(is_new));
         }

@@ -334,6 +334,9 @@ statements! {
     insert_revocation: "INSERT INTO {}.revocations (key_name, client_id, issued_before_ms) VALUES (?, ?, ?) \
         USING TTL ? AND TIMESTAMP ?";
     revocations: "SELECT key_name, client_id, issued_before_ms FROM {}.revocations";
+    insert_queues: "INSERT INTO {}.account_queues (account, revision, definitions) VALUES (?, ?, ?) IF NOT EXISTS";
+    update_queues: "UPDATE {}.account_queues SET revision = ?, definitions = ? WHERE account = ? IF revision = ?";
+    account_queues: "SELECT account, revision, definitions FROM {}.account_queues";
     insert_member: "INSERT INTO {}.members (node_id, account, channel, connection_id, client_id, epoch, data, \
         timestamp_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?";
     delete_member: "DELETE FROM {}.members USING TIMESTAMP ? WHERE node_id = ? AND account = ? AND channel = ? \

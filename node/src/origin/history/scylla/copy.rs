@@ -12,7 +12,7 @@ use super::buckets::{Bucket, Filling, told_until_ms};
 use super::members::{self, MemberChange};
 use super::rows::{self, NewRow, Part, PlacedRow};
 use super::values::{conditional, number, ordered, ttl_s};
-use super::{NONCE_SLACK_MS, Scylla, Shared, failed, ids, metrics, node, revocations};
+use super::{NONCE_SLACK_MS, Scylla, Shared, failed, ids, metrics, node, queues, revocations};
 use crate::model::{ChannelKey, FormerMember, KeptNonce, PresenceEvent, random_bytes};
 use crate::origin::history::copy::{ChannelRows, Memory, Piece, StoredId};
 use crate::origin::history::{Position, RowKind, StoreError};
@@ -132,6 +132,7 @@ impl Write {
                 all(revocations.iter().map(|revocation| revocations::write(shared, revocation.clone()))).await
             }
             Self::Other(Piece::Members(former)) => write_members(shared, former).await,
+            Self::Other(Piece::Queues(rows)) => all(rows.iter().map(|row| queues::copy(shared, row))).await,
             Self::Other(Piece::Metrics(rows)) => metrics::write(shared, rows.clone()).await,
         }
     }

@@ -16,6 +16,7 @@ mod metrics;
 mod node;
 mod once;
 mod policies;
+mod queues;
 mod reader;
 mod reads;
 mod revocations;
@@ -44,7 +45,7 @@ use crate::tasks::{OnStop, Tasks};
 
 use super::{
     BoxFuture, Deliveries, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept,
-    KeptBy, Nonce, StoreError,
+    KeptBy, Nonce, StoreError, StoredQueues,
 };
 use buckets::{Bounds, Buckets};
 use connection::Database;
@@ -272,6 +273,16 @@ impl HistoryStore for Scylla {
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
         self.shared.usable()?;
         self.shared.runtime.block_on(revocations::all(&self.shared))
+    }
+
+    fn queues(&self) -> Result<Vec<StoredQueues>, StoreError> {
+        self.shared.usable()?;
+        self.shared.runtime.block_on(queues::all(&self.shared))
+    }
+
+    fn put_queues(&self, row: StoredQueues) -> BoxFuture<'static, Result<bool, StoreError>> {
+        let shared = Arc::clone(&self.shared);
+        self.shared.request("store queues", async move { queues::put(&shared, row).await })
     }
 
     fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {

@@ -17,6 +17,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { columns: MARKS, ..NOTHING },
     Migration { tables: QUEUES, ..NOTHING },
     Migration { short_graces: GRACE, ..NOTHING },
+    Migration { tables: ACCOUNT_QUEUES, ..NOTHING },
 ];
 const NOTHING: Migration = Migration { tables: &[], columns: &[], short_graces: &[] };
 
@@ -66,12 +67,15 @@ const POLICIES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.policies (part text, node_id text, incarnation bigint, policies bigint, \
      is_over boolean, marks boolean, PRIMARY KEY (part, node_id, incarnation, policies)) WITH gc_grace_seconds = 3600",
 ];
-/// Nothing is in them as long as accounts have no queues. What a rule takes, its filter, is JSON.
+/// Nothing reads or writes them: [`ACCOUNT_QUEUES`] has the queues of an account in one row, so that a change of them is one condition.
 const QUEUES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.queues (account text, name text, id uuid, max_length bigint, enabled boolean, \
      PRIMARY KEY (account, name))",
     "CREATE TABLE IF NOT EXISTS {}.queue_rules (account text, queue text, id uuid, source_pattern text, filter text, \
      enabled boolean, PRIMARY KEY (account, queue, id))",
+];
+const ACCOUNT_QUEUES: &[&str] = &[
+    "CREATE TABLE IF NOT EXISTS {}.account_queues (account text PRIMARY KEY, revision bigint, definitions text)",
 ];
 /// What was deleted, or outlived its time, is gone from the disk within hours: a scan over days of it would be refused.
 const GRACE: &[&str] = &["members", "revocations", "message_ids", "nonces"];

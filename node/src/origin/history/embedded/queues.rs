@@ -1,0 +1,60 @@
+//! The queues of accounts: a key of the account, a value of the revision and the definitions.
+
+use std::collections::HashMap;
+
+use fjall::OwnedWriteBatch;
+
+use super::tables::Table;
+use crate::model::AccountId;
+use crate::origin::history::{StoreError, StoredQueues};
+
+use super::failed;
+
+#[derive(Clone)]
+pub(super) struct QueueRows(pub(super) Table);
+
+impl QueueRows {
+    /// Puts each row in the place of that of the revision before; says for each whether there was that one.
+    pub(super) fn put(
+        &self,
+        batch: &mut OwnedWriteBatch,
+        rows: Vec<StoredQueues>,
+    ) -> fjall::Result<Vec<bool>> {
+        // What the batch has is not in the table yet.
+        let mut put: HashMap<AccountId, u64> = HashMap::new();
+        let mut outcomes = Vec::new();
+        for StoredQueues { account, revision, definitions } in rows {
+            let key = account.as_str().as_bytes();
+            let stored =
+                self.0.keyspace().get(key)?.and_then(|value| read(&value).map(|(revision, _)| revision));
+            let before = put.get(&account).copied().or(stored).unwrap_or(0);
+            let is_next = before + 1 == revision;
+            outcomes.push(is_next);
+            if is_next {
+                let value = [&revision.to_be_bytes()[..], definitions.as_bytes()].concat();
+                batch.insert(self.0.keyspace(), key, value);
+                put.insert(account, revision);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Every row, in no order.
+    pub(super) fn all(&self) -> Result<Vec<StoredQueues>, StoreError> {
+        let mut all = Vec::new();
+        for row in self.0.keyspace().iter() {
+            let (key, value) = row.into_inner().map_err(failed)?;
+            let account = std::str::from_utf8(&key).map_err(failed)?;
+            let (revision, definitions) =
+                read(&value).ok_or_else(|| failed("the stored queues of an account are damaged"))?;
+            let account = AccountId::new(account);
+            all.push(StoredQueues { account, revision, definitions: definitions.into() });
+        }
+        Ok(all)
+    }
+}
+
+fn read(value: &[u8]) -> Option<(u64, &str)> {
+    let (revision, text) = value.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*revision), std::str::from_utf8(text).ok()?))
+}
