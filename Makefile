@@ -68,9 +68,12 @@ tools:
 	cluster-tests/needs.sh iproute2 ip
 	cluster-tests/needs.sh openjdk-17-jre-headless java
 	cluster-tests/needs.sh maven mvn
+	cluster-tests/needs.sh curl curl
+	cluster-tests/needs.sh rabbitmq-server rabbitmqctl
 	cluster-tests/cassandra/cassandra fetch || test "$$CI" != true
 	cluster-tests/openapi.sh --fetch
-	cluster-tests/kosoku.sh || test "$$CI" != true
+	cluster-tests/python.sh kosoku 0.1.0 || test "$$CI" != true
+	cluster-tests/python.sh pika 1.4.4 || test "$$CI" != true
 
 test-nodes:
 	$(CARGO_TEST) --test nodes -- --test-threads=$(WIDE) --skip scylla --skip history_copy

@@ -55,10 +55,20 @@ impl Running {
 
     /// The same, with these variables alone.
     pub fn start_with(environment: &[(&str, &str)], arguments: &[&str]) -> Self {
-        let mut process = Command::new(binary::path())
-            .args(arguments)
-            .env_clear()
-            .envs(environment.iter().copied())
+        let mut command = Command::new(binary::path());
+        command.args(arguments).env_clear().envs(environment.iter().copied());
+        Self::spawn(command)
+    }
+
+    /// Starts another program.
+    pub fn other(program: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -54,6 +54,12 @@ impl Directory {
         self
     }
 
+    /// How many queues the last account may have; before its keys.
+    pub fn queue_limit(mut self, queues: u64) -> Self {
+        let _ = writeln!(self.toml, "queue_limit = {queues}\n");
+        self
+    }
+
     pub fn toml(&self) -> &str {
         &self.toml
     }

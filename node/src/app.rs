@@ -11,11 +11,13 @@ mod nodes;
 mod operators;
 mod outbox;
 mod peers;
+mod queues;
 mod rebalance;
 mod runs;
 mod store;
 mod stored;
 mod tokens;
+mod upkeep;
 
 use std::error::Error;
 use std::fmt;
@@ -24,12 +26,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::accounts::{Accounts, Directory, TenantConnections, development};
-use crate::auth::Authenticator;
 use crate::cluster::membership::Membership;
 use crate::config::Config;
 pub use crate::edge::admin::AdminToken;
@@ -56,11 +56,6 @@ pub use store::{apply_schema, read_password};
 
 /// Connections on their way to the HTTP side.
 const HTTP_QUEUE: usize = 4096;
-/// What expired is dropped this often.
-const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// The recent messages of channels are looked through at least this often.
-const RINGS_SWEEP_MS_MAX: u64 = 5_000;
-const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Why a node did not start: what was being done, and the cause as its source.
 #[derive(Debug)]
@@ -150,13 +145,15 @@ impl App {
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
-        let local = OfNode::new(&config, &shards, &store, (&auth, &accounts), &clock, others);
+        let queues = queues::open(&config, &node_id, &store, &accounts, &last_tasks).await?;
+        let local = OfNode::new(&config, &shards, &store, (&auth, &accounts), &clock, (others, &queues));
         let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
         let identities =
             identities::open(&config, &hub, &past, &shards, &clock, gossip.as_ref().zip(routing.as_ref()))?;
         let publisher = Publisher::new(&hub, &store, &config.limits, routing.as_ref());
-        let outbox = OwnOutbox::open(&config, &clock, &node_id, &accounts, &publisher, &last_tasks).await?;
+        let of = (&accounts, queues.as_ref());
+        let outbox = OwnOutbox::open(&config, &clock, &node_id, of, &publisher, &last_tasks).await?;
         let former_members = members::restore(&store, &hub).await?;
         let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &clock, &past, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
@@ -187,6 +184,7 @@ impl App {
             connections,
             shards: Arc::clone(&shards),
             meter: Arc::clone(&meter),
+            queues: queues.clone(),
             limits: Arc::clone(&limits),
             files: Arc::clone(&client_files),
             clock: clock.clone(),
@@ -197,16 +195,13 @@ impl App {
         rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
         let operators =
             Operators::new(&config, &store, &clock, (&client_files, &outbox), routing.as_ref(), &shards);
-        let state = operators.admin_state(admin_token, metrics.clone());
+        let state = operators.admin_state(admin_token, queues, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
-        tasks.spawn("directory", OnStop::Cancel, accounts.watch());
-        tasks.spawn("metering", OnStop::Cancel, Arc::clone(&meter).run());
-        spawn_sweeps(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms);
-        operators.tell();
-        tasks.spawn("metrics upkeep", OnStop::Cancel, upkeep(metrics, Arc::clone(&operators)));
+        upkeep::begin(&tasks, accounts, &meter, metrics, &operators);
+        upkeep::sweep(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms);
 
-        let within = (&*limits, &client_files);
-        let (acceptor, listen) = start_acceptor(&config, clients, within, &shards, operators.met(), &tasks)?;
+        let (acceptor, listen) =
+            start_acceptor(&config, clients, (&limits, &client_files), &shards, operators.met(), &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
         let membership =
@@ -439,53 +434,4 @@ fn start_acceptor(
         Acceptor::start(bound, Arc::clone(shards), certificates, limits, files, move || has_met(), tasks)
             .map_err(StartError::at(at()))?;
     Ok((acceptor, address))
-}
-
-fn spawn_sweeps(
-    tasks: &Tasks,
-    store: &Arc<dyn HistoryStore>,
-    auth: &Arc<Authenticator>,
-    clock: Clock,
-    hub: Arc<Hub>,
-    window_ms: u64,
-) {
-    tasks.spawn("sweep", OnStop::Cancel, sweep(Arc::clone(store), Arc::clone(auth), clock));
-    if store.is_shared() {
-        let followed = tokens::follow_revocations(Arc::clone(store), Arc::clone(auth));
-        tasks.spawn("revocations", OnStop::Cancel, followed);
-    }
-    tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, window_ms));
-}
-
-async fn sweep_rings(hub: Arc<Hub>, window_ms: u64) {
-    let every = Duration::from_millis((window_ms / 8).clamp(100, RINGS_SWEEP_MS_MAX));
-    loop {
-        tokio::time::sleep(every).await;
-        let hub = Arc::clone(&hub);
-        if tokio::task::spawn_blocking(move || hub.sweep()).await.is_err() {
-            tracing::error!("the rings were not swept");
-        }
-    }
-}
-
-async fn upkeep(metrics: PrometheusHandle, operators: Arc<Operators>) {
-    loop {
-        tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
-        metrics.run_upkeep();
-        telemetry::tell_held_back();
-        telemetry::count_dropped_lines();
-        operators.tell();
-    }
-}
-
-async fn sweep(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>, clock: Clock) {
-    loop {
-        tokio::time::sleep(SWEEP_EVERY).await;
-        auth.forget_ended_revocations();
-        let (store, now_ms) = (Arc::clone(&store), clock.expiry_ms());
-        let swept = tokio::task::spawn_blocking(move || store.sweep(now_ms)).await;
-        if let Ok(Err(error)) = swept {
-            tracing::warn!(%error, "expired history could not be dropped");
-        }
-    }
 }

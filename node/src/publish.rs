@@ -355,7 +355,7 @@ impl Inner {
         if stores && self.store.is_full() {
             return (answer.done)(Err(PublishError::Busy));
         }
-        let Ok(targets) = self.targets.of(&request.account, &request.key, Source::Message) else {
+        let Ok(routes) = self.targets.of(&request.account, &request.key, Source::Message) else {
             return (answer.done)(Err(PublishError::Busy));
         };
         let count = request.messages.len() as u64;
@@ -380,7 +380,7 @@ impl Inner {
                 }
             });
             let done = self.forward(&published, done);
-            self.keep(&published, targets, retention_hours, done);
+            self.keep(&published, routes, retention_hours, done);
             published
         });
     }

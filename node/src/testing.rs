@@ -213,6 +213,10 @@ impl Local for SharedLocal {
         Vec::new()
     }
 
+    fn queues_changed(&self) -> Later<Option<()>> {
+        Box::pin(ready(Some(())))
+    }
+
     fn is_store_shared(&self) -> bool {
         true
     }

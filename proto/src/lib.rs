@@ -10,6 +10,7 @@ pub mod msgpack;
 pub mod path;
 #[cfg(feature = "peer")]
 pub mod peer;
+pub mod queue;
 pub mod serial;
 pub mod token;
 pub mod webhook;

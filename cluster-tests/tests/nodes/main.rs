@@ -4,6 +4,7 @@
 //! (`databases`) or measures a node (`alone`).
 
 mod acked_is_safe;
+mod amqp;
 mod browser;
 mod ceiling_across_nodes;
 mod chaos;
@@ -48,6 +49,7 @@ mod presence_change_lost;
 mod presence_http;
 mod presence_over_a_drain;
 mod presence_restart;
+mod queues;
 mod raw_socket;
 mod rebalance;
 mod refusals_counted;
@@ -63,6 +65,7 @@ mod socket_session;
 mod sse;
 mod stalls;
 mod start_in_time;
+mod targets_chaos;
 mod tls;
 mod token_rules;
 mod unread_log;

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest as _, Sha256};
 
+use super::amqp::AmqpTarget;
 use super::reader::Mistake;
 use super::secret::Secret;
 use super::webhook::WebhookTarget;
@@ -108,7 +109,7 @@ pub struct Account {
     pub queue_limit: Option<u64>,
     /// In the order of the file: the first that matches decides.
     pub channels: Vec<ChannelRule>,
-    pub integrations: Vec<Integration>,
+    pub integrations: Vec<Arc<Integration>>,
     /// What is counted for the account: the same in every reading of the directory.
     pub usage: Arc<Usage>,
 }
@@ -205,12 +206,15 @@ pub struct Integration {
     pub target: Target,
     /// What the kind needs, as it stands in the file; it may hold secrets.
     pub fields: toml::Table,
+    /// Another number where the file says something else of the integration.
+    pub settings_hash: u64,
 }
 
 /// The checked settings of an integration, by kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Target {
     Webhook(Arc<WebhookTarget>),
+    Amqp(Arc<AmqpTarget>),
     /// Of a kind that nothing is delivered to yet.
     Other,
 }

@@ -1,5 +1,6 @@
 //! Who may use the service and under which rules: tenants, accounts and keys, read from one watched file.
 
+mod amqp;
 mod connections;
 pub mod development;
 mod directory;
@@ -12,6 +13,7 @@ mod usages;
 mod watch;
 mod webhook;
 
+pub use amqp::{AmqpTarget, TemplateValues};
 pub use connections::{Seat, TenantConnections};
 pub use directory::{
     Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant,

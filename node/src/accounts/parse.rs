@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize as _;
+use sha2::{Digest as _, Sha256};
 use toml::de::{DeTable, ValueDeserializer};
 
 use super::directory::{Account, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant};
 use super::reader::{Found, Mistake, Mistakes, TableReader};
 use super::secret::Secret;
 use super::usages::Usages;
-use super::webhook;
+use super::{amqp, webhook};
 use crate::model::{AccountId, Capability, bare_secret};
 
 const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
@@ -222,7 +223,7 @@ impl Parser<'_, '_> {
         secret.map_err(|reason: String| self.mistakes.add(&found.span, &found.key, reason)).ok()
     }
 
-    fn integrations(&mut self, account: &mut TableReader<'_, '_>) -> Vec<Integration> {
+    fn integrations(&mut self, account: &mut TableReader<'_, '_>) -> Vec<Arc<Integration>> {
         let mut ids = HashSet::new();
         let mut integrations = Vec::new();
         for mut table in account.tables("integrations", &mut self.mistakes) {
@@ -236,19 +237,29 @@ impl Parser<'_, '_> {
             let fields = self.further_fields(&table);
             let target = kind.and_then(|kind| self.target(kind, table));
             if let (Some(kind), Some(target)) = (kind, target) {
+                let settings_hash = settings_hash(kind, &channels, &fields);
                 let id = id.into();
-                integrations.push(Integration { id, kind, channels, messages, presence, target, fields });
+                let integration =
+                    Integration { id, kind, channels, messages, presence, target, fields, settings_hash };
+                integrations.push(Arc::new(integration));
             }
         }
         integrations
     }
 
     fn target(&mut self, kind: IntegrationKind, mut table: TableReader<'_, '_>) -> Option<Target> {
-        if kind != IntegrationKind::Webhook {
-            return Some(Target::Other);
+        match kind {
+            IntegrationKind::Webhook => {
+                let secret = self.secret("", &mut table);
+                let target = webhook::read(table, secret, &mut self.mistakes);
+                target.map(|target| Target::Webhook(Arc::new(target)))
+            }
+            IntegrationKind::Amqp => {
+                let target = amqp::read(table, &mut self.mistakes);
+                target.map(|target| Target::Amqp(Arc::new(target)))
+            }
+            IntegrationKind::Lambda | IntegrationKind::Sns => Some(Target::Other),
         }
-        let secret = self.secret("", &mut table);
-        webhook::read(table, secret, &mut self.mistakes).map(|target| Target::Webhook(Arc::new(target)))
     }
 
     fn kind(&mut self, table: &mut TableReader<'_, '_>) -> Option<IntegrationKind> {
@@ -317,6 +328,12 @@ impl Parser<'_, '_> {
         }
         text.to_owned()
     }
+}
+
+fn settings_hash(kind: IntegrationKind, channels: &[Box<str>], fields: &toml::Table) -> u64 {
+    let text = toml::to_string(fields).unwrap_or_default();
+    let hash = Sha256::digest(format!("{kind:?}{channels:?}{text}"));
+    u64::from_be_bytes(std::array::from_fn(|place| hash[place]))
 }
 
 fn is_id(text: &str) -> bool {

@@ -30,6 +30,7 @@ use crate::model::{
 };
 use crate::names::Names;
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
+use crate::origin::queues::Queues;
 use crate::pulse;
 use crate::tasks::{OnStop, Tasks};
 
@@ -178,6 +179,7 @@ pub(super) struct OfNode {
     nodes: Arc<Keeper>,
     /// Who is to know of the others.
     others: Others,
+    queues: Option<Queues>,
     /// Of messages that others published.
     ids_forgotten: metrics::Counter,
 }
@@ -189,13 +191,14 @@ impl OfNode {
         store: &Arc<dyn HistoryStore>,
         (auth, accounts): (&Arc<Authenticator>, &Arc<Accounts>),
         clock: &Clock,
-        others: Others,
+        (others, queues): (Others, &Option<Queues>),
     ) -> Self {
+        let queues = queues.clone();
         let (shards, store, auth) = (Arc::clone(shards), Arc::clone(store), Arc::clone(auth));
         let (accounts, clock) = (Arc::clone(accounts), clock.clone());
         let nodes = Arc::new(Keeper::new(&config.data_dir));
         let ids_forgotten = metrics::counter!("fanfare_ids_forgotten_total");
-        Self { shards, store, auth, accounts, clock, nodes, others, ids_forgotten }
+        Self { shards, store, auth, accounts, clock, nodes, others, queues, ids_forgotten }
     }
 }
 
@@ -260,6 +263,11 @@ impl Local for OfNode {
 
     fn revocations(&self) -> Vec<Revocation> {
         self.auth.revocations()
+    }
+
+    fn queues_changed(&self) -> Later<Option<()>> {
+        let Some(queues) = self.queues.clone() else { return Box::pin(std::future::ready(Some(()))) };
+        of_store("the queues in the store were not read", Box::pin(async move { queues.refresh().await }))
     }
 
     fn is_store_shared(&self) -> bool {

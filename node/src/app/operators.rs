@@ -23,6 +23,7 @@ use crate::edge::files::ClientFiles;
 use crate::edge::socket::Shards;
 use crate::model::Clock;
 use crate::origin::history::HistoryStore;
+use crate::origin::queues::Queues;
 use crate::tasks::{OnStop, Tasks};
 
 /// How often it is looked whether the node has met the others.
@@ -76,11 +77,17 @@ impl Operators {
         Arc::clone(&self.has_met)
     }
 
-    pub(super) fn admin_state(self: &Arc<Self>, token: AdminToken, metrics: PrometheusHandle) -> AdminState {
+    pub(super) fn admin_state(
+        self: &Arc<Self>,
+        token: AdminToken,
+        queues: Option<Queues>,
+        metrics: PrometheusHandle,
+    ) -> AdminState {
         let [ready, drain, members, rebalance] = [(); 4].map(|()| Arc::clone(self));
         AdminState {
             metrics,
             token: Arc::new(token),
+            queues,
             readiness: Arc::new(move || ready.readiness()),
             drain: Arc::new(move || drain.ask_drain()),
             members: Arc::new(move || members.members()),

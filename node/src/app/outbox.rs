@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::StartError;
-use crate::accounts::{Accounts, Target, development};
+use super::{StartError, queues};
+use crate::accounts::{Account, Accounts, Target, development};
 use crate::config::Config;
 use crate::model::{AllowRule, Clock, Limits};
 use crate::origin::history::{BoxFuture, StoreError};
 use crate::origin::outbox::{Outbox, Transport};
-use crate::origin::targets::{Delivery, Outcome, Webhooks};
+use crate::origin::queues::Queues;
+use crate::origin::targets::{Brokers, Delivery, Endpoint, Outcome, Webhooks};
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::telemetry::OFTEN;
@@ -24,14 +25,20 @@ const MEASURE: Duration = Duration::from_secs(5);
 /// Sends to targets of all kinds.
 struct Senders {
     webhooks: Webhooks,
+    brokers: Brokers,
+    queues: Option<Queues>,
 }
 
 impl Transport for Senders {
-    fn send<'a>(&'a self, target: &'a Target, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
-        match target {
-            Target::Webhook(webhook) => Box::pin(self.webhooks.send(webhook, delivery)),
-            Target::Other => {
-                let reason = "this version does not send to integrations of this kind".to_owned();
+    fn send<'a>(&'a self, endpoint: &'a Endpoint, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
+        match (endpoint, &self.queues) {
+            (Endpoint::Integration(Target::Webhook(webhook)), _) => {
+                Box::pin(self.webhooks.send(webhook, delivery))
+            }
+            (Endpoint::Integration(Target::Amqp(amqp)), _) => Box::pin(self.brokers.send(amqp, delivery)),
+            (Endpoint::Queue(queue), Some(queues)) => Box::pin(queues.send(queue, delivery)),
+            (Endpoint::Integration(Target::Other) | Endpoint::Queue(_), _) => {
+                let reason = "this node does not send to targets of this kind".to_owned();
                 Box::pin(ready(Outcome::Retry { reason, after: None }))
             }
         }
@@ -45,6 +52,7 @@ pub(super) struct OwnOutbox {
     clock: Clock,
     node_id: Arc<str>,
     accounts: Arc<Accounts>,
+    queues: Option<Queues>,
     publisher: Publisher,
     webhook_allow: Vec<AllowRule>,
     opened: OnceLock<Outbox>,
@@ -52,12 +60,12 @@ pub(super) struct OwnOutbox {
 }
 
 impl OwnOutbox {
-    /// Opens the outbox if the directory has an integration that is sent to, or the folder is there.
+    /// Opens the outbox if the node has queues, the directory has an integration that is sent to, or the folder is there.
     pub(super) async fn open(
         config: &Config,
         clock: &Clock,
         node_id: &Arc<str>,
-        accounts: &Arc<Accounts>,
+        (accounts, queues): (&Arc<Accounts>, Option<&Queues>),
         publisher: &Publisher,
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Self>, StartError> {
@@ -67,6 +75,7 @@ impl OwnOutbox {
             clock: clock.clone(),
             node_id: Arc::clone(node_id),
             accounts: Arc::clone(accounts),
+            queues: queues.cloned(),
             publisher: publisher.clone(),
             webhook_allow: config.webhook_allow.clone(),
             opened: OnceLock::new(),
@@ -75,13 +84,17 @@ impl OwnOutbox {
         if own.folder.exists() || own.is_needed() {
             own.open_now().await.map_err(StartError::at("cannot open the outbox (--data-dir)"))?;
         }
+        queues::connect(queues, publisher.routing());
         let waiting = Arc::clone(&own);
         tasks.spawn("outbox upkeep", OnStop::Cancel, async move { waiting.keep_up().await });
         Ok(own)
     }
 
     fn is_needed(&self) -> bool {
-        self.accounts.current().accounts().any(|account| account.integrations.iter().any(Outbox::sends_to))
+        let has_target = |account: &Arc<Account>| {
+            account.integrations.iter().any(|integration| Outbox::sends_to(integration))
+        };
+        self.queues.is_some() || self.accounts.current().accounts().any(has_target)
     }
 
     async fn open_now(self: &Arc<Self>) -> Result<(), StoreError> {
@@ -89,11 +102,14 @@ impl OwnOutbox {
         let opened = tokio::task::spawn_blocking(move || {
             development::make_private_folder(&own.folder)
                 .map_err(|error| StoreError::Failed(format!("{}: {error}", own.folder.display())))?;
-            let Self { folder, limits, clock, node_id, accounts, webhook_allow, .. } = &*own;
+            let Self { folder, limits, clock, node_id, accounts, webhook_allow, queues, .. } = &*own;
             let webhooks =
                 Webhooks::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
-            let transport = Arc::new(Senders { webhooks });
-            Outbox::open(folder, limits, clock, node_id, accounts, transport)
+            let brokers =
+                queues.as_ref().map_or_else(|| Brokers::new(node_id), |queues| queues.brokers().clone());
+            let catalog = queues.as_ref().map(|queues| queues.catalog().clone());
+            let transport = Arc::new(Senders { webhooks, brokers, queues: queues.clone() });
+            Outbox::open(folder, limits, clock, node_id, (accounts, catalog), transport)
         });
         let outbox = opened.await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))?;
         outbox.begin(&self.tasks);

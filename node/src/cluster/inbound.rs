@@ -171,6 +171,8 @@ pub enum Request {
     NoncesGiven { nonces: Vec<ToldNonce>, last: bool },
     /// These tokens are not to be taken any more.
     Revoke(Vec<Revocation>),
+    /// The queues in the store have changed.
+    QueuesChanged,
     /// Whether messages may be published under these ids.
     ClaimIds(Vec<GivenIds>),
     /// What is on its way to the store that nodes share is to be there.
@@ -338,6 +340,7 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
         v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last }) => {
             Ok(Request::NoncesGiven { nonces: once::nonces(nonces)?, last })
         }
+        v1::request::Kind::QueuesChanged(v1::QueuesChanged {}) => Ok(Request::QueuesChanged),
         v1::request::Kind::Revoke(v1::Revoke { revocations }) => {
             Ok(Request::Revoke(once::revocations(revocations)?))
         }

@@ -12,6 +12,7 @@ mod leaving;
 mod nonces;
 mod orphans;
 mod presence;
+mod queues_changed;
 mod quorum;
 mod receipts;
 mod refill;

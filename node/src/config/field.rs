@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::quantity::{parse_count, parse_duration, show_duration};
 use super::{SchemaMode, StoreKind};
-use crate::model::AllowRule;
+use crate::model::{AllowRule, AmqpUrl, ManagementUrl};
 use crate::telemetry::LogFormat;
 
 /// The shape of a setting in the file.
@@ -107,6 +107,28 @@ impl Field for Vec<AllowRule> {
     fn show(&self) -> Option<String> {
         let texts: Vec<_> = self.iter().map(AllowRule::to_string).collect();
         (!texts.is_empty()).then(|| texts.join(","))
+    }
+}
+
+/// Shown without its secrets.
+impl Field for AmqpUrl {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+/// The same.
+impl Field for ManagementUrl {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
     }
 }
 

@@ -28,7 +28,7 @@ pub use reference::reference;
 #[cfg(test)]
 pub(crate) use settings::names;
 
-use crate::model::{AllowRule, Limits};
+use crate::model::{AllowRule, AmqpUrl, Limits, ManagementUrl};
 use crate::telemetry::LogFormat;
 
 /// What `fanfare serve` runs with; `fanfare config-reference` says what each field means.
@@ -70,6 +70,9 @@ pub struct Config {
     pub scylla_password_file: Option<PathBuf>,
     /// Addresses that a webhook may reach beside public ones.
     pub webhook_allow: Vec<AllowRule>,
+    /// With `amqp_management_url`: the broker of the queues.
+    pub amqp_url: Option<AmqpUrl>,
+    pub amqp_management_url: Option<ManagementUrl>,
     pub drain_timeout: Duration,
     pub auth: bool,
     /// The name of this service in `aud` of tokens.
@@ -130,6 +133,8 @@ impl Default for Config {
             scylla_user: None,
             scylla_password_file: None,
             webhook_allow: Vec::new(),
+            amqp_url: None,
+            amqp_management_url: None,
             drain_timeout: Duration::from_secs(25),
             auth: true,
             audience: None,

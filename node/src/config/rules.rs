@@ -50,6 +50,19 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
             mistakes.push(Mistake::new(places.of(name), format!("needs {missing} as well")));
         }
     }
+    let [amqp, management] = [config.amqp_url.is_some(), config.amqp_management_url.is_some()];
+    for (given, name, other, missing) in [
+        (amqp, "amqp_url", management, "--amqp-management-url"),
+        (management, "amqp_management_url", amqp, "--amqp-url"),
+    ] {
+        if given && !other {
+            mistakes.push(Mistake::new(places.of(name), format!("needs {missing} as well")));
+        }
+    }
+    if amqp && config.store == StoreKind::None {
+        let problem = "needs a store, which has the queues of accounts: store = none keeps nothing";
+        mistakes.push(Mistake::new(places.of("amqp_url"), problem));
+    }
     if !is_loopback(config.admin_listen) && config.admin_token_file.is_none() {
         let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);
         mistakes.push(Mistake::new(places.of("admin_listen"), problem));

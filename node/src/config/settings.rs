@@ -145,6 +145,10 @@ static SETTINGS: &[Setting] = &[
         "Holds the password of scylla_user"),
     setting!("webhook_allow", webhook_allow: Vec<crate::model::AllowRule>, "NETWORK",
         "Addresses that webhooks may reach although they are not public, such as 10.1.0.0/16, 127.0.0.1:9000 or [fd00::]/8; repeated as seed is"),
+    setting!("amqp_url", amqp_url: Option<crate::model::AmqpUrl>, "URL",
+        "The broker of the account queues, amqp:// or amqps:// with user, password and vhost; with amqp_management_url"),
+    setting!("amqp_management_url", amqp_management_url: Option<crate::model::ManagementUrl>, "URL",
+        "The management API of that broker, http:// or https:// with a user who is an administrator there"),
     setting!("drain_timeout", drain_timeout: std::time::Duration, "DURATION",
         "How long a stop may take: clients are told to leave, work is flushed", read_drain_timeout, Field::show),
     Setting {

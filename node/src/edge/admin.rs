@@ -1,5 +1,6 @@
 //! The operators' listener: `/metrics`, `/live` and `/ready` are open, all else needs the admin token.
 
+mod broker;
 mod members;
 mod serve;
 mod token;
@@ -17,6 +18,7 @@ use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::errors::CHALLENGE;
+use crate::origin::queues::Queues;
 use crate::pulse;
 use crate::telemetry::AdminRefusal;
 pub use members::{MemberState, MemberView, MembersView, NodeView};
@@ -29,6 +31,8 @@ pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub struct AdminState {
     pub metrics: PrometheusHandle,
     pub token: Arc<AdminToken>,
+    /// For the questions of the broker that has them.
+    pub queues: Option<Queues>,
     /// Asked on each request of `/ready`; must not block.
     pub readiness: Arc<dyn Fn() -> Readiness + Send + Sync>,
     /// Asks the node to stop as SIGTERM does; once is enough.
@@ -102,6 +106,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/drain", post(drain))
         .route("/rebalance", post(rebalance))
         .route("/debug/members", get(members::members))
+        .merge(broker::routes())
         .method_not_allowed_fallback(|| async {
             refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
         })
@@ -117,8 +122,10 @@ async fn guard(State(state): State<AdminState>, request: Request, next: Next) ->
         AdminRefusal::Origin.count();
         return refusal(StatusCode::FORBIDDEN, "foreign origin");
     }
-    let open = matches!(request.uri().path(), "/metrics" | "/live" | "/ready");
-    if !open && !is_operator(headers, &state.token) {
+    let path = request.uri().path();
+    let open = matches!(path, "/metrics" | "/live" | "/ready");
+    let may = broker::is_authorized(path, &state.token);
+    if !open && !may.unwrap_or_else(|| is_operator(headers, &state.token)) {
         AdminRefusal::Token.count();
         return refusal(StatusCode::UNAUTHORIZED, "unauthorized");
     }

@@ -8,6 +8,7 @@ use fanfare_proto::http::ErrorBody;
 use crate::auth::{ExchangeError, RevokeError, Unauthorized};
 use crate::model::{DraftError, NameError};
 use crate::origin::history::StoreError;
+use crate::origin::queues::QueueError;
 use crate::publish::PublishError;
 
 /// What went wrong, without its sentence.
@@ -264,6 +265,26 @@ impl From<StoreError> for Refusal {
     }
 }
 
+/// What the broker or the store said is for the log, not for the client.
+impl From<QueueError> for Refusal {
+    fn from(error: QueueError) -> Self {
+        let kind = match error {
+            QueueError::UnknownQueue | QueueError::UnknownRule => Kind::NotFound,
+            QueueError::Malformed(_) => Kind::Malformed,
+            QueueError::Forbidden => Kind::Forbidden,
+            QueueError::TooMany { .. } | QueueError::TooLarge => Kind::Limited,
+            QueueError::Busy => Kind::Unavailable,
+            QueueError::Store(error) => return error.into(),
+            QueueError::Broker(_) => {
+                let text = "the broker of the queues does not answer, or has refused";
+                return Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, text) };
+            }
+        };
+        let reason = (kind == Kind::Limited).then_some("queue_limit");
+        Self { reason, ..Self::new(kind, error.to_string()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,6 +296,7 @@ mod tests {
             Refusal::connection_limit(),
             ExchangeError::TooMany.into(),
             RevokeError::TooManyClientIds { client_ids_max: 2 }.into(),
+            QueueError::TooMany { queues_max: 2 }.into(),
         ] {
             assert_eq!(refusal.kind.status(), 429);
             assert!(refusal.reason.is_some(), "{refusal:?}");

@@ -13,6 +13,7 @@ use crate::hub::Hub;
 use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
 use crate::origin::metering::Meter;
+use crate::origin::queues::Queues;
 use crate::publish::Publisher;
 use files::ClientFiles;
 use socket::Shards;
@@ -38,6 +39,8 @@ pub struct Services {
     pub connections: Arc<TenantConnections>,
     pub shards: Arc<Shards>,
     pub meter: Arc<Meter>,
+    /// None: the node has no broker of queues.
+    pub queues: Option<Queues>,
     pub limits: Arc<Limits>,
     pub files: Arc<ClientFiles>,
     pub clock: Clock,

@@ -135,8 +135,9 @@ impl Capability {
             .all(|(pattern, operations)| operations.iter().all(|operation| other.covers(pattern, operation)))
     }
 
-    /// A prefix is covered by a shorter or equal prefix only, since exact names never add up to one.
-    fn covers(&self, pattern: &str, operation: Operation) -> bool {
+    /// Whether the operation is allowed on every channel that the pattern matches. A prefix is covered by a shorter or equal
+    /// prefix only, since exact names never add up to one.
+    pub fn covers(&self, pattern: &str, operation: Operation) -> bool {
         let Some(prefix) = pattern.strip_suffix('*') else {
             return self.allows(pattern, operation);
         };

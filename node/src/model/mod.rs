@@ -1,6 +1,7 @@
 //! Value types. No I/O, no threads, no clock but the one that is passed in.
 
 mod allow_rule;
+mod amqp_url;
 mod bare_secret;
 mod capability;
 mod clock;
@@ -17,6 +18,7 @@ mod tenure;
 mod usage;
 
 pub use allow_rule::AllowRule;
+pub use amqp_url::{AmqpUrl, ManagementUrl};
 pub use bare_secret::bare_secret;
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};

@@ -4,4 +4,5 @@ mod disk;
 pub mod history;
 pub mod metering;
 pub mod outbox;
+pub mod queues;
 pub mod targets;

@@ -233,8 +233,8 @@ impl Inner {
                 Some(_) => PresenceEvent::new(key.clone(), member, owner.epoch, action, data, stamp),
                 None => PresenceEvent::departure(key.clone(), member, *owner, data, stamp),
             };
-            let targets = self.targets.of_begun(account, key, Source::Presence);
-            self.store_presence(&event, account, targets, retention_hours, Box::new(|_| {}));
+            let routes = self.targets.of_begun(account, key, Source::Presence);
+            self.store_presence(&event, account, routes, retention_hours, Box::new(|_| {}));
             event
         });
     }

@@ -10,7 +10,7 @@ use crate::accounts::Account;
 use crate::hub::{Change, PresenceRefused};
 use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind, message_bytes};
 use crate::origin::history::Done;
-use crate::origin::outbox::{Source, TargetId};
+use crate::origin::outbox::{Routes, Source};
 use crate::pulse;
 use crate::telemetry::{Limit, OFTEN};
 
@@ -71,16 +71,16 @@ impl Publisher {
         if retention_hours.is_some() && inner.store.is_full() {
             return done(Err(PresenceError::Busy));
         }
-        let Ok(targets) = inner.targets.of(&request.account, &request.key, Source::Presence) else {
+        let Ok(routes) = inner.targets.of(&request.account, &request.key, Source::Presence) else {
             return done(Err(PresenceError::Busy));
         };
         let PresenceRequest { key, account, member, epoch, action, data } = request;
         let change = Change { member: member.clone(), epoch, action, data: data.map(Arc::from) };
-        let mut waiting = Some((done, targets));
+        let mut waiting = Some((done, routes));
         let presented = inner.hub.present(&key, change, &inner.limits, |action, data, stamp| {
             let event = PresenceEvent::new(key.clone(), member, epoch, action, data, stamp);
-            if let Some((done, targets)) = waiting.take() {
-                inner.store_presence(&event, &account, targets, retention_hours, done);
+            if let Some((done, routes)) = waiting.take() {
+                inner.store_presence(&event, &account, routes, retention_hours, done);
             }
             event
         });
@@ -104,7 +104,7 @@ impl Inner {
         self: &Arc<Self>,
         event: &Arc<PresenceEvent>,
         account: &Account,
-        targets: Vec<TargetId>,
+        routes: Routes,
         retention_hours: Option<u32>,
         done: PresenceDone,
     ) {
@@ -124,7 +124,7 @@ impl Inner {
             }
         });
         let stored = self.forward_presence(event, stored);
-        self.keep_presence(event, targets, retention_hours, stored);
+        self.keep_presence(event, routes, retention_hours, stored);
     }
 }
 

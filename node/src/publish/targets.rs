@@ -1,4 +1,4 @@
-//! The way of an event to the integrations of its account: into the outbox, before it is acknowledged.
+//! The way of an event to the integrations and queues of its account: into the outbox, before it is acknowledged.
 //!
 //! A message whose id the client gave is stored only when its outbox has it, since a publisher that tries again is then answered from
 //! the store alone. Any other is written to both at once. A later publish on its channel is stored behind it, so
@@ -13,7 +13,7 @@ use super::{Inner, both};
 use crate::accounts::Account;
 use crate::model::{ChannelKey, PresenceEvent, Published};
 use crate::origin::history::{Done, StoreError};
-use crate::origin::outbox::{Outbox, Source, TargetId};
+use crate::origin::outbox::{Outbox, Routes, Source};
 
 /// Stores an event, which then runs the callback.
 type Store = Box<dyn FnOnce(Done) + Send>;
@@ -36,27 +36,18 @@ impl Targets {
     }
 
     /// The targets of an event on this channel.
-    pub(super) fn of(
-        &self,
-        account: &Account,
-        key: &ChannelKey,
-        source: Source,
-    ) -> Result<Vec<TargetId>, NoRoom> {
-        if account.integrations.is_empty() {
-            return Ok(Vec::new());
-        }
+    pub(super) fn of(&self, account: &Account, key: &ChannelKey, source: Source) -> Result<Routes, NoRoom> {
         let Some(outbox) = self.outbox.get() else {
-            let has_some = account.integrations.iter().any(Outbox::sends_to);
-            return if has_some { Err(NoRoom) } else { Ok(Vec::new()) };
+            let has_some = account.integrations.iter().any(|integration| Outbox::sends_to(integration));
+            return if has_some { Err(NoRoom) } else { Ok(Routes::default()) };
         };
-        let targets = outbox.targets(account, key, source);
-        if !targets.is_empty() && outbox.is_full() { Err(NoRoom) } else { Ok(targets) }
+        let routes = outbox.routes(account, key, source);
+        if !routes.is_empty() && outbox.is_full() { Err(NoRoom) } else { Ok(routes) }
     }
 
     /// The same, also when there is no room: of what cannot be refused any more.
-    pub(super) fn of_begun(&self, account: &Account, key: &ChannelKey, source: Source) -> Vec<TargetId> {
-        let outbox = self.outbox.get().filter(|_| !account.integrations.is_empty());
-        outbox.map_or_else(Vec::new, |outbox| outbox.targets(account, key, source))
+    pub(super) fn of_begun(&self, account: &Account, key: &ChannelKey, source: Source) -> Routes {
+        self.outbox.get().map_or_else(Routes::default, |outbox| outbox.routes(account, key, source))
     }
 
     /// Whether something of the channel waits for the outbox before it is stored.
@@ -90,12 +81,12 @@ impl Inner {
     pub(super) fn keep(
         self: &Arc<Self>,
         published: &Arc<Published>,
-        targets: Vec<TargetId>,
+        routes: Routes,
         retention_hours: Option<u32>,
         done: Done,
     ) {
         let outbox = match self.targets.outbox.get() {
-            Some(outbox) if !targets.is_empty() || self.targets.is_behind(&published.key) => outbox,
+            Some(outbox) if !routes.is_empty() || self.targets.is_behind(&published.key) => outbox,
             _ => return self.store.append(Arc::clone(published), retention_hours, done),
         };
         let has_given_ids = published.messages.iter().any(|message| message.id_given);
@@ -103,12 +94,12 @@ impl Inner {
             let (inner, stored) = (Arc::clone(self), Arc::clone(published));
             let store: Store = Box::new(move |done| inner.store.append(stored, retention_hours, done));
             let first = self.targets.first(&published.key, store, done);
-            return match targets.is_empty() {
+            return match routes.is_empty() {
                 true => outbox.pass(first),
-                false => outbox.put_messages(published, targets, first),
+                false => outbox.put_messages(published, &routes, first),
             };
         }
-        let done = both(done, |confirmed| outbox.put_messages(published, targets, confirmed));
+        let done = both(done, |confirmed| outbox.put_messages(published, &routes, confirmed));
         self.store.append(Arc::clone(published), retention_hours, done);
     }
 
@@ -116,12 +107,12 @@ impl Inner {
     pub(super) fn keep_presence(
         self: &Arc<Self>,
         event: &Arc<PresenceEvent>,
-        targets: Vec<TargetId>,
+        routes: Routes,
         retention_hours: Option<u32>,
         done: Done,
     ) {
         let outbox = match self.targets.outbox.get() {
-            Some(outbox) if !targets.is_empty() || self.targets.is_behind(&event.key) => outbox,
+            Some(outbox) if !routes.is_empty() || self.targets.is_behind(&event.key) => outbox,
             _ => return self.store.append_presence(Arc::clone(event), retention_hours, done),
         };
         if self.targets.is_behind(&event.key) {
@@ -129,12 +120,12 @@ impl Inner {
             let store: Store =
                 Box::new(move |done| inner.store.append_presence(stored, retention_hours, done));
             let first = self.targets.first(&event.key, store, done);
-            return match targets.is_empty() {
+            return match routes.is_empty() {
                 true => outbox.pass(first),
-                false => outbox.put_presence(event, targets, first),
+                false => outbox.put_presence(event, &routes, first),
             };
         }
-        let done = both(done, |confirmed| outbox.put_presence(event, targets, confirmed));
+        let done = both(done, |confirmed| outbox.put_presence(event, &routes, confirmed));
         self.store.append_presence(Arc::clone(event), retention_hours, done);
     }
 }

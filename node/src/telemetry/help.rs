@@ -1,7 +1,8 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 29] = [
+const COUNTERS: [(&str, &str); 32] = [
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
+    ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_nacks_total", "Requests over sockets refused, by code"),
     ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener refused, by reason"),
@@ -39,6 +40,11 @@ const COUNTERS: [(&str, &str); 29] = [
     ("fanfare_presence_events_total", "Members that entered, changed or left by way of this node"),
     ("fanfare_presence_repairs_total", "Times that the members of a peer were asked for once more"),
     ("fanfare_runs_begun_anew_total", "Times that this process began another run, since it had stood still"),
+    (
+        "fanfare_queue_consumers_closed_total",
+        "Connections of consumers closed, since their key may not consume the queue any more",
+    ),
+    ("fanfare_queue_limit_refusals_total", "Queues and rules refused for the ceiling of their account"),
     ("fanfare_tenant_counts_told_total", "Times that a peer was told of changed numbers of connections"),
     (
         "fanfare_tenants_uncounted_total",

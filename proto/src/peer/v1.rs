@@ -461,7 +461,7 @@ pub struct PresenceAsked {
 pub struct Request {
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    #[prost(oneof = "request::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 7, 8, 9, 20, 21")]
+    #[prost(oneof = "request::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 7, 8, 9, 20, 21, 25")]
     pub kind: ::core::option::Option<request::Kind>,
 }
 /// Nested message and enum types in `Request`.
@@ -492,7 +492,13 @@ pub mod request {
         Settle(super::Settle),
         #[prost(message, tag = "21")]
         Deliver(super::Deliver),
+        #[prost(message, tag = "25")]
+        QueuesChanged(super::QueuesChanged),
     }
+}
+/// The queues in the store have changed. Answered with Done when the receiver has read them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QueuesChanged {
 }
 /// Answered with Done when all that the receiver had for the store by then can be read there, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

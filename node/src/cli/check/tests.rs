@@ -16,6 +16,8 @@ enum Kind {
     Address,
     Endpoints,
     Networks,
+    BrokerUrl,
+    ManagementUrl,
     Host,
     NodeId,
     Keyspace,
@@ -60,6 +62,8 @@ const ROWS: &[(&str, Kind, &[&str])] = &[
     ("scylla_user", Kind::Name, SCYLLA),
     ("scylla_password_file", Kind::File, SCYLLA),
     ("webhook_allow", Kind::Networks, &[]),
+    ("amqp_url", Kind::BrokerUrl, &["--amqp-management-url=http://u:p@127.0.0.1:15672"]),
+    ("amqp_management_url", Kind::ManagementUrl, &["--amqp-url=amqp://127.0.0.1"]),
     ("drain_timeout", Kind::Duration, &[]),
     ("auth", Kind::Switch, &[]),
     ("audience", Kind::Audience, &[]),
@@ -203,6 +207,20 @@ fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
 /// Of the kinds that are no name of anything.
 fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
     match kind {
+        Kind::BrokerUrl => [
+            all(&["a", "127.0.0.1:5672", "://"], "must be a URL such as amqp://"),
+            all(&["http://127.0.0.1"], "must begin with amqp:// or amqps://"),
+            all(&["amqp://127.0.0.1/a/b", "amqps://127.0.0.1/%zz"], "must have the name of a vhost"),
+            no_string,
+        ]
+        .concat(),
+        Kind::ManagementUrl => [
+            all(&["a", "127.0.0.1:15672", "://"], "must be a URL such as http://"),
+            all(&["amqp://127.0.0.1"], "must begin with http:// or https://"),
+            all(&["http://127.0.0.1?a", "http://127.0.0.1#a"], "must have neither a query nor a fragment"),
+            no_string,
+        ]
+        .concat(),
         Kind::Networks => [
             all(
                 &["", " ", ",", "::1,", "a", "10.0.0.1:0", "10.0.0.0/33"],

@@ -123,7 +123,11 @@ pub(in crate::cluster) fn write_deliver(
     v1::request::Kind::Deliver(v1::Deliver { channel: Some(channel), stamp })
 }
 
-pub(in crate::cluster) fn write_nonce(told: &ToldNonce) -> v1::Nonce {
+pub(in crate::cluster) fn write_claim(nonce: &ToldNonce) -> v1::request::Kind {
+    v1::request::Kind::Claim(v1::Claim { nonce: Some(write_nonce(nonce)) })
+}
+
+fn write_nonce(told: &ToldNonce) -> v1::Nonce {
     let ToldNonce { kept: KeptNonce { nonce, age_ms }, claim } = told;
     let Nonce { key_name, timestamp_ms, nonce } = nonce;
     v1::Nonce {

@@ -122,9 +122,7 @@ impl Item {
                 let after = after.as_ref().map(Serial::to_whole).unwrap_or_default();
                 v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)), after })
             }
-            Request::Claim(nonce) => {
-                v1::request::Kind::Claim(v1::Claim { nonce: Some(once::write_nonce(nonce)) })
-            }
+            Request::Claim(nonce) => once::write_claim(nonce),
             Request::NoncesAsked { after } => {
                 let after = after.as_deref().map(Bytes::copy_from_slice).unwrap_or_default();
                 v1::request::Kind::NoncesAsked(v1::NoncesAsked { after })
@@ -133,6 +131,7 @@ impl Item {
                 let (nonces, last) = (once::write_nonces(nonces), *last);
                 v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last })
             }
+            Request::QueuesChanged => v1::request::Kind::QueuesChanged(v1::QueuesChanged {}),
             Request::Revoke(revocations) => {
                 let revocations = once::write_revocations(revocations);
                 v1::request::Kind::Revoke(v1::Revoke { revocations })

@@ -90,6 +90,9 @@ pub trait Local: Send + Sync + 'static {
     /// All revocations that are in force here.
     fn revocations(&self) -> Vec<Revocation>;
 
+    /// Resolves when the queues in the store were read again. None: they could not be.
+    fn queues_changed(&self) -> Later<Option<()>>;
+
     /// The store is one that all nodes share.
     fn is_store_shared(&self) -> bool;
 
@@ -275,6 +278,10 @@ impl Routing {
             (Some(Request::Revoke(revocations)), Some(local)) => {
                 let revoked = local.revoke(revocations);
                 Box::pin(async move { revoked.await.map(|()| Answer::Done) })
+            }
+            (Some(Request::QueuesChanged), Some(local)) => {
+                let read = local.queues_changed();
+                Box::pin(async move { read.await.map(|()| Answer::Done) })
             }
             // Then it does not wait for this node.
             (Some(Request::ClaimIds(_)), _) if permit.is_err() => {

@@ -41,7 +41,7 @@ const SECRET_PARTS: &[&str] = &["secret", "password", "token", "key", "credentia
 /// In the order of the file.
 pub(super) fn targets(principal: &Principal, kind: IntegrationKind) -> Response {
     let of_kind = principal.account.integrations.iter().filter(|integration| integration.kind == kind);
-    body::json(&json!({ "targets": of_kind.map(target).collect::<Vec<_>>() }))
+    body::json(&json!({ "targets": of_kind.map(|integration| target(integration)).collect::<Vec<_>>() }))
 }
 
 fn target(integration: &Integration) -> Value {

@@ -45,6 +45,7 @@ mod metrics;
 mod presence;
 mod publish;
 mod query;
+mod queues;
 mod rate;
 mod room;
 mod route;
@@ -153,10 +154,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         Action::Presence { channel } => presence::members(api, &principal, &channel),
         Action::PresenceChannels => presence::channels(api, &principal, query),
         Action::Metrics => metrics::series(api, &principal, query).await,
-        Action::NotWired { needs: Some(operation) } if !principal.capability.grants_anywhere(operation) => {
-            Err(Refusal::forbidden(operation.as_str()))
-        }
-        Action::NotWired { .. } => Err(Refusal::not_wired()),
+        Action::Queues(path) => queues::call(api, &principal, path, &head, body).await,
         Action::Malformed(error) => Err(Refusal::malformed(error)),
         Action::NotFound | Action::UpgradeRequired | Action::EventStream | Action::ExchangeToken { .. } => {
             Err(Refusal::not_found())

@@ -4,7 +4,6 @@ use fanfare_proto::path::{self, ChannelRoute, PathError};
 
 use crate::accounts::IntegrationKind;
 use crate::edge::errors::Refusal;
-use crate::model::Operation;
 
 /// A known path (or not): what its metric is called, what methods it takes and what it does.
 #[derive(Debug)]
@@ -53,13 +52,39 @@ pub(super) enum Action {
     },
     Metrics,
     PresenceChannels,
-    /// Known and not served by this node; a credential that lacks the operation everywhere gets 403.
-    NotWired {
-        needs: Option<Operation>,
-    },
+    /// Takes its method itself, since a node without a broker answers any.
+    Queues(QueuePath),
     NotFound,
     /// A malformed escape or a name that is not UTF-8.
     Malformed(String),
+}
+
+/// A path under `/api/queues`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum QueuePath {
+    All,
+    One { id: String },
+    Rules { id: String },
+    Rule { id: String, rule_id: String },
+    Unknown,
+}
+
+impl QueuePath {
+    /// With the path as metrics have it. Ids are UUIDs, so what is no plain text is none.
+    fn of(raw_path: &str) -> (&'static str, Self) {
+        let rest = raw_path.strip_prefix("/api/queues").unwrap_or_default();
+        let parts: Vec<&str> = rest.split('/').skip(1).collect();
+        match parts[..] {
+            [] => ("/api/queues", Self::All),
+            [id] if !id.is_empty() => ("/api/queues/{id}", Self::One { id: id.to_owned() }),
+            [id, "rules"] if !id.is_empty() => ("/api/queues/{id}/rules", Self::Rules { id: id.to_owned() }),
+            [id, "rules", rule_id] if !id.is_empty() && !rule_id.is_empty() => {
+                let path = Self::Rule { id: id.to_owned(), rule_id: rule_id.to_owned() };
+                ("/api/queues/{id}/rules/{ruleId}", path)
+            }
+            _ => ("/api/queues", Self::Unknown),
+        }
+    }
 }
 
 const READ: &str = "GET, HEAD";
@@ -93,7 +118,8 @@ impl Route {
             "/api/lambda" => ("/api/lambda", READ, Action::Integrations { kind: IntegrationKind::Lambda }),
             "/api/sns" => ("/api/sns", READ, Action::Integrations { kind: IntegrationKind::Sns }),
             other if other == "/api/queues" || other.starts_with("/api/queues/") => {
-                ("/api/queues", ANY, Action::NotWired { needs: Some(Operation::AmqpSubscribe) })
+                let (template, path) = QueuePath::of(other);
+                (template, ANY, Action::Queues(path))
             }
             other => match path::decode(other) {
                 Err(error @ PathError::Escape) => return Self::malformed(error.to_string()),
@@ -188,7 +214,12 @@ mod tests {
             ("/api/channels/a/unknown", "unmatched"),
             ("/api/channels", "/api/channels"),
             ("/api/channels/", "unmatched"),
-            ("/api/queues/abc/rules", "/api/queues"),
+            ("/api/queues", "/api/queues"),
+            ("/api/queues/", "/api/queues"),
+            ("/api/queues/abc", "/api/queues/{id}"),
+            ("/api/queues/abc/rules", "/api/queues/{id}/rules"),
+            ("/api/queues/abc/rules/def", "/api/queues/{id}/rules/{ruleId}"),
+            ("/api/queues/abc/other", "/api/queues"),
             ("/api/queuesabc", "unmatched"),
             ("/keys/k1/requestToken", "/keys/{keyName}/requestToken"),
             ("/keys//requestToken", "unmatched"),

@@ -8,14 +8,15 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::board::{Lineup, Turn};
-use super::settings::{Sending, settings_hash};
+use super::settings::{Sending, TargetSettings};
 use super::store::{Batch, BatchBounds, Fixed};
 use super::writer::Settle;
 use super::{Engine, count_attempt, event};
-use crate::accounts::{Account, Integration, IntegrationKind};
-use crate::model::{AccountId, UsageKind};
+use crate::accounts::Account;
+use crate::model::AccountId;
 use crate::origin::history::StoreError;
-use crate::origin::targets::{Delivery, Outcome};
+use crate::origin::queues::{Catalog, Found};
+use crate::origin::targets::{Delivery, Endpoint, Outcome, TargetKind};
 use crate::telemetry::OFTEN;
 
 /// The directory is looked at this often for a target that cannot be sent to.
@@ -25,7 +26,9 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Before the second attempt; doubled with each further one.
 const BACKOFF: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
-/// Of a target that is not known any more, or disabled.
+/// Why a target is disabled.
+const GONE: &str = "the target has answered that it is gone (410)";
+/// Of a target that was deleted, or is disabled.
 const FEW: BatchBounds = BatchBounds { events: 100, bytes: 1024 * 1024 };
 
 /// How many channels of a target are sent at the same time.
@@ -52,17 +55,16 @@ pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
     loop {
         engine.fill(&lineup).await;
         let now = Instant::now();
-        let (settings, account) = engine.settings(&lineup);
-        let sends = settings.as_deref().and_then(Sending::of);
-        let parallel = sends.map_or(1, |sending| sending.parallel).max(1);
+        let known = engine.settings(&lineup);
+        let parallel = known.settings().map_or(1, |settings| settings.sending.parallel).max(1);
         pace.allowed = pace.allowed.min(parallel);
         let mut wake = pace.not_before.filter(|until| *until > now);
         while wake.is_none() && sending.len() < pace.allowed {
             match lineup.next(now) {
                 Ok((channel, failures)) => {
                     let (engine, lineup) = (Arc::clone(&engine), Arc::clone(&lineup));
-                    let of = settings.clone().zip(account.clone());
-                    sending.push(async move { engine.take_turn(&lineup, channel, failures, of).await });
+                    let known = known.clone();
+                    sending.push(async move { engine.take_turn(&lineup, channel, failures, known).await });
                 }
                 Err(first) => {
                     wake = first;
@@ -107,18 +109,21 @@ impl Engine {
         }
     }
 
-    fn settings(&self, lineup: &Lineup) -> (Option<Arc<Integration>>, Option<Arc<Account>>) {
+    fn settings(&self, lineup: &Lineup) -> Known {
         let (account, integration) = lineup.target.parts();
         let directory = self.accounts.current();
-        let account = directory.account(&AccountId::new(account)).map(Arc::clone);
-        let find = |account: &Arc<Account>| {
-            account
-                .integrations
-                .iter()
-                .find(|found| *found.id == *integration)
-                .map(|found| Arc::new(found.clone()))
+        let Some(account) = directory.account(&AccountId::new(account)).map(Arc::clone) else {
+            return Known::Absent;
         };
-        (account.as_ref().and_then(find), account)
+        if let Some(queue_id) = lineup.target.queue_id() {
+            return self
+                .queues
+                .as_ref()
+                .map_or(Known::Absent, |queues| known_queue(queues, queue_id, account));
+        }
+        let found = account.integrations.iter().find(|found| *found.id == *integration).map(Arc::clone);
+        let settings = found.and_then(|found| TargetSettings::of_integration(account, &found));
+        settings.map_or(Known::Absent, |settings| Known::Settings(Arc::new(settings)))
     }
 
     /// Sends the next batch of the channel, and writes what became of it.
@@ -127,21 +132,20 @@ impl Engine {
         lineup: &Arc<Lineup>,
         channel: Box<str>,
         failures: u32,
-        of: Option<(Arc<Integration>, Arc<Account>)>,
+        known: Known,
     ) -> Ended {
         let unasked = |turn| Ended { channel: channel.clone(), turn, success: None, not_before: None };
-        // The directory may name it again.
-        let of =
-            of.and_then(|(integration, account)| Some((Sending::of(&integration)?, integration, account)));
-        let Some((sending, integration, account)) = of else {
-            return unasked(Turn::Waits { not_before: Instant::now() + LOOK });
-        };
         let disabled = lineup.disabled();
-        let is_disabled = disabled.is_some_and(|settings| settings == settings_hash(&integration));
-        if disabled.is_some() && !is_disabled && self.disable(lineup, None).await.is_err() {
+        let dead_reason = match &known {
+            Known::Absent => return unasked(Turn::Waits { not_before: Instant::now() + LOOK }),
+            Known::Deleted => Some("the queue was deleted"),
+            Known::Settings(settings) => (disabled == Some(settings.hash)).then_some(GONE),
+        };
+        if disabled.is_some() && dead_reason.is_none() && self.disable(lineup, None).await.is_err() {
             return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
         }
-        let bounds = if is_disabled { FEW } else { sending.bounds };
+        let sending = known.settings().filter(|_| dead_reason.is_none()).map(|settings| settings.sending);
+        let bounds = sending.map_or(FEW, |sending| sending.bounds);
         let (target, name) = (lineup.target.clone(), channel.clone());
         let read = self.read(move |tables| tables.batch(&target, &name, bounds)).await;
         let batch = match read {
@@ -154,23 +158,21 @@ impl Engine {
         if batch.events.is_empty() {
             return unasked(Turn::Settled { has_more: batch.has_more });
         }
-        if is_disabled {
-            let reason = Some("the target has answered that it is gone (410)".into());
-            return match self.settle(lineup, &channel, &batch, reason).await {
+        let (Some(settings), None) = (known.settings(), dead_reason) else {
+            return match self.settle(lineup, &channel, &batch, dead_reason.map(Into::into)).await {
                 Ok(()) => unasked(Turn::Settled { has_more: true }),
                 Err(_) => unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
             };
-        }
-        if let Some(until) = self.lingers(sending, &batch) {
-            let lacking = sending.bounds.events.saturating_sub(batch.events.len());
+        };
+        if let Some(until) = self.lingers(settings.sending, &batch) {
+            let lacking = bounds.events.saturating_sub(batch.events.len());
             return unasked(Turn::Lingers { not_before: until, lacking });
         }
         let Ok(event_id) = self.fix(lineup, &channel, &batch).await else {
             return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
         };
-        let attempt =
-            Attempt { lineup, channel: &channel, batch: &batch, failures, integration: &integration };
-        let (turn, success, not_before) = self.attempt(attempt, &account, event_id).await;
+        let attempt = Attempt { lineup, channel: &channel, batch: &batch, failures, settings };
+        let (turn, success, not_before) = self.attempt(attempt, event_id).await;
         Ended { channel, turn, success, not_before }
     }
 
@@ -213,33 +215,39 @@ impl Engine {
     async fn attempt(
         &self,
         attempt: Attempt<'_>,
-        account: &Account,
         event_id: Box<str>,
     ) -> (Turn, Option<bool>, Option<Instant>) {
-        let Attempt { lineup, channel, batch, failures, integration } = attempt;
+        let Attempt { lineup, channel, batch, failures, settings } = attempt;
         let events: Vec<_> = batch.events.iter().map(|(_, event)| event.clone()).collect();
         let count = events.len() as u64;
-        let body = event::envelope(&events, &integration.id);
+        let rule_id = events[0].rule_id(&lineup.target).unwrap_or_default();
+        let body = event::envelope(&events, rule_id);
         let bytes = body.len() as u64;
         let delivery = Delivery {
-            account_id: account.id.clone(),
+            account_id: settings.account.id.clone(),
             channel: channel.into(),
             source: events[0].source.as_str(),
             event_id,
-            rule_id: integration.id.clone(),
+            rule_id: rule_id.into(),
             body,
         };
-        let outcome = self.transport.send(&integration.target, &delivery).await;
-        let (delivered, failed) = usage_kinds(integration.kind);
-        let kind = integration.kind.as_str();
+        let outcome = self.transport.send(&settings.endpoint, &delivery).await;
+        let (delivered, failed) = settings.kind.usage();
+        let kind = settings.kind.as_str();
         let is_delivered = matches!(outcome, Outcome::Delivered);
-        account.usage.count(if is_delivered { delivered } else { failed }, count, bytes);
+        settings.account.usage.count(if is_delivered { delivered } else { failed }, count, bytes);
         count_attempt(kind, is_delivered, failures > 0, count);
         let mut not_before = None;
+        let is_over = batch.events[0].1.written_ms + self.retry_ms < self.clock.expiry_ms();
         let dead_reason: Option<Box<str>> = match outcome {
             Outcome::Delivered => None,
+            Outcome::Unavailable { reason, after } if !is_over => {
+                tracing::warn!(target: OFTEN, target = %lineup.target, reason, "target is unavailable");
+                let next = Instant::now() + after;
+                return (Turn::Waits { not_before: next }, Some(false), Some(next));
+            }
+            Outcome::Unavailable { reason, .. } => Some(reason.into()),
             Outcome::Retry { reason, after } => {
-                let is_over = batch.events[0].1.written_ms + self.retry_ms < self.clock.expiry_ms();
                 if !is_over {
                     tracing::warn!(target: OFTEN, target = %lineup.target, channel, reason, failures, "delivery failed and is tried again");
                     not_before = after.map(|after| Instant::now() + after);
@@ -251,10 +259,10 @@ impl Engine {
             Outcome::Rejected { reason } => Some(reason.into()),
             Outcome::Gone => {
                 tracing::error!(target = %lineup.target, "target answered 410 and is disabled until the directory changes");
-                if self.disable(lineup, Some(settings_hash(integration))).await.is_err() {
+                if self.disable(lineup, Some(settings.hash)).await.is_err() {
                     return (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(false), None);
                 }
-                Some("the target has answered that it is gone (410)".into())
+                Some(GONE.into())
             }
         };
         if let Some(reason) = &dead_reason {
@@ -273,7 +281,37 @@ struct Attempt<'a> {
     channel: &'a str,
     batch: &'a Batch,
     failures: u32,
-    integration: &'a Integration,
+    settings: &'a TargetSettings,
+}
+
+/// The knowledge of a target at a moment.
+#[derive(Debug, Clone)]
+pub(super) enum Known {
+    Settings(Arc<TargetSettings>),
+    /// It may be named again.
+    Absent,
+    /// A queue that an API call deleted.
+    Deleted,
+}
+
+impl Known {
+    fn settings(&self) -> Option<&TargetSettings> {
+        match self {
+            Self::Settings(settings) => Some(settings),
+            Self::Absent | Self::Deleted => None,
+        }
+    }
+}
+
+fn known_queue(queues: &Catalog, queue_id: &str, account: Arc<Account>) -> Known {
+    match queues.find(&account.id, queue_id) {
+        Found::Queue(name) => {
+            let (kind, sending) = (TargetKind::Queue, Sending::QUEUE);
+            let endpoint = Endpoint::Queue(name);
+            Known::Settings(Arc::new(TargetSettings { account, kind, endpoint, sending, hash: 0 }))
+        }
+        Found::Deleted => Known::Deleted,
+    }
 }
 
 /// The wait after so many failures and one more, jittered by half.
@@ -282,13 +320,4 @@ fn backoff(failures: u32) -> Duration {
     let half_ms = full.as_millis() as u64 / 2;
     let jitter = u64::from_be_bytes(crate::model::random_bytes()) % half_ms.max(1);
     Duration::from_millis(half_ms + jitter)
-}
-
-fn usage_kinds(kind: IntegrationKind) -> (UsageKind, UsageKind) {
-    match kind {
-        IntegrationKind::Webhook => (UsageKind::Webhook, UsageKind::WebhookFailed),
-        IntegrationKind::Amqp => (UsageKind::Amqp, UsageKind::AmqpFailed),
-        IntegrationKind::Lambda => (UsageKind::Lambda, UsageKind::LambdaFailed),
-        IntegrationKind::Sns => (UsageKind::Sns, UsageKind::SnsFailed),
-    }
 }

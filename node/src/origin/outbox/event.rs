@@ -36,16 +36,74 @@ impl Source {
     }
 }
 
-/// One integration of one account.
+/// One integration or queue of one account.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TargetId {
-    /// `<account>/<integration>`; neither part holds a slash.
+    /// `<account>/<integration>` or `<account>/queue:<queue id>`; no part holds a slash, and no integration's id a colon.
     text: Arc<str>,
+}
+
+/// Before the id of a queue.
+const QUEUE: &str = "queue:";
+/// Between a target and the rule that fed it, in what is stored of an event.
+const RULE_MARK: char = '\t';
+
+/// A target of an event, and the rule of the queue that chose the event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Addressee {
+    pub target: TargetId,
+    /// None: an integration, or a queue without rules.
+    pub rule_id: Option<Arc<str>>,
+}
+
+impl Addressee {
+    /// As the envelope and the headers name it: the integration, the rule, or the queue itself.
+    pub(super) fn rule_id(&self) -> &str {
+        let (_, id) = self.target.parts();
+        self.rule_id.as_deref().unwrap_or_else(|| id.strip_prefix(QUEUE).unwrap_or(id))
+    }
+
+    fn encoded_bytes(&self) -> usize {
+        self.target.as_str().len() + self.rule_id.as_ref().map_or(0, |rule| RULE_MARK.len_utf8() + rule.len())
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&(self.encoded_bytes() as u32).to_be_bytes());
+        out.extend_from_slice(self.target.as_str().as_bytes());
+        if let Some(rule_id) = &self.rule_id {
+            out.push(RULE_MARK as u8);
+            out.extend_from_slice(rule_id.as_bytes());
+        }
+    }
+
+    fn from_text(text: &str) -> Self {
+        match text.split_once(RULE_MARK) {
+            Some((target, rule_id)) => {
+                Self { target: TargetId::from_text(target), rule_id: Some(rule_id.into()) }
+            }
+            None => Self { target: TargetId::from_text(text), rule_id: None },
+        }
+    }
+}
+
+impl From<TargetId> for Addressee {
+    fn from(target: TargetId) -> Self {
+        Self { target, rule_id: None }
+    }
 }
 
 impl TargetId {
     pub fn new(account: &AccountId, integration: &str) -> Self {
         Self { text: format!("{account}/{integration}").into() }
+    }
+
+    pub fn of_queue(account: &AccountId, queue_id: &str) -> Self {
+        Self { text: format!("{account}/{QUEUE}{queue_id}").into() }
+    }
+
+    /// The id of the queue; none: an integration.
+    pub fn queue_id(&self) -> Option<&str> {
+        self.parts().1.strip_prefix(QUEUE)
     }
 
     pub(super) fn from_text(text: &str) -> Self {
@@ -56,7 +114,7 @@ impl TargetId {
         &self.text
     }
 
-    /// The account and the integration.
+    /// The account, and the integration or `queue:` with the queue's id.
     pub fn parts(&self) -> (&str, &str) {
         self.text.split_once('/').unwrap_or((&self.text, ""))
     }
@@ -84,7 +142,7 @@ pub struct Event {
     pub account: AccountId,
     pub channel: Box<str>,
     /// At least one.
-    pub targets: Vec<TargetId>,
+    pub targets: Vec<Addressee>,
     /// The JSON text of the history record, with its id.
     pub record: Bytes,
 }
@@ -98,7 +156,7 @@ impl Event {
         put_text(&mut out, self.account.as_str());
         put_text(&mut out, &self.channel);
         out.extend_from_slice(&(self.targets.len() as u32).to_be_bytes());
-        self.targets.iter().for_each(|target| put_text(&mut out, target.as_str()));
+        self.targets.iter().for_each(|addressee| addressee.put(&mut out));
         out.extend_from_slice(&self.record);
         out
     }
@@ -106,13 +164,23 @@ impl Event {
     /// The length of [`Event::encode`].
     pub(super) fn encoded_bytes(&self) -> usize {
         let texts = [&*self.node_id, self.account.as_str(), &self.channel];
-        let targets = self.targets.iter().map(TargetId::as_str);
-        let text_bytes: usize = texts.into_iter().chain(targets).map(|text| 4 + text.len()).sum();
+        let targets = self.targets.iter().map(Addressee::encoded_bytes);
+        let text_bytes: usize = texts.into_iter().map(str::len).chain(targets).map(|bytes| 4 + bytes).sum();
         8 + 1 + 4 + text_bytes + self.record.len()
     }
 
     pub(super) fn decode(value: &[u8]) -> Result<Self, StoreError> {
         Self::try_decode(value).ok_or_else(|| StoreError::failed("an event of the outbox cannot be read"))
+    }
+
+    /// The entry of this target.
+    pub(super) fn addressee(&self, target: &TargetId) -> Option<&Addressee> {
+        self.targets.iter().find(|addressee| addressee.target == *target)
+    }
+
+    /// The rule by which this target has the event.
+    pub(super) fn rule_id(&self, target: &TargetId) -> Option<&str> {
+        self.addressee(target).map(Addressee::rule_id)
     }
 
     fn try_decode(mut value: &[u8]) -> Option<Self> {
@@ -123,7 +191,7 @@ impl Event {
         let channel = take_text(&mut value)?.into();
         let count = u32::from_be_bytes(take(&mut value, 4)?.try_into().ok()?);
         let targets =
-            (0..count).map(|_| take_text(&mut value).map(TargetId::from_text)).collect::<Option<_>>()?;
+            (0..count).map(|_| take_text(&mut value).map(Addressee::from_text)).collect::<Option<_>>()?;
         let record = Bytes::copy_from_slice(value);
         Some(Self { written_ms, source, node_id, account, channel, targets, record })
     }
@@ -171,7 +239,11 @@ mod tests {
             source: Source::Presence,
             node_id: "n1".into(),
             channel: "a\u{1f600}\"b".into(),
-            targets: vec![TargetId::new(&account, "orders"), TargetId::new(&account, "bus")],
+            targets: vec![
+                TargetId::new(&account, "orders").into(),
+                Addressee { target: TargetId::of_queue(&account, "7"), rule_id: Some("9".into()) },
+                TargetId::of_queue(&account, "8").into(),
+            ],
             record: Bytes::from_static(b"{\"id\":1}"),
             account,
         }
@@ -187,6 +259,16 @@ mod tests {
         for length in 0..head {
             assert!(Event::decode(&encoded[..length]).is_err(), "{length}");
         }
+    }
+
+    #[test]
+    fn rule_of_a_target_is_its_integration_rule_or_queue() {
+        let event = event();
+        let account = AccountId::new("acme");
+        assert_eq!(event.rule_id(&TargetId::new(&account, "orders")), Some("orders"));
+        assert_eq!(event.rule_id(&TargetId::of_queue(&account, "7")), Some("9"));
+        assert_eq!(event.rule_id(&TargetId::of_queue(&account, "8")), Some("8"));
+        assert_eq!(event.rule_id(&TargetId::new(&account, "other")), None);
     }
 
     #[test]

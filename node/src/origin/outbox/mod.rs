@@ -9,6 +9,7 @@ mod depth;
 mod dispatch;
 mod event;
 mod keys;
+mod routes;
 mod settings;
 mod store;
 #[cfg(test)]
@@ -29,8 +30,9 @@ use tokio::time::Instant;
 use super::disk::health::Health;
 use super::disk::queue::{Bounds, Queue, Weight};
 use super::history::{BoxFuture, Done, StoreError, record};
-use super::targets::{Delivery, Outcome};
-use crate::accounts::{Account, Accounts, Integration, IntegrationKind, Target};
+use super::queues::Catalog;
+use super::targets::{Delivery, Endpoint, Outcome, TargetKind};
+use crate::accounts::{Account, Accounts, Integration};
 use crate::model::{
     AccountId, ChannelKey, Clock, Limits, PresenceEvent, Published, pattern_matches, random_bytes,
 };
@@ -38,8 +40,9 @@ use crate::tasks::{OnStop, Tasks};
 use board::Board;
 pub use depth::Depth;
 use depth::Depths;
-pub use event::{Event, Source, TargetId};
-use settings::{Sending, settings_hash};
+pub use event::{Addressee, Event, Source, TargetId};
+pub use routes::Routes;
+use settings::Sending;
 use store::{Fixed, Tables};
 use writer::{Job, Settle, TargetBounds, Writer};
 
@@ -52,7 +55,7 @@ const NO_PROGRESS: Duration = Duration::from_secs(2);
 
 /// Sends one batch to one target.
 pub trait Transport: Send + Sync + 'static {
-    fn send<'a>(&'a self, target: &'a Target, delivery: &'a Delivery) -> BoxFuture<'a, Outcome>;
+    fn send<'a>(&'a self, endpoint: &'a Endpoint, delivery: &'a Delivery) -> BoxFuture<'a, Outcome>;
 }
 
 /// The outbox of a node. Cheap to clone.
@@ -69,6 +72,8 @@ struct Engine {
     depths: Arc<Depths>,
     board: Arc<Board>,
     accounts: Arc<Accounts>,
+    /// None: no broker has queues.
+    queues: Option<Catalog>,
     transport: Arc<dyn Transport>,
     clock: Clock,
     /// From the writing of an event on; an attempt that fails later is the last.
@@ -85,7 +90,7 @@ impl Outbox {
         limits: &Limits,
         clock: &Clock,
         node_id: &Arc<str>,
-        accounts: &Arc<Accounts>,
+        (accounts, queues): (&Arc<Accounts>, Option<Catalog>),
         transport: Arc<dyn Transport>,
     ) -> Result<Self, StoreError> {
         let tables = Tables::open(folder)?;
@@ -122,6 +127,7 @@ impl Outbox {
             depths,
             board,
             accounts: Arc::clone(accounts),
+            queues,
             transport,
             clock: clock.clone(),
             retry_ms: limits.integration_retry_ms,
@@ -166,8 +172,8 @@ impl Outbox {
         Sending::of(integration).is_some()
     }
 
-    /// The targets that an event of the channel is for.
-    pub fn targets(&self, account: &Account, key: &ChannelKey, source: Source) -> Vec<TargetId> {
+    /// The targets that events of the channel may be for.
+    pub fn routes(&self, account: &Account, key: &ChannelKey, source: Source) -> Routes {
         let wanted = account.integrations.iter().filter(|integration| {
             let is_source = match source {
                 Source::Message => integration.messages,
@@ -179,28 +185,39 @@ impl Outbox {
         });
         let with_ids = wanted.map(|integration| (TargetId::new(&account.id, &integration.id), integration));
         let enabled = with_ids.filter(|(target, integration)| {
-            self.engine.board.disabled(target).is_none_or(|settings| settings != settings_hash(integration))
+            self.engine.board.disabled(target).is_none_or(|settings| settings != integration.settings_hash)
         });
-        enabled.map(|(target, _)| target).collect()
+        let integrations = enabled.map(|(target, _)| target).collect();
+        let queues =
+            self.engine.queues.as_ref().map(|queues| queues.feeds(&account.id, key.channel(), source));
+        Routes { integrations, queues: queues.unwrap_or_default() }
     }
 
-    /// Writes the messages for these targets; `done(Ok)` means that the events survive a loss of power. Callbacks run in the order of
-    /// the calls.
-    pub fn put_messages(&self, published: &Published, targets: Vec<TargetId>, done: Done) {
+    /// Writes the messages for the targets of each; `done(Ok)` means that the events survive a loss of power. Callbacks run in the
+    /// order of the calls.
+    pub fn put_messages(&self, published: &Published, routes: &Routes, done: Done) {
         let connection_id = published.connection_id.to_string();
-        let events = published.messages.iter().map(|message| {
+        let events = published.messages.iter().filter_map(|message| {
+            let targets = routes.of(message.name.as_deref());
+            if targets.is_empty() {
+                return None;
+            }
             let mut text = Vec::new();
             record::write_message(&mut text, published, message, &connection_id);
-            self.event(&published.key, Source::Message, &targets, text)
+            Some(self.event(&published.key, Source::Message, targets, text))
         });
         self.put(events.collect(), done);
     }
 
-    /// Writes the presence event for these targets; the same.
-    pub fn put_presence(&self, event: &PresenceEvent, targets: Vec<TargetId>, done: Done) {
+    /// Writes the presence event for its targets; the same.
+    pub fn put_presence(&self, event: &PresenceEvent, routes: &Routes, done: Done) {
+        let targets = routes.of(Some(event.action.as_str()));
+        if targets.is_empty() {
+            return self.pass(done);
+        }
         let mut text = Vec::new();
         record::write_presence_with(&mut text, event, Some(&event.id()));
-        self.put(vec![self.event(&event.key, Source::Presence, &targets, text)], done);
+        self.put(vec![self.event(&event.key, Source::Presence, targets, text)], done);
     }
 
     /// Runs the callback behind those of all calls before.
@@ -208,14 +225,14 @@ impl Outbox {
         self.put(Vec::new(), done);
     }
 
-    fn event(&self, key: &ChannelKey, source: Source, targets: &[TargetId], record: Vec<u8>) -> Event {
+    fn event(&self, key: &ChannelKey, source: Source, targets: Vec<Addressee>, record: Vec<u8>) -> Event {
         Event {
             written_ms: self.engine.clock.line_ms(),
             source,
             node_id: Arc::clone(&self.node_id),
             account: key.account().clone(),
             channel: key.channel().into(),
-            targets: targets.to_vec(),
+            targets,
             record: record.into(),
         }
     }
@@ -236,18 +253,21 @@ impl Outbox {
         self.engine.depths.all()
     }
 
-    /// The kind of the integration, where the directory has it.
-    pub fn kind(&self, target: &TargetId) -> Option<IntegrationKind> {
+    /// The kind of the target; none: an integration that the directory does not have.
+    pub fn kind(&self, target: &TargetId) -> Option<TargetKind> {
+        if target.queue_id().is_some() {
+            return Some(TargetKind::Queue);
+        }
         let (account, integration) = target.parts();
         let directory = self.engine.accounts.current();
         let account = directory.account(&AccountId::new(account))?;
-        account.integrations.iter().find(|found| *found.id == *integration).map(|found| found.kind)
+        account.integrations.iter().find(|found| *found.id == *integration).map(|found| found.kind.into())
     }
 
     /// Sets the gauges of each kind: events and bytes that wait, dead letters, and the age of the oldest event that waits.
     pub async fn measure(&self) {
         const STEPS: usize = 20_000;
-        let mut kinds = [(); IntegrationKind::ALL.len()].map(|()| (Depth::default(), 0_u64));
+        let mut kinds = [(); TargetKind::ALL.len()].map(|()| (Depth::default(), 0_u64));
         for (target, depth) in self.depths() {
             let Some(kind) = self.kind(&target) else { continue };
             let oldest_ms = if depth.events == 0 { None } else { self.oldest_ms(&target, STEPS).await };
@@ -259,7 +279,7 @@ impl Outbox {
             sum.dead_events += depth.dead_events;
             *oldest = age_ms.max(*oldest);
         }
-        for (kind, (depth, age_ms)) in IntegrationKind::ALL.into_iter().zip(kinds) {
+        for (kind, (depth, age_ms)) in TargetKind::ALL.into_iter().zip(kinds) {
             let kind = kind.as_str();
             metrics::gauge!("fanfare_outbox_events", "kind" => kind).set(depth.events as f64);
             metrics::gauge!("fanfare_outbox_bytes", "kind" => kind).set(depth.bytes as f64);

@@ -1,11 +1,35 @@
 //! The settings of a target that the outbox reads.
 
-use sha2::{Digest as _, Sha256};
+use std::sync::Arc;
 
 use super::store::BatchBounds;
-use crate::accounts::{Integration, Target};
+use crate::accounts::{Account, Integration, Target};
+use crate::origin::targets::{Endpoint, TargetKind};
 
-/// How a target is sent to; none: this version does not send to targets of its kind.
+/// The settings under which a target is sent to.
+#[derive(Debug, Clone)]
+pub(super) struct TargetSettings {
+    pub(super) account: Arc<Account>,
+    pub(super) kind: TargetKind,
+    pub(super) endpoint: Endpoint,
+    pub(super) sending: Sending,
+    /// Another number where the settings differ.
+    pub(super) hash: u64,
+}
+
+impl TargetSettings {
+    pub(super) fn of_integration(account: Arc<Account>, integration: &Integration) -> Option<Self> {
+        Some(Self {
+            account,
+            kind: integration.kind.into(),
+            sending: Sending::of(integration)?,
+            endpoint: Endpoint::Integration(integration.target.clone()),
+            hash: integration.settings_hash,
+        })
+    }
+}
+
+/// Batches, and how many are under way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sending {
     pub(super) bounds: BatchBounds,
@@ -15,6 +39,11 @@ pub(super) struct Sending {
 }
 
 impl Sending {
+    /// To a queue: consumers take and confirm each event by itself.
+    pub(super) const QUEUE: Self =
+        Self { bounds: BatchBounds { events: 1, bytes: usize::MAX }, linger_ms: 0, parallel: 64 };
+
+    /// None: this version does not send to integrations of the kind.
     pub(super) fn of(integration: &Integration) -> Option<Self> {
         match &integration.target {
             Target::Webhook(webhook) => Some(Self {
@@ -22,14 +51,12 @@ impl Sending {
                 linger_ms: u64::try_from(webhook.linger.as_millis()).unwrap_or(u64::MAX),
                 parallel: webhook.parallel,
             }),
+            Target::Amqp(amqp) => Some(Self {
+                bounds: BatchBounds { events: amqp.batch_events, bytes: amqp.batch_bytes },
+                linger_ms: u64::try_from(amqp.linger.as_millis()).unwrap_or(u64::MAX),
+                parallel: amqp.parallel,
+            }),
             Target::Other => None,
         }
     }
-}
-
-/// Another number where the directory says something else of the integration.
-pub(super) fn settings_hash(integration: &Integration) -> u64 {
-    let text = toml::to_string(&integration.fields).unwrap_or_default();
-    let hash = Sha256::digest(format!("{:?}{:?}{text}", integration.kind, integration.channels));
-    u64::from_be_bytes(std::array::from_fn(|place| hash[place]))
 }

@@ -167,7 +167,7 @@ impl Tables {
         self.dead.keyspace().contains_key(keys::dead(target, sequence)).map_err(StoreError::failed)
     }
 
-    /// The batch of the channel that is to be sent next: the fixed one, else the oldest events of one source and node.
+    /// The batch of the channel that is to be sent next: the fixed one, else the oldest events of one source, node and rule.
     pub(super) fn batch(
         &self,
         target: &TargetId,
@@ -188,6 +188,7 @@ impl Tables {
                         batch.events.len() >= bounds.events
                             || bytes > bounds.bytes
                             || (event.source, &event.node_id) != (first.source, &first.node_id)
+                            || event.rule_id(target) != first.rule_id(target)
                     })
                 }
             };
@@ -213,7 +214,7 @@ impl Tables {
             let (key, value) = row.into_inner().map_err(StoreError::failed)?;
             let Some(sequence) = keys::parse_sequence(&key) else { continue };
             let event = Event::decode(&value)?;
-            if event.targets.contains(target) && self.is_waiting(target, &event.channel, sequence)? {
+            if event.addressee(target).is_some() && self.is_waiting(target, &event.channel, sequence)? {
                 return Ok((sequence, Some(event.written_ms)));
             }
             next = sequence + 1;

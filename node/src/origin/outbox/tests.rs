@@ -23,7 +23,7 @@ struct Receiver {
 }
 
 impl Transport for Receiver {
-    fn send<'a>(&'a self, _: &'a Target, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
+    fn send<'a>(&'a self, _: &'a Endpoint, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
         self.received.lock().push(delivery.clone());
         let outcome = self.answers.lock().pop_front().unwrap_or(Outcome::Delivered);
         Box::pin(std::future::ready(outcome))
@@ -89,8 +89,15 @@ impl Node {
     fn start(folder: &Path, receiver: &Arc<Receiver>, settings: &str, limits: &Limits) -> Self {
         let clock = Clock::manual(1_000 * HOUR_MS);
         let (accounts, transport) = (accounts(settings), Arc::clone(receiver) as Arc<dyn Transport>);
-        let outbox =
-            Outbox::open(folder, limits, &clock, &"n1".into(), &accounts, transport).expect("opened");
+        let outbox = Outbox::open(
+            folder,
+            limits,
+            &clock,
+            &"n1".into(),
+            (&accounts, Some(Catalog::default())),
+            transport,
+        )
+        .expect("opened");
         let tasks = Arc::new(Tasks::new(Handle::current()));
         Self { outbox, tasks, clock }
     }
@@ -106,10 +113,10 @@ impl Node {
             Arc::clone(self.outbox.engine.accounts.current().accounts().next().expect("an account"));
         let name = ChannelName::new(channel, &Limits::default()).expect("a name");
         let key = ChannelKey::new(account.id.clone(), name);
-        let targets = self.outbox.targets(&account, &key, Source::Message);
+        let targets = self.outbox.routes(&account, &key, Source::Message).of(None);
         for number in numbers {
             let record = format!(r#"{{"n":{number}}}"#).into_bytes();
-            let event = self.outbox.event(&key, Source::Message, &targets, record);
+            let event = self.outbox.event(&key, Source::Message, targets.clone(), record);
             let (done, is_done) = oneshot::channel();
             let done: Done = Box::new(move |result| drop(done.send(result)));
             self.outbox.put(vec![event], done);
@@ -303,12 +310,12 @@ async fn many_channels_are_all_sent() {
     let receiver = Arc::new(Receiver::default());
     let node = Node::start(folder.path(), &receiver, "", &Limits::default());
     let account = Arc::clone(node.outbox.engine.accounts.current().accounts().next().expect("an account"));
-    let targets = vec![TargetId::new(&account.id, "orders")];
+    let targets: Vec<Addressee> = vec![TargetId::new(&account.id, "orders").into()];
     const CHANNELS: u64 = 3_000;
     for number in 0..CHANNELS {
         let name = ChannelName::new(&format!("c{number}"), &Limits::default()).expect("a name");
         let key = ChannelKey::new(account.id.clone(), name);
-        let event = node.outbox.event(&key, Source::Message, &targets, b"{\"n\":1}".to_vec());
+        let event = node.outbox.event(&key, Source::Message, targets.clone(), b"{\"n\":1}".to_vec());
         node.outbox.put(vec![event], Box::new(|_| {}));
     }
     let node = node.begin();

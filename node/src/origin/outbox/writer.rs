@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::board::Board;
 use super::depth::{Change, Depths};
-use super::event::Event;
+use super::event::{Addressee, Event};
 use super::store::{Dead, Fixed, Tables};
 use super::{TargetId, keys};
 use crate::model::Clock;
@@ -238,7 +238,7 @@ impl Writer {
         self.next_sequence += 1;
         let bytes = u32::try_from(value.len()).unwrap_or(u32::MAX);
         batch.insert(self.tables.events.keyspace(), keys::sequence(sequence), value);
-        for target in &event.targets {
+        for Addressee { target, .. } in &event.targets {
             let key = keys::waiting(target, &event.channel, sequence);
             batch.insert(self.tables.waiting.keyspace(), key, bytes.to_be_bytes());
             let change = effects.change(target);
@@ -292,7 +292,7 @@ impl Writer {
         event: &Event,
         effects: &Effects,
     ) -> Result<(), StoreError> {
-        for other in event.targets.iter().filter(|other| *other != target) {
+        for other in event.targets.iter().map(|other| &other.target).filter(|other| *other != target) {
             let has_row = self.tables.is_dead(other, sequence)?
                 || self.tables.is_waiting(other, &event.channel, sequence)?;
             if has_row && !effects.removed.contains(&(other.clone(), sequence)) {
@@ -340,7 +340,9 @@ impl Writer {
                 break;
             }
             let event = Event::decode(&value)?;
-            if !event.targets.contains(target) || !self.tables.is_waiting(target, &event.channel, sequence)? {
+            if event.addressee(target).is_none()
+                || !self.tables.is_waiting(target, &event.channel, sequence)?
+            {
                 continue;
             }
             // An attempt of a batch that is fixed may be under way, and each one has the same events.

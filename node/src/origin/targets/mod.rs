@@ -1,5 +1,6 @@
 //! Sends one batch of events to one target. The outbox decides which, when and how often.
 
+mod amqp;
 mod answer;
 mod guard;
 mod names;
@@ -7,13 +8,70 @@ mod names;
 mod tests;
 mod webhook;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::model::AccountId;
+use super::queues::BrokerQueue;
+use crate::accounts::{IntegrationKind, Target};
+use crate::model::{AccountId, UsageKind};
 
-pub use webhook::{Unusable, Webhooks};
+pub use amqp::{Brokers, Publish, Published};
+pub use webhook::{Unusable, Webhooks, client_tls};
+
+/// The kinds of targets, as metrics name them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetKind {
+    Webhook,
+    Amqp,
+    Lambda,
+    Sns,
+    Queue,
+}
+
+impl TargetKind {
+    pub const ALL: [Self; 5] = [Self::Webhook, Self::Amqp, Self::Lambda, Self::Sns, Self::Queue];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Webhook => "webhook",
+            Self::Amqp => "amqp",
+            Self::Lambda => "lambda",
+            Self::Sns => "sns",
+            Self::Queue => "queue",
+        }
+    }
+
+    /// What is counted for the account: of deliveries, and of failed attempts.
+    pub fn usage(self) -> (UsageKind, UsageKind) {
+        match self {
+            Self::Webhook => (UsageKind::Webhook, UsageKind::WebhookFailed),
+            Self::Amqp => (UsageKind::Amqp, UsageKind::AmqpFailed),
+            Self::Lambda => (UsageKind::Lambda, UsageKind::LambdaFailed),
+            Self::Sns => (UsageKind::Sns, UsageKind::SnsFailed),
+            Self::Queue => (UsageKind::Queue, UsageKind::QueueFailed),
+        }
+    }
+}
+
+impl From<IntegrationKind> for TargetKind {
+    fn from(kind: IntegrationKind) -> Self {
+        match kind {
+            IntegrationKind::Webhook => Self::Webhook,
+            IntegrationKind::Amqp => Self::Amqp,
+            IntegrationKind::Lambda => Self::Lambda,
+            IntegrationKind::Sns => Self::Sns,
+        }
+    }
+}
+
+/// The receiver of a batch.
+#[derive(Debug, Clone)]
+pub enum Endpoint {
+    Integration(Target),
+    Queue(Arc<BrokerQueue>),
+}
 
 /// One batch of one channel on its way to a target; the same for each retry.
 #[derive(Debug, Clone)]
@@ -41,6 +99,11 @@ pub enum Outcome {
     /// The batch goes to the dead letters at once.
     Rejected {
         reason: String,
+    },
+    /// The target cannot be reached for any of its channels: nothing is sent to it before `after` has passed.
+    Unavailable {
+        reason: String,
+        after: Duration,
     },
     /// The target is disabled until the directory changes.
     Gone,

@@ -13,6 +13,7 @@ use fanfare_proto::webhook as wire;
 use rustls::RootCertStore;
 
 use super::names::Names;
+use super::webhook::tls as crypto;
 use super::{Delivery, Outcome, Webhooks};
 use crate::accounts::{Accounts, Target, WebhookTarget};
 use crate::model::{AccountId, AllowRule};
@@ -29,7 +30,7 @@ fn target(url: &str, fields: &str) -> Arc<WebhookTarget> {
     let directory = Accounts::from_text(&text).expect("a good directory").current();
     match &directory.account(&AccountId::new("a")).expect("the account").integrations[0].target {
         Target::Webhook(target) => Arc::clone(target),
-        Target::Other => panic!("a webhook is expected"),
+        _ => panic!("a webhook is expected"),
     }
 }
 
@@ -54,7 +55,7 @@ fn webhooks() -> Webhooks {
 }
 
 fn webhooks_with(allow: &[&str], names: Names) -> Webhooks {
-    Webhooks::with(&rules(allow), RootCertStore::empty(), names).expect("a client")
+    Webhooks::with(&rules(allow), crypto(RootCertStore::empty()).expect("TLS"), names).expect("a client")
 }
 
 async fn sent(url: &str, fields: &str) -> Outcome {

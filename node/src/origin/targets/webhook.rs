@@ -67,17 +67,10 @@ impl Webhooks {
     /// # Errors
     /// The TLS or HTTP client cannot be made.
     pub fn new(allow: &[AllowRule]) -> Result<Self, Unusable> {
-        let found = rustls_native_certs::load_native_certs();
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(found.certs);
-        if roots.is_empty() {
-            tracing::warn!("no CA certificates on this machine, so no https webhook is trusted");
-        }
-        Self::with(allow, roots, Names::of_system())
+        Self::with(allow, tls(native_roots())?, Names::of_system())
     }
 
-    pub(super) fn with(allow: &[AllowRule], roots: RootCertStore, names: Names) -> Result<Self, Unusable> {
-        let tls = tls(roots)?;
+    pub(super) fn with(allow: &[AllowRule], tls: ClientConfig, names: Names) -> Result<Self, Unusable> {
         let poster = |port| {
             let guard = Guard::of(allow, port);
             let resolver = Guarded { names: names.clone(), guard: guard.clone() };
@@ -130,7 +123,25 @@ impl Webhooks {
 /// The port that only a rule with it opens, so it has rules of its own.
 const SMTP: u16 = 25;
 
-fn tls(roots: RootCertStore) -> Result<ClientConfig, Unusable> {
+/// TLS to servers that the CA certificates of the platform (or of `SSL_CERT_FILE`) vouch for. Blocks on the disk.
+///
+/// # Errors
+/// This machine cannot do TLS.
+pub fn client_tls() -> Result<ClientConfig, Unusable> {
+    tls(native_roots())
+}
+
+fn native_roots() -> RootCertStore {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        tracing::warn!("no CA certificates on this machine, so no https target is trusted");
+    }
+    roots
+}
+
+pub(super) fn tls(roots: RootCertStore) -> Result<ClientConfig, Unusable> {
     let versions = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| Unusable(error.to_string()))?;

@@ -116,6 +116,7 @@ impl Fixture {
             accounts,
             store,
             connections: Arc::default(),
+            queues: None,
             shards: Arc::new(Shards::prepare(shards).unwrap().0),
             files: Arc::new(ClientFiles::within(1 << 20, &limits)),
             limits,

@@ -1,0 +1,223 @@
+//! A real RabbitMQ: one that the tests of a process share, each with a vhost of its own, or one of a test's own that it may kill.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use lapin::options::{BasicAckOptions, BasicConsumeOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, ConnectionProperties, Consumer};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{NodeOptions, Response, SOON, http, wait_for};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rabbitmq/rabbitmq");
+/// Knows all of the broker.
+const ADMIN: &str = "guest:guest";
+
+/// A vhost of a broker.
+#[derive(Clone)]
+pub struct RabbitMq {
+    /// Without a vhost, ending in a slash.
+    amqp: String,
+    management: String,
+    vhost: String,
+    own: Arc<Own>,
+}
+
+/// A broker that ends with the last of its handles, or with this process.
+struct Own {
+    folder: TempDir,
+    /// Ends the broker when its input closes.
+    keeper: Mutex<Child>,
+}
+
+impl RabbitMq {
+    /// A vhost of the broker of this process, which no test may disturb; none where it cannot be started, which `CI=true` forbids.
+    pub async fn shared() -> Option<Self> {
+        static STARTED: OnceLock<Option<RabbitMq>> = OnceLock::new();
+        let started = tokio::task::spawn_blocking(|| STARTED.get_or_init(|| Self::start(None)).clone());
+        let shared = started.await.expect("the broker was started")?;
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).expect("the operating system gives random bytes");
+        let broker = Self { vhost: format!("t{:016x}", u64::from_be_bytes(random)), ..shared };
+        let vhost = format!("/api/vhosts/{}", broker.vhost);
+        assert_eq!(broker.call("PUT", &vhost, &json!({})).await.status, 201);
+        let permissions = format!("/api/permissions/{}/guest", broker.vhost);
+        let all = json!({"configure": ".*", "write": ".*", "read": ".*"});
+        assert!(matches!(broker.call("PUT", &permissions, &all).await.status, 201 | 204));
+        Some(broker)
+    }
+
+    /// A broker of a test's own; `auth` is asked about users that it does not know. None where it cannot be started, which `CI=true`
+    /// forbids. Blocks.
+    pub fn start(auth: Option<&str>) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let keeper = Mutex::new(keeper(&folder));
+        let own = Arc::new(Own { folder, keeper });
+        let auth: Vec<_> = auth.into_iter().flat_map(|url| ["--auth-http", url]).collect();
+        let Some(urls) = own.run(&[&["start"], &auth[..]].concat()) else {
+            crate::not_run("RabbitMQ cannot be started");
+            return None;
+        };
+        let (amqp, management) = urls.split_once(' ').expect("two addresses");
+        let amqp = amqp.strip_suffix("%2f").expect("the first vhost").to_owned();
+        Some(Self { amqp, management: management.to_owned(), vhost: "/".to_owned(), own })
+    }
+
+    /// With the user who may do all.
+    pub fn url(&self) -> String {
+        self.url_as(ADMIN)
+    }
+
+    /// For `user:password`.
+    pub fn url_as(&self, user: &str) -> String {
+        let amqp = self.amqp.replacen(ADMIN, user, 1);
+        format!("{amqp}{}", self.vhost.replace('/', "%2f"))
+    }
+
+    /// For a node that has its queues here.
+    pub fn queues(&self, options: NodeOptions) -> NodeOptions {
+        options
+            .environment("FANFARE_AMQP_URL", &self.url())
+            .environment("FANFARE_AMQP_MANAGEMENT_URL", &self.management)
+    }
+
+    /// Sends a signal to the broker.
+    pub fn signal(&self, signal: &str) {
+        assert!(self.own.run(&["signal", signal]).is_some(), "the broker takes the signal {signal}");
+    }
+
+    /// Starts the broker again after its end, on the same ports and data. Blocks.
+    pub fn restart(&self) {
+        assert!(self.own.run(&["start"]).is_some(), "the broker starts again");
+    }
+
+    /// A call of the management API.
+    pub async fn call(&self, method: &str, path: &str, body: &Value) -> Response {
+        let (_, rest) = self.management.split_once('@').expect("a host");
+        let addr: SocketAddr = rest.parse().expect("an address");
+        let authorization = http::basic(ADMIN);
+        let headers = [("authorization", authorization.as_str()), ("content-type", "application/json")];
+        http::request(addr, method, path, &headers, body.to_string()).await
+    }
+
+    /// A connection of the user who may do all.
+    pub async fn connect(&self) -> Connection {
+        let url = self.url();
+        let connect = async || Connection::connect(&url, ConnectionProperties::default()).await.ok();
+        wait_for(SOON, "a connection to the broker", connect).await
+    }
+
+    /// A consumer of the user who may do all.
+    pub async fn consume(&self, queue: &str) -> Taken {
+        Taken::from(self.connect().await, queue).await.expect("a consumer")
+    }
+}
+
+/// A consumer with its connection.
+pub struct Taken {
+    connection: Connection,
+    channel: Channel,
+    consumer: Consumer,
+}
+
+/// A message that a consumer has confirmed.
+#[derive(Debug, Clone)]
+pub struct TakenMessage {
+    pub envelope: Value,
+    pub body: Vec<u8>,
+    pub routing_key: String,
+    pub message_id: String,
+    headers: FieldTable,
+}
+
+impl TakenMessage {
+    pub fn header(&self, name: &str) -> String {
+        let value = self.headers.inner().get(name).and_then(|value| value.as_long_string());
+        value.map(ToString::to_string).unwrap_or_default()
+    }
+}
+
+impl Taken {
+    /// # Errors
+    /// The broker refuses it.
+    pub async fn from(connection: Connection, queue: &str) -> lapin::Result<Self> {
+        let channel = connection.create_channel().await?;
+        let options = BasicConsumeOptions::default();
+        let consumer = channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await?;
+        Ok(Self { connection, channel, consumer })
+    }
+
+    /// The next message; the test fails when none comes.
+    pub async fn next(&mut self) -> TakenMessage {
+        let next = tokio::time::timeout(SOON, self.try_next()).await;
+        next.expect("a message in time").expect("the consumer goes on")
+    }
+
+    /// None: the broker has ended the consumer.
+    pub async fn try_next(&mut self) -> Option<TakenMessage> {
+        use futures_util::StreamExt as _;
+        let delivery = self.consumer.next().await?.ok()?;
+        delivery.acker.ack(BasicAckOptions::default()).await.ok()?;
+        Some(TakenMessage {
+            envelope: serde_json::from_slice(&delivery.data).expect("an envelope"),
+            routing_key: delivery.routing_key.to_string(),
+            message_id: delivery
+                .properties
+                .message_id()
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+            headers: delivery.properties.headers().clone().unwrap_or_default(),
+            body: delivery.data,
+        })
+    }
+
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// False when the broker or the network has ended the connection.
+    pub fn is_connected(&self) -> bool {
+        self.connection.status().connected()
+    }
+}
+
+impl Own {
+    /// What it prints; none when it fails.
+    fn run(&self, arguments: &[&str]) -> Option<String> {
+        let output = Command::new(SCRIPT)
+            .args(arguments)
+            .arg("--dir")
+            .arg(self.folder.path())
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("the script can be started");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(keeper.stdin.take());
+        // What it could not end it has said.
+        let _ = keeper.wait();
+    }
+}
+
+fn keeper(folder: &TempDir) -> Child {
+    use std::os::unix::process::CommandExt as _;
+    Command::new("sh")
+        .args(["-c", "cat >/dev/null; \"$0\" end --dir \"$1\"; rm -rf \"$1\""])
+        .arg(PathBuf::from(SCRIPT))
+        .arg(folder.path())
+        .stdin(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .expect("a shell can be started")
+}

@@ -1,0 +1,146 @@
+//! AMQP targets of real nodes, on a real RabbitMQ.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, SOON, Socket, http, wait_until};
+use lapin::ExchangeKind;
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+/// Attempts of a channel come within this time.
+const RETRIED: Duration = Duration::from_secs(60);
+
+async fn node(integrations: &[(&str, String)]) -> Node {
+    let account = Directory::default().account("acme");
+    let with_targets =
+        integrations.iter().fold(account, |directory, (id, fields)| directory.integration(id, fields));
+    Node::start(NodeOptions::default().directory(with_targets.key("k1", "secret", ALL), KEY)).await
+}
+
+fn target(broker: &RabbitMq, more: &str) -> String {
+    format!("kind = \"amqp\"\nurl = \"{}\"\n{more}", broker.url())
+}
+
+/// Declares a topic exchange, and a queue that is bound to it by the key.
+async fn bind(broker: &RabbitMq, exchange: &str, queue: &str, key: &str) {
+    let channel = broker.connect().await.create_channel().await.expect("a channel");
+    let (options, none) = (ExchangeDeclareOptions::default(), FieldTable::default);
+    channel.exchange_declare(exchange.into(), ExchangeKind::Topic, options, none()).await.expect("declared");
+    channel.queue_declare(queue.into(), QueueDeclareOptions::default(), none()).await.expect("declared");
+    let bound =
+        channel.queue_bind(queue.into(), exchange.into(), key.into(), QueueBindOptions::default(), none());
+    bound.await.expect("bound");
+}
+
+async fn publish(node: &Node, channel: &str, data: Value) {
+    let mut socket = Socket::open(node, "").await;
+    let answer = socket.ask(json!({"op": 13, "channel": channel, "data": data})).await;
+    assert_eq!(answer["op"], 1, "{channel}: {answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn event_is_published_under_its_routing_key() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    for (queue, key) in [("all", "acme.#"), ("hash", "acme.channel.message.%23"), ("dot", "acme.*.*.a%2Eb")] {
+        bind(&broker, "events", queue, key).await;
+    }
+    let fields =
+        "exchange = \"events\"\nrouting_key = \"{account}.{source}.{channel}\"\nevents = [\"message\"]";
+    let node = node(&[("bus", target(&broker, fields))]).await;
+    let mut all = broker.consume("all").await;
+    let [mut hash, mut dot] = [broker.consume("hash").await, broker.consume("dot").await];
+    let long = "\u{1f600}".repeat(128);
+    for channel in ["#", "a.b", "*", "\"quoted\"", "a%2Fb", "a/b", &long] {
+        publish(&node, channel, json!(channel)).await;
+        let message = all.next().await;
+        assert_eq!(message.envelope["channel"], channel);
+        assert_eq!(message.envelope["items"][0]["data"], channel);
+        assert_eq!(message.header("x-service-rule-id"), "bus");
+        assert_eq!(message.header("x-service-event-id"), message.message_id);
+        assert!(message.routing_key.len() <= 255, "{}", message.routing_key);
+    }
+    for (consumer, expected) in [(&mut hash, "#"), (&mut dot, "a.b")] {
+        assert_eq!(consumer.next().await.envelope["channel"], expected);
+    }
+    let listed = {
+        let authorization = http::basic(KEY);
+        let headers = [("authorization", authorization.as_str())];
+        http::request(node.addr(), "GET", "/api/amqp", &headers, "").await.json()
+    };
+    let shown = &listed["targets"][0];
+    assert_eq!((&shown["id"], &shown["exchange"]), (&json!("bus"), &json!("events")));
+    assert!(!listed.to_string().contains("guest"), "{listed}");
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unroutable_event_waits_and_holds_up_no_other_target() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    bind(&broker, "events", "bound", "a").await;
+    let node = node(&[
+        ("early", target(&broker, "exchange = \"events\"\nrouting_key = \"b\"")),
+        ("missing", target(&broker, "exchange = \"missing\"")),
+        ("bound", target(&broker, "exchange = \"events\"\nrouting_key = \"a\"\nevents = [\"message\"]")),
+    ])
+    .await;
+    let mut bound = broker.consume("bound").await;
+    for number in 0..3 {
+        publish(&node, "c", json!(number)).await;
+        assert_eq!(bound.next().await.envelope["items"][0]["data"], number);
+    }
+    wait_until(SOON, "attempts that fail", async || node.log().contains("no queue for the routing key"))
+        .await;
+    wait_until(SOON, "attempts that fail", async || node.log().contains("NOT_FOUND")).await;
+    bind(&broker, "events", "late", "b").await;
+    bind(&broker, "missing", "made", "#").await;
+    for queue in ["late", "made"] {
+        let mut consumer = broker.consume(queue).await;
+        for number in 0..3 {
+            let next = tokio::time::timeout(RETRIED, consumer.try_next()).await.expect("in time");
+            assert_eq!(next.expect("a message").envelope["items"][0]["data"], number, "{queue}");
+        }
+    }
+    assert!(!node.log().contains("guest"), "no credential is logged");
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_an_outage_arrive_in_order_with_their_ids() {
+    let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {
+        return;
+    };
+    let (one, options) =
+        (broker.connect().await, QueueDeclareOptions { durable: true, ..Default::default() });
+    let channel = one.create_channel().await.expect("a channel");
+    channel.queue_declare("jobs".into(), options, FieldTable::default()).await.expect("declared");
+    let fields = "exchange = \"\"\nrouting_key = \"jobs\"\nevents = [\"message\"]\nbatch_events = 10";
+    let node = node(&[("bus", target(&broker, fields))]).await;
+    broker.signal("STOP");
+    for number in 0..10 {
+        publish(&node, "a", json!(number)).await;
+    }
+    broker.signal("KILL");
+    for number in 10..20 {
+        publish(&node, "a", json!(number)).await;
+    }
+    wait_until(SOON, "a refusal in the log", async || node.log().contains("target is unavailable")).await;
+    let again = broker.clone();
+    tokio::task::spawn_blocking(move || again.restart()).await.expect("restarted");
+    let mut consumer = broker.consume("jobs").await;
+    let (mut next, mut ids) = (0, std::collections::HashMap::new());
+    while next < 20 {
+        let message =
+            tokio::time::timeout(RETRIED, consumer.try_next()).await.expect("in time").expect("one");
+        let first = ids.entry(message.message_id.clone()).or_insert_with(|| message.body.clone());
+        assert_eq!(*first, message.body, "a retry has the bytes of the first attempt");
+        for item in message.envelope["items"].as_array().expect("items") {
+            let number = item["data"].as_u64().expect("a number");
+            assert!(number <= next, "{number} came before {next}");
+            next = next.max(number + 1);
+        }
+    }
+    node.assert_no_panic();
+}

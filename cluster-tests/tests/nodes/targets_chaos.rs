@@ -1,0 +1,167 @@
+//! A queue, an AMQP target and a webhook, while the broker, the receiver and the node fail: each gets every acknowledged message at
+//! least once, in the order of its channel, and retries repeat the bytes of their event id.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::rabbitmq::Taken;
+use fanfare_cluster_tests::receiver::{Answer, Receiver};
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, http, wait_until};
+use lapin::options::QueueDeclareOptions;
+use lapin::types::FieldTable;
+use serde_json::{Value, json};
+
+const KEY: &str = "secret.k1";
+const CHANNELS: [&str; 3] = ["a", "#", "b.c"];
+/// The wait between two attempts at a receiver has grown by then.
+const RECOVERED: Duration = Duration::from_secs(180);
+
+/// A number of each channel that is published next, and those that were acknowledged.
+#[derive(Default)]
+struct Publisher {
+    next: u64,
+    acknowledged: HashMap<&'static str, Vec<u64>>,
+}
+
+impl Publisher {
+    async fn publish(&mut self, node: &Node, count: u64) {
+        for number in self.next..self.next + count {
+            for channel in CHANNELS {
+                let path = format!("/api/channels/{}/publish", channel.replace('#', "%23"));
+                let authorization = http::basic(KEY);
+                let headers = [("authorization", authorization.as_str())];
+                let body = json!({"data": number, "id": format!("m{number}")}).to_string();
+                let answer = http::try_request(node.addr(), "POST", &path, &headers, body).await;
+                if answer.is_ok_and(|answer| answer.status == 200) {
+                    self.acknowledged.entry(channel).or_default().push(number);
+                }
+            }
+        }
+        self.next += count;
+    }
+}
+
+/// The deliveries that one target took: event ids and bodies, in the order in which they came.
+#[derive(Default)]
+struct Deliveries(Vec<(String, Vec<u8>)>);
+
+impl Deliveries {
+    /// The numbers of a channel, each where it came first.
+    fn numbers(&self, channel: &str) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        for (_, body) in &self.0 {
+            let envelope: Value = serde_json::from_slice(body).expect("an envelope");
+            let items = envelope["items"].as_array().expect("items");
+            for item in items.iter().filter(|_| envelope["channel"] == channel) {
+                let number = item["data"].as_u64().expect("a number");
+                if !numbers.contains(&number) {
+                    numbers.push(number);
+                }
+            }
+        }
+        numbers
+    }
+
+    fn has_all(&self, publisher: &Publisher) -> bool {
+        publisher.acknowledged.iter().all(|(channel, acknowledged)| {
+            let numbers = self.numbers(channel);
+            acknowledged.iter().all(|number| numbers.contains(number))
+        })
+    }
+
+    fn assert_good(&self, target: &str, publisher: &Publisher) {
+        for channel in CHANNELS {
+            let numbers = self.numbers(channel);
+            assert!(numbers.is_sorted(), "{target} has {channel} out of order: {numbers:?}");
+        }
+        assert!(self.has_all(publisher), "{target} lacks acknowledged messages");
+        let mut bodies = HashMap::new();
+        for (id, body) in &self.0 {
+            assert_eq!(*bodies.entry(id).or_insert(body), body, "{target}: a retry of {id} has other bytes");
+        }
+    }
+}
+
+async fn take_all(mut consumer: Taken, target: &str, publisher: &Publisher) {
+    let mut deliveries = Deliveries::default();
+    let taken = async {
+        while !deliveries.has_all(publisher) {
+            let message = consumer.try_next().await.expect("the consumer goes on");
+            deliveries.0.push((message.message_id, message.body));
+        }
+    };
+    let in_time = tokio::time::timeout(RECOVERED, taken).await;
+    assert!(in_time.is_ok(), "{target} has {} messages only", deliveries.0.len());
+    deliveries.assert_good(target, publisher);
+}
+
+async fn restart(broker: &RabbitMq) {
+    let broker = broker.clone();
+    tokio::task::spawn_blocking(move || broker.restart()).await.expect("restarted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_target_gets_all_over_faults_of_each_part() {
+    let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {
+        return;
+    };
+    let (connection, durable) =
+        (broker.connect().await, QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() });
+    let channel = connection.create_channel().await.expect("a channel");
+    channel.queue_declare("bus".into(), durable, FieldTable::default()).await.expect("declared");
+    let receiver = Receiver::start().await;
+    let bus = format!("kind = \"amqp\"\nurl = \"{}\"\nexchange = \"\"\nrouting_key = \"bus\"", broker.url());
+    let hook = format!("kind = \"webhook\"\nurl = \"{}\"\nsecret = \"s\"\ntimeout_ms = 1000", receiver.url());
+    let directory = Directory::default()
+        .account("acme")
+        .integration("bus", &format!("{bus}\nbatch_events = 10"))
+        .integration("hook", &hook)
+        .key("k1", "secret", ALL);
+    let options = broker.queues(NodeOptions::default().directory(directory, KEY));
+    let mut node = Node::start(options.environment("FANFARE_WEBHOOK_ALLOW", "127.0.0.1")).await;
+    let authorization = http::basic(KEY);
+    let headers = [("authorization", authorization.as_str())];
+    let made = http::request(node.addr(), "POST", "/api/queues", &headers, r#"{"name":"q"}"#).await;
+    assert_eq!(made.status, 200, "{}", made.error());
+
+    let mut publisher = Publisher::default();
+    publisher.publish(&node, 5).await;
+    receiver.answer(Answer::Status(500));
+    broker.signal("KILL");
+    publisher.publish(&node, 10).await;
+    restart(&broker).await;
+    receiver.answer(Answer::Hang);
+    publisher.publish(&node, 10).await;
+    node.kill();
+    publisher.publish(&node, 1).await;
+    node.restart().await;
+    publisher.publish(&node, 10).await;
+    broker.signal("KILL");
+    publisher.publish(&node, 10).await;
+    receiver.answer(Answer::Slow(Duration::from_millis(300)));
+    restart(&broker).await;
+    publisher.publish(&node, 10).await;
+    broker.signal("KILL");
+    node.kill();
+    node.restart().await;
+    publisher.publish(&node, 10).await;
+    restart(&broker).await;
+    receiver.answer(Answer::Status(200));
+    publisher.publish(&node, 5).await;
+
+    let of_receiver = || {
+        let taken = receiver.received().into_iter().filter(|request| request.is_taken);
+        let delivery = |request: fanfare_cluster_tests::receiver::Received| {
+            (request.header("x-service-event-id").to_owned(), request.body)
+        };
+        Deliveries(taken.map(delivery).collect())
+    };
+    wait_until(RECOVERED, "the webhook", async || of_receiver().has_all(&publisher)).await;
+    of_receiver().assert_good("hook", &publisher);
+    take_all(broker.consume("acme:q").await, "queue", &publisher).await;
+    take_all(broker.consume("bus").await, "bus", &publisher).await;
+    let all: usize = publisher.acknowledged.values().map(Vec::len).sum();
+    assert!(all >= CHANNELS.len() * 60, "{all} were acknowledged");
+    node.assert_no_panic();
+}

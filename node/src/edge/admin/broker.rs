@@ -1,0 +1,75 @@
+//! `/broker/<token>/{user,vhost,resource,topic}`: what RabbitMQ's HTTP auth backend asks of keys that consume queues.
+//!
+//! The token is that of operators. Neither the path nor a body reaches a log: both hold secrets.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use fanfare_proto::path::decode;
+
+use super::{AdminState, AdminToken};
+use crate::origin::queues::BrokerRequest;
+use crate::telemetry::OFTEN;
+
+/// Before the token.
+const PREFIX: &str = "/broker/";
+const FORM_BYTES_MAX: usize = 16 * 1024;
+
+pub(super) fn routes() -> Router<AdminState> {
+    let limit = DefaultBodyLimit::max(FORM_BYTES_MAX);
+    Router::new().route("/broker/{token}/{check}", get(by_query).post(by_form)).layer(limit)
+}
+
+/// Whether the path has the token; none: it is no path of the broker.
+pub(super) fn is_authorized(raw_path: &str, token: &AdminToken) -> Option<bool> {
+    let rest = raw_path.strip_prefix(PREFIX)?;
+    let given = rest.split('/').next().unwrap_or_default();
+    Some(decode(given).is_ok_and(|given| token.is(given.as_bytes())))
+}
+
+async fn by_query(
+    State(state): State<AdminState>,
+    Path((_, check)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    answer(&state, &check, query.unwrap_or_default().as_bytes())
+}
+
+async fn by_form(
+    State(state): State<AdminState>,
+    Path((_, check)): Path<(String, String)>,
+    body: Bytes,
+) -> Response {
+    answer(&state, &check, &body)
+}
+
+fn answer(state: &AdminState, check: &str, form: &[u8]) -> Response {
+    let fields: Vec<_> = form_urlencoded::parse(form).collect();
+    let field = |name: &str| {
+        let found = fields.iter().find(|(key, _)| key == name);
+        found.map_or("", |(_, value)| &**value)
+    };
+    let username = field("username");
+    let (check, request) = match check {
+        "user" => ("user", BrokerRequest::User { username, password: field("password") }),
+        "vhost" => ("vhost", BrokerRequest::Vhost { username, vhost: field("vhost") }),
+        "resource" => {
+            let (vhost, kind) = (field("vhost"), field("resource"));
+            let (name, permission) = (field("name"), field("permission"));
+            ("resource", BrokerRequest::Resource { username, vhost, kind, name, permission })
+        }
+        "topic" => ("topic", BrokerRequest::Topic),
+        _ => return super::refusal(StatusCode::NOT_FOUND, "not found"),
+    };
+    let is_allowed = state.queues.as_ref().is_some_and(|queues| queues.allows(request));
+    let outcome = if is_allowed { "allow" } else { "deny" };
+    metrics::counter!("fanfare_broker_checks_total", "check" => check, "outcome" => outcome).increment(1);
+    if !is_allowed {
+        tracing::info!(target: OFTEN, check, "a user of the broker was refused");
+    }
+    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], outcome).into_response()
+}

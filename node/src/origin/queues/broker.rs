@@ -1,0 +1,84 @@
+//! The broker that holds the queues of all accounts.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::management::Management;
+use super::{BrokerError, BrokerQueue, DEAD};
+use crate::model::AmqpUrl;
+use crate::origin::targets::{Brokers, Delivery, Outcome, Publish, Published};
+
+/// All queues share one channel to the broker: an unroutable message does not end it.
+const CHANNEL: &str = "queues";
+const CONFIRM: Duration = Duration::from_secs(30);
+/// Dead letters of each queue; the broker drops the oldest beyond it.
+const DEAD_BYTES_MAX: u64 = 256 * 1024 * 1024;
+/// The policy of all queues of dead letters.
+const DEAD_POLICY: &str = "fanfare-dead-letters";
+
+pub(super) struct Broker {
+    pub(super) brokers: Brokers,
+    pub(super) url: AmqpUrl,
+    pub(super) management: Management,
+}
+
+impl Broker {
+    /// Makes the queue and that of its dead letters, as far as they are missing, and sets its bound.
+    pub(super) async fn declare(&self, queue: &BrokerQueue) -> Result<(), BrokerError> {
+        let pattern = format!("^[a-z0-9-]+:[A-Za-z0-9._-]+{DEAD}$");
+        let bound = json!({ "max-length-bytes": DEAD_BYTES_MAX });
+        self.management.put_policy(DEAD_POLICY, &pattern, bound).await?;
+        self.management.put_queue(&queue.dead(), json!({})).await?;
+        // Before the queue, so that it has its bound from the start.
+        self.set_max_length(queue).await?;
+        let arguments = Map::from_iter([
+            ("x-dead-letter-exchange".to_owned(), Value::from("")),
+            ("x-dead-letter-routing-key".to_owned(), Value::from(queue.dead())),
+        ]);
+        self.management.put_queue(&queue.physical, arguments.into()).await
+    }
+
+    /// By a policy, since the arguments of a queue cannot change. The oldest message goes to the dead letters.
+    pub(super) async fn set_max_length(&self, queue: &BrokerQueue) -> Result<(), BrokerError> {
+        let policy = policy_of(queue);
+        let Some(max_length) = queue.max_length else { return self.management.delete_policy(&policy).await };
+        let definition = json!({ "max-length": max_length, "overflow": "drop-head" });
+        // A queue's name holds no special character of a pattern but the dot.
+        let pattern = format!("^{}$", queue.physical.replace('.', "\\."));
+        self.management.put_policy(&policy, &pattern, definition).await
+    }
+
+    pub(super) async fn delete(&self, queue: &BrokerQueue) -> Result<(), BrokerError> {
+        self.management.delete_queue(&queue.physical).await?;
+        self.management.delete_queue(&queue.dead()).await?;
+        self.management.delete_policy(&policy_of(queue)).await
+    }
+
+    /// Messages that wait, and consumers.
+    pub(super) async fn count(&self, queue: &BrokerQueue) -> Result<(u64, u64), BrokerError> {
+        self.brokers.count(&self.url, &queue.physical).await.map_err(BrokerError)
+    }
+
+    /// Makes one attempt to send a batch to a queue. One that the broker does not have is made anew.
+    pub(super) async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
+        let publish =
+            Publish { exchange: "", routing_key: &queue.physical, channel_of: CHANNEL, timeout: CONFIRM };
+        match self.brokers.publish(&self.url, publish, delivery).await {
+            Published::Confirmed => Outcome::Delivered,
+            Published::Refused(reason) => Outcome::Retry { reason, after: None },
+            Published::Unavailable { reason, after } => Outcome::Unavailable { reason, after },
+            Published::Returned => match self.declare(queue).await {
+                Ok(()) => {
+                    tracing::warn!(queue = %queue.physical, "queue was missing on the broker and is made anew");
+                    Outcome::Retry { reason: "the queue was missing on the broker".to_owned(), after: None }
+                }
+                Err(error) => Outcome::Retry { reason: error.to_string(), after: None },
+            },
+        }
+    }
+}
+
+fn policy_of(queue: &BrokerQueue) -> String {
+    format!("fanfare {}", queue.physical)
+}

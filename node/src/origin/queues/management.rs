@@ -1,0 +1,167 @@
+//! RabbitMQ's management API: queues, policies, and the consumers of queues.
+
+use std::time::Duration;
+
+use fanfare_proto::path::encode_channel;
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{Client, Method, Response, StatusCode};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use url::Url;
+
+use super::BrokerError;
+
+const ANSWER: Duration = Duration::from_secs(10);
+/// Consumers and users of one broker.
+const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+const REASON_CHARACTERS: usize = 200;
+
+/// The management API of a broker, for one vhost.
+pub(super) struct Management {
+    client: Client,
+    /// With the user and the password, and with a path that ends in a slash.
+    base: Url,
+    vhost: String,
+}
+
+/// A consumer of a queue.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Consumer {
+    pub(super) queue: ConsumedQueue,
+    pub(super) channel_details: ChannelDetails,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct ConsumedQueue {
+    pub(super) name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct ChannelDetails {
+    pub(super) connection_name: String,
+    pub(super) user: String,
+}
+
+#[derive(Deserialize)]
+struct User {
+    name: String,
+}
+
+impl Management {
+    /// `base` is `http(s)://user:password@host:15672`.
+    pub(super) fn new(client: Client, base: &Url, vhost: &str) -> Self {
+        let mut base = base.clone();
+        if !base.path().ends_with('/') {
+            base.set_path(&format!("{}/", base.path()));
+        }
+        Self { client, base, vhost: encode_channel(vhost) }
+    }
+
+    /// Makes the queue unless it is there.
+    pub(super) async fn put_queue(&self, name: &str, arguments: Value) -> Result<(), BrokerError> {
+        let body = json!({ "durable": true, "auto_delete": false, "arguments": arguments });
+        self.call(Method::PUT, &self.of_vhost("queues", name), Some(&body)).await.map(drop)
+    }
+
+    pub(super) async fn delete_queue(&self, name: &str) -> Result<(), BrokerError> {
+        self.delete(&self.of_vhost("queues", name)).await
+    }
+
+    /// The policy of queues whose names match the pattern, in place of an earlier one of its name.
+    pub(super) async fn put_policy(
+        &self,
+        name: &str,
+        pattern: &str,
+        definition: Value,
+    ) -> Result<(), BrokerError> {
+        let body =
+            json!({ "pattern": pattern, "definition": definition, "apply-to": "queues", "priority": 10 });
+        self.call(Method::PUT, &self.of_vhost("policies", name), Some(&body)).await.map(drop)
+    }
+
+    pub(super) async fn delete_policy(&self, name: &str) -> Result<(), BrokerError> {
+        self.delete(&self.of_vhost("policies", name)).await
+    }
+
+    pub(super) async fn consumers(&self) -> Result<Vec<Consumer>, BrokerError> {
+        self.get(&format!("api/consumers/{}", self.vhost)).await
+    }
+
+    /// The users that the broker itself knows.
+    pub(super) async fn users(&self) -> Result<Vec<String>, BrokerError> {
+        let users: Vec<User> = self.get("api/users").await?;
+        Ok(users.into_iter().map(|user| user.name).collect())
+    }
+
+    pub(super) async fn close_connection(&self, name: &str) -> Result<(), BrokerError> {
+        self.delete(&format!("api/connections/{}", encode_channel(name))).await
+    }
+
+    fn of_vhost(&self, kind: &str, name: &str) -> String {
+        format!("api/{kind}/{}/{}", self.vhost, encode_channel(name))
+    }
+
+    /// What is not there counts as deleted.
+    async fn delete(&self, path: &str) -> Result<(), BrokerError> {
+        self.call(Method::DELETE, path, None::<&()>).await.map(drop)
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, BrokerError> {
+        let mut answer = self.call(Method::GET, path, None::<&()>).await?;
+        let mut body = Vec::new();
+        while let Some(part) = answer.chunk().await.map_err(|error| failed(&error))? {
+            if body.len() + part.len() > ANSWER_BYTES_MAX {
+                return Err(BrokerError("its answer is too long".to_owned()));
+            }
+            body.extend_from_slice(&part);
+        }
+        serde_json::from_slice(&body).map_err(|_| BrokerError(format!("its answer to {path} cannot be read")))
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Response, BrokerError> {
+        let url = self.base.join(path).map_err(|error| BrokerError(error.to_string()))?;
+        let deletes = method == Method::DELETE;
+        let mut request = self.client.request(method, url).timeout(ANSWER);
+        if let Some(body) = body {
+            let text = serde_json::to_vec(body).map_err(|error| BrokerError(error.to_string()))?;
+            request = request.header(CONTENT_TYPE, "application/json").body(text);
+        }
+        let answer = request.send().await.map_err(|error| failed(&error))?;
+        let status = answer.status();
+        if status.is_success() || (deletes && status == StatusCode::NOT_FOUND) {
+            return Ok(answer);
+        }
+        let text = if status == StatusCode::UNAUTHORIZED { String::new() } else { reason(answer).await };
+        Err(BrokerError(format!("the management API answered {status} {text}").trim_end().to_owned()))
+    }
+}
+
+/// RabbitMQ's own sentence, which holds no credential.
+async fn reason(mut answer: Response) -> String {
+    #[derive(Default, Deserialize)]
+    struct Refusal {
+        #[serde(default)]
+        reason: Value,
+    }
+    let body = answer.chunk().await.ok().flatten().unwrap_or_default();
+    let refusal: Refusal = serde_json::from_slice(&body).unwrap_or_default();
+    let text = refusal.reason.as_str().unwrap_or_default().to_owned();
+    text.chars().filter(|character| !character.is_control()).take(REASON_CHARACTERS).collect()
+}
+
+/// Without the URL, which holds the password.
+fn failed(error: &reqwest::Error) -> BrokerError {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let text =
+        if std::ptr::addr_eq(innermost, error) { "no answer".to_owned() } else { innermost.to_string() };
+    BrokerError(format!("the management API cannot be reached: {text}"))
+}

@@ -1,0 +1,277 @@
+//! The calls that list and change queues, and the upkeep of them.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fanfare_proto::queue::{CreatedQueue, Queue, QueueEdit, QueueRequest, QueueState, Rule, RuleRequest};
+use reqwest::Client;
+use tokio::time::{Instant, timeout};
+use url::Url;
+
+use super::broker::Broker;
+use super::consumers::{BrokerRequest, is_allowed};
+use super::definitions::Definitions;
+use super::management::Management;
+use super::{BrokerQueue, Catalog, QueueError};
+use crate::accounts::{Account, Accounts};
+use crate::model::{AccountId, AmqpUrl, Capability};
+use crate::origin::history::{BoxFuture, HistoryStore, StoreError, StoredQueues};
+use crate::origin::targets::{Brokers, Delivery, Outcome};
+use crate::telemetry::OFTEN;
+
+/// A change that another node has made and not told is known by then.
+const REFRESH: Duration = Duration::from_secs(2);
+/// Consumers whose key was revoked or narrowed are found by then.
+const CONSUMERS: Duration = Duration::from_secs(15);
+/// Attempts to store a change while other nodes store theirs.
+const ATTEMPTS: usize = 8;
+
+/// Tells all other nodes that the queues in the store have changed; resolves when they have read them.
+pub type PeersTold = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// The queues of all accounts. Cheap to clone.
+#[derive(Clone)]
+pub struct Queues {
+    inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub(super) catalog: Catalog,
+    pub(super) accounts: Arc<Accounts>,
+    pub(super) broker: Broker,
+    store: Arc<dyn HistoryStore>,
+    store_wait: Duration,
+    peers: OnceLock<PeersTold>,
+}
+
+/// The addresses of the broker of the queues.
+#[derive(Debug, Clone)]
+pub struct BrokerAddresses {
+    pub amqp: AmqpUrl,
+    /// `http(s)://user:password@host:port`, of a user that is an administrator there.
+    pub management: Url,
+}
+
+impl Queues {
+    /// Reads the queues in the store; the broker is not asked for anything yet.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn open(
+        addresses: &BrokerAddresses,
+        (brokers, client): (&Brokers, Client),
+        store: &Arc<dyn HistoryStore>,
+        accounts: &Arc<Accounts>,
+        store_wait: Duration,
+    ) -> Result<Self, StoreError> {
+        let management = Management::new(client, &addresses.management, addresses.amqp.vhost());
+        let broker = Broker { brokers: brokers.clone(), url: addresses.amqp.clone(), management };
+        let inner = Inner {
+            catalog: Catalog::default(),
+            accounts: Arc::clone(accounts),
+            broker,
+            store: Arc::clone(store),
+            store_wait,
+            peers: OnceLock::new(),
+        };
+        inner.refresh().await?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The connections to this broker and others.
+    pub fn brokers(&self) -> &Brokers {
+        &self.inner.broker.brokers
+    }
+
+    /// To be called once, where there may be other nodes.
+    pub fn tell_peers_by(&self, peers: PeersTold) {
+        self.inner.peers.set(peers).ok();
+    }
+
+    pub fn catalog(&self) -> &Catalog {
+        &self.inner.catalog
+    }
+
+    /// Reads the store again.
+    pub async fn refresh(&self) -> Result<(), StoreError> {
+        self.inner.refresh().await
+    }
+
+    /// Never returns: reads the store again, and closes consumers that may not consume any more.
+    pub async fn keep_up(self) {
+        let mut consumers = Instant::now();
+        loop {
+            tokio::time::sleep(REFRESH).await;
+            if self.inner.store.is_shared()
+                && let Err(error) = self.refresh().await
+            {
+                tracing::warn!(target: OFTEN, %error, "the queues in the store were not read");
+            }
+            if consumers.elapsed() >= CONSUMERS && !self.inner.catalog.queues().is_empty() {
+                consumers = Instant::now();
+                if let Err(error) = self.inner.close_forbidden_consumers().await {
+                    tracing::warn!(target: OFTEN, %error, "the consumers of queues were not looked at");
+                }
+            }
+        }
+    }
+
+    /// The queues that the capability covers; with `all` those too that are not fed.
+    pub fn list(&self, account: &AccountId, capability: &Capability, all: bool) -> Vec<Queue> {
+        let of_account = self.inner.catalog.of(account);
+        let covered = of_account.definitions.queues.iter().filter(|found| found.is_covered_by(capability));
+        covered.map(|found| found.queue.clone()).filter(|queue| all || queue.enabled).collect()
+    }
+
+    /// Makes the queue, also on the broker, or edits the one of that name.
+    pub async fn put(
+        &self,
+        account: &Account,
+        capability: &Capability,
+        request: QueueRequest,
+    ) -> Result<CreatedQueue, QueueError> {
+        let put = |definitions: &mut Definitions| {
+            definitions.put(&account.id, &request, account.queue_limit, capability)
+        };
+        let planned = self.inner.plan(&account.id, put)?;
+        self.inner.broker.declare(&BrokerQueue::of(&planned)).await?;
+        let queue = self.inner.change(&account.id, put).await?;
+        Ok(CreatedQueue { physical: BrokerQueue::of(&queue).physical.into(), queue })
+    }
+
+    pub async fn get(
+        &self,
+        account: &AccountId,
+        capability: &Capability,
+        id: &str,
+    ) -> Result<QueueState, QueueError> {
+        let queue = self.inner.catalog.of(account).definitions.covered(id, capability)?.queue.clone();
+        let (ready, consumers) = self.inner.broker.count(&BrokerQueue::of(&queue)).await?;
+        Ok(QueueState { queue, ready, consumers })
+    }
+
+    pub async fn edit(
+        &self,
+        account: &AccountId,
+        capability: &Capability,
+        id: &str,
+        edit: QueueEdit,
+    ) -> Result<Queue, QueueError> {
+        let change = |definitions: &mut Definitions| definitions.edit(id, edit, capability);
+        let planned = self.inner.plan(account, change)?;
+        if edit.max_length.is_some() {
+            self.inner.broker.set_max_length(&BrokerQueue::of(&planned)).await?;
+        }
+        self.inner.change(account, change).await
+    }
+
+    /// Deletes the queue and its dead letters, also on the broker; returns its name.
+    pub async fn delete(
+        &self,
+        account: &AccountId,
+        capability: &Capability,
+        id: &str,
+    ) -> Result<String, QueueError> {
+        let remove = |definitions: &mut Definitions| definitions.remove(id, capability);
+        let queue = self.inner.plan(account, remove)?;
+        // First, so that a broker that cannot be reached leaves all as it was.
+        self.inner.broker.delete(&BrokerQueue::of(&queue)).await?;
+        self.inner.change(account, remove).await?;
+        // An event that was on its way may have made it anew.
+        if let Err(error) = self.inner.broker.delete(&BrokerQueue::of(&queue)).await {
+            tracing::warn!(%error, "a deleted queue may be left on the broker");
+        }
+        Ok(queue.name)
+    }
+
+    pub fn rules(
+        &self,
+        account: &AccountId,
+        capability: &Capability,
+        id: &str,
+    ) -> Result<Vec<Rule>, QueueError> {
+        Ok(self.inner.catalog.of(account).definitions.covered(id, capability)?.rules.clone())
+    }
+
+    pub async fn add_rule(
+        &self,
+        account: &AccountId,
+        capability: &Capability,
+        id: &str,
+        request: RuleRequest,
+    ) -> Result<Rule, QueueError> {
+        self.inner.change(account, |definitions| definitions.add_rule(id, &request, capability)).await
+    }
+
+    pub async fn remove_rule(
+        &self,
+        account: &AccountId,
+        capability: &Capability,
+        id: &str,
+        rule_id: &str,
+    ) -> Result<(), QueueError> {
+        self.inner.change(account, |definitions| definitions.remove_rule(id, rule_id, capability)).await
+    }
+
+    /// Makes one attempt to send a batch to a queue.
+    pub async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
+        self.inner.broker.send(queue, delivery).await
+    }
+
+    /// The answer to a question of the broker.
+    pub fn allows(&self, request: BrokerRequest<'_>) -> bool {
+        is_allowed(&self.inner.accounts, &self.inner.catalog, self.inner.broker.url.vhost(), request)
+    }
+}
+
+impl Inner {
+    async fn refresh(&self) -> Result<(), StoreError> {
+        let store = Arc::clone(&self.store);
+        let read = tokio::task::spawn_blocking(move || store.queues());
+        let rows: BoxFuture<'static, _> =
+            Box::pin(async { read.await.unwrap_or_else(|error| Err(StoreError::failed(error))) });
+        self.catalog.take(self.in_time(rows).await?)
+    }
+
+    /// What the change would make, without making it.
+    fn plan<T>(
+        &self,
+        account: &AccountId,
+        change: impl FnOnce(&mut Definitions) -> Result<T, QueueError>,
+    ) -> Result<T, QueueError> {
+        change(&mut self.catalog.of(account).definitions.clone())
+    }
+
+    /// Makes the change, in the store and on every node, upon what the store has.
+    async fn change<T>(
+        &self,
+        account: &AccountId,
+        mut change: impl FnMut(&mut Definitions) -> Result<T, QueueError>,
+    ) -> Result<T, QueueError> {
+        for _ in 0..ATTEMPTS {
+            let known = self.catalog.of(account);
+            let mut definitions = known.definitions.clone();
+            let changed = change(&mut definitions)?;
+            if definitions == known.definitions {
+                return Ok(changed);
+            }
+            let revision = known.revision + 1;
+            let text = definitions.to_text()?.into();
+            let row = StoredQueues { account: account.clone(), revision, definitions: text };
+            if self.in_time(self.store.put_queues(row)).await? {
+                self.catalog.set(account, revision, definitions);
+                if let Some(peers) = self.peers.get() {
+                    peers().await;
+                }
+                return Ok(changed);
+            }
+            self.refresh().await?;
+        }
+        Err(QueueError::Busy)
+    }
+
+    async fn in_time<T>(&self, asked: BoxFuture<'static, Result<T, StoreError>>) -> Result<T, StoreError> {
+        let answer = timeout(self.store_wait, asked).await;
+        answer.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())))
+    }
+}
