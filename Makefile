@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint bench peers go-peers bench-peers bench-cluster bench-store components cargo-deny asyncapi
+.PHONY: help run test check lint bench peers go-peers bench-peers bench-cluster bench-store bench-targets components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -14,6 +14,7 @@ help:
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
 	@echo "make bench-cluster  measure several nodes beside one, and a link alone"
 	@echo "make bench-store  measure the shared store beside the driver alone; needs Java 17 and Maven"
+	@echo "make bench-targets  measure webhooks and queues: acks, events a second, and targets that fail; needs RabbitMQ"
 	@echo "make peers  build the servers that the node is compared with: centrifuge, NATS and Sockudo; needs Go and protoc"
 	@echo "make bench-peers  measure the node beside the floor and these"
 
@@ -141,7 +142,7 @@ bench:
 
 # The database has half of the cores, so that it has as much beside a node as beside the driver alone.
 bench-store: OPTIONS := --apart
-bench-cluster bench-store:
+bench-cluster bench-store bench-targets:
 	cargo build --profile dist --locked -p fanfare -p fanfare-benches
 	cargo run --profile dist --locked -p fanfare-benches --bin bench -- $(@:bench-%=%) --out "$(TARGET)/$@.json" $(OPTIONS)
 

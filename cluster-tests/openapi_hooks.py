@@ -1,8 +1,9 @@
-"""What the page alone cannot say of a good request: the name of the node's key, the time, and a nonce that is new."""
+"""What the page alone cannot say of a good request: the name of the node's key, the time, a nonce that is new, and ids of queues."""
 
 import base64
 import hashlib
 import hmac
+import itertools
 import os
 import secrets
 import time
@@ -12,6 +13,9 @@ import schemathesis
 SECRET, KEY_NAME = os.environ["OPENAPI_KEY"].rsplit(".", 1)
 SIGNED = ("keyName", "ttl", "capability", "clientId", "timestamp", "nonce")
 EXAMPLE = "k1"
+# Queues and rules that were made, the latest last; every second call that names one names the latest.
+QUEUES, RULES = [], []
+CALLS = itertools.count()
 
 
 @schemathesis.hook
@@ -19,6 +23,14 @@ def before_call(context, case, kwargs):
     """Makes good what names the key of the page's examples; everything else goes out as it was made."""
     if case.path_parameters.get("keyName") == EXAMPLE:
         case.path_parameters["keyName"] = KEY_NAME
+    operation = case.operation.definition.raw.get("operationId")
+    is_turn = next(CALLS) % 2 == 1
+    if is_turn and "ruleId" in case.path_parameters and RULES:
+        case.path_parameters["id"], case.path_parameters["ruleId"] = RULES.pop()
+    elif is_turn and operation == "deleteQueue" and len(QUEUES) > 1:
+        case.path_parameters["id"] = QUEUES.pop(0)
+    elif is_turn and "id" in case.path_parameters and QUEUES:
+        case.path_parameters["id"] = QUEUES[-1]
     body = case.body
     if isinstance(body, dict) and body.get("keyName") == EXAMPLE:
         body = {**body, "keyName": KEY_NAME, "timestamp": int(time.time() * 1000), "nonce": secrets.token_hex(16)}
@@ -31,5 +43,10 @@ def before_call(context, case, kwargs):
 
 @schemathesis.hook
 def after_call(context, case, response):
+    operation = case.operation.definition.raw.get("operationId")
+    if response.status_code == 200 and operation == "putQueue":
+        QUEUES.append(response.json()["queue"]["id"])
+    if response.status_code == 200 and operation == "addRule":
+        RULES.append((case.path_parameters["id"], response.json()["rule"]["id"]))
     with open(os.environ["OPENAPI_ANSWERS"], "a") as answers:
-        answers.write(f"{case.operation.definition.raw.get('operationId')} {response.status_code}\n")
+        answers.write(f"{operation} {response.status_code}\n")

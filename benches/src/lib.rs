@@ -1,6 +1,6 @@
 //! What Fanfare costs, beside what it would cost if there were nothing but the sockets and the disk.
 //!
-//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn`, `link` and `cql` are the processes they start.
+//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn`, `link`, `cql` and `targets` are the processes they start.
 
 use std::fmt;
 
@@ -15,6 +15,7 @@ pub mod procfs;
 pub mod run;
 pub mod shares;
 pub mod store_loop;
+pub mod targets;
 pub mod wire;
 
 /// An error that ends a measurement; its text says which step failed.

@@ -1,6 +1,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use fanfare_benches::targets::{confirm, receiver};
 use fanfare_benches::{NotCarried, Result, burn, floor, load, os, run, shares, store_loop};
 
 /// Measures Fanfare beside the transport floor and the bare store loop.
@@ -21,6 +22,8 @@ enum Command {
     Cluster(run::cluster::Options),
     /// The shared store beside the driver alone, over databases of one node and of three; tables on stdout.
     Store(run::store::Options),
+    /// Integrations and queues: what an ack costs with a target, how many events leave, and whether targets that fail hold up others; tables on stdout.
+    Targets(run::targets::Options),
     /// The load generator alone: one workload, its result as one JSON line on stdout.
     #[command(subcommand)]
     Load(load::Workload),
@@ -28,6 +31,10 @@ enum Command {
     FloorServer(floor::Options),
     /// The bare store loop: batches with one fsync each, its result as one JSON line on stdout.
     StoreLoop(store_loop::Options),
+    /// A receiver of webhooks that counts, until stdin ends.
+    WebhookReceiver,
+    /// A publisher to a broker that waits for each confirmation, its result as one JSON line on stdout.
+    ConfirmLoop(confirm::Options),
     /// Threads that take all of the CPU that they are given, until stdin ends.
     Burn(burn::Options),
     /// What a profile was spent on, read from stdin: perf script -F comm,ip,sym | bench shares
@@ -53,9 +60,12 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Peers(options) => run::peers::run(&options),
         Command::Cluster(options) => run::cluster::run(&options),
         Command::Store(options) => run::store::run(&options),
+        Command::Targets(options) => run::targets::run(&options),
         Command::Load(workload) => load::print(&workload),
         Command::FloorServer(options) => floor::serve(&options),
         Command::StoreLoop(options) => store_loop::print(&options),
+        Command::WebhookReceiver => receiver::serve(),
+        Command::ConfirmLoop(options) => confirm::print(&options),
         Command::Burn(options) => burn::burn(&options),
         Command::Shares => shares::print(),
     }

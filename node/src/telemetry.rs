@@ -78,7 +78,7 @@ pub fn start_logs(filter: &str, format: LogFormat) -> Result<WorkerGuard, TryIni
         .finish(Counting { lines: io::stderr(), unwritten: &UNWRITTEN });
     DROPPED.set(writer.error_counter()).ok();
     let lines = fmt::layer().with_writer(writer);
-    let filter = EnvFilter::new(with_configuration(&with_quiet_driver(filter)));
+    let filter = EnvFilter::new(with_configuration(&with_quiet_drivers(filter)));
     let registry = tracing_subscriber::registry().with(filter).with(often::Once);
     if text {
         registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()?;
@@ -137,12 +137,15 @@ fn with_configuration(filter: &str) -> String {
     }
 }
 
-/// The driver of the database tells of each of its connections as the node tells of itself.
-fn with_quiet_driver(filter: &str) -> String {
-    let mut parts = filter.split(',').map(str::trim);
-    let is_plain = parts.clone().any(|part| part.eq_ignore_ascii_case("info"));
-    let is_named = parts.any(|part| part.starts_with("scylla"));
-    if is_plain && !is_named { format!("{filter},scylla=warn") } else { filter.to_owned() }
+/// The driver of the database tells of each of its connections as the node tells of itself. That of brokers tells what messages hold,
+/// and at `trace` the password; the node tells of each of its errors.
+fn with_quiet_drivers(filter: &str) -> String {
+    let parts = || filter.split(',').map(str::trim);
+    let is_plain = parts().any(|part| part.eq_ignore_ascii_case("info"));
+    let is_named = |driver: &str| parts().any(|part| part.starts_with(driver));
+    let scylla = if is_plain && !is_named("scylla") { ",scylla=warn" } else { "" };
+    let lapin = if is_named("lapin") { "" } else { ",lapin=off" };
+    format!("{filter}{scylla}{lapin}")
 }
 
 /// What renders the metrics; the first call makes it the recorder of the process, all nodes of which share it.
@@ -262,12 +265,13 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_is_quiet_unless_somebody_asks() {
-        assert_eq!(with_quiet_driver("info"), "info,scylla=warn");
-        assert_eq!(with_quiet_driver("INFO, fanfare=debug"), "INFO, fanfare=debug,scylla=warn");
+    fn drivers_are_quiet_unless_named() {
+        assert_eq!(with_quiet_drivers("info"), "info,scylla=warn,lapin=off");
+        assert_eq!(with_quiet_drivers("INFO, fanfare=debug"), "INFO, fanfare=debug,scylla=warn,lapin=off");
         for other in ["warn", "debug", "info,scylla=info", "info, scylla::cluster=debug", "fanfare=info"] {
-            assert_eq!(with_quiet_driver(other), other);
+            assert_eq!(with_quiet_drivers(other), format!("{other},lapin=off"));
         }
-        assert!(EnvFilter::builder().parse(with_quiet_driver("info")).is_ok());
+        assert_eq!(with_quiet_drivers("warn,lapin=debug"), "warn,lapin=debug");
+        assert!(EnvFilter::builder().parse(with_quiet_drivers("info")).is_ok());
     }
 }

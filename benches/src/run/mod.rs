@@ -14,6 +14,7 @@ mod report;
 mod server;
 pub mod store;
 mod table;
+pub mod targets;
 
 use std::env;
 use std::fs::{self, OpenOptions};

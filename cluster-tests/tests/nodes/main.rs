@@ -60,6 +60,7 @@ mod revocation_everywhere;
 mod rolling_restart;
 mod scylla_resume;
 mod scylla_store;
+mod secrets;
 mod socket_edges;
 mod socket_session;
 mod sse;

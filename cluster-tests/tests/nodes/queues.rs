@@ -440,7 +440,7 @@ async fn key_consumes_its_own_queues_and_nothing_else() {
     let narrowed = async { while narrow.try_next().await.is_some() {} };
     tokio::time::timeout(Duration::from_secs(60), narrowed).await.expect("it loses its consumer within 60 s");
     assert!(guest.is_connected(), "a user of the broker itself stays");
-    assert!(node.metric("fanfare_queue_consumers_closed_total").await >= 1.0);
+    assert!(node.metric("fanfare_queue_connections_closed_total").await >= 1.0);
     assert!(node.metric("fanfare_broker_checks_total").await >= 10.0);
     let log = node.log();
     assert!(

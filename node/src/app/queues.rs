@@ -42,7 +42,8 @@ pub(super) async fn open(
     let queues =
         Queues::open(&addresses, (&Brokers::new(node_id), client), store, accounts, store_wait).await;
     let queues = queues.map_err(StartError::at("cannot read the queues in the store"))?;
-    tasks.spawn("queues", OnStop::Cancel, queues.clone().keep_up());
+    tasks.spawn("queues", OnStop::Cancel, queues.clone().follow_store());
+    tasks.spawn("broker connections", OnStop::Cancel, queues.clone().watch_connections());
     Ok(Some(queues))
 }
 

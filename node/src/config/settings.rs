@@ -169,7 +169,7 @@ static SETTINGS: &[Setting] = &[
             "Whether many sockets are written to by one call of the kernel, with io_uring, where the system has it", read_switch, show_switch)
     },
     setting!("log", log: String, "FILTER",
-        "What is logged: a level, or a filter such as info,fanfare=debug; at info the driver of the database from warnings on, unless scylla is in it", read_log_filter, Field::show),
+        "What is logged: a level, or a filter such as info,fanfare=debug; at info the driver of the database from warnings on, unless scylla is in it, and that of brokers never, unless lapin is", read_log_filter, Field::show),
     setting!("log_format", log_format: crate::telemetry::LogFormat, "auto|text|json",
         "Logs go to stderr; auto is text on a terminal and JSON elsewhere"),
 ];

@@ -1,6 +1,6 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 32] = [
+const COUNTERS: [(&str, &str); 34] = [
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
     ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
@@ -23,6 +23,7 @@ const COUNTERS: [(&str, &str); 32] = [
         "fanfare_integration_retries_total",
         "Attempts to deliver to integrations that came after a failed one, by kind",
     ),
+    ("fanfare_outbox_discarded_total", "Events of deleted queues that were discarded"),
     ("fanfare_outbox_dead_letters_total", "Events that became dead letters"),
     ("fanfare_outbox_dead_letters_dropped_total", "Dead letters dropped, since there were too many"),
     ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
@@ -41,8 +42,12 @@ const COUNTERS: [(&str, &str); 32] = [
     ("fanfare_presence_repairs_total", "Times that the members of a peer were asked for once more"),
     ("fanfare_runs_begun_anew_total", "Times that this process began another run, since it had stood still"),
     (
-        "fanfare_queue_consumers_closed_total",
-        "Connections of consumers closed, since their key may not consume the queue any more",
+        "fanfare_queue_connections_closed_total",
+        "Connections to the broker closed, since their key was changed or may not consume any more",
+    ),
+    (
+        "fanfare_queue_rows_unreadable_total",
+        "Readings of an account's queues that failed, as of a later version",
     ),
     ("fanfare_queue_limit_refusals_total", "Queues and rules refused for the ceiling of their account"),
     ("fanfare_tenant_counts_told_total", "Times that a peer was told of changed numbers of connections"),

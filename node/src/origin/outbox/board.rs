@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -26,6 +27,8 @@ pub(super) struct Lineup {
     state: Mutex<State>,
     /// A channel is ready that was not before.
     pub(super) changed: Notify,
+    /// A task sends what it has.
+    begun: AtomicBool,
 }
 
 #[derive(Default)]
@@ -70,19 +73,40 @@ impl Board {
         if let Some(lineup) = targets.get(target) {
             return Arc::clone(lineup);
         }
-        let lineup =
-            Arc::new(Lineup { target: target.clone(), state: Mutex::default(), changed: Notify::new() });
+        let lineup = Arc::new(Lineup::new(target));
         targets.insert(target.clone(), Arc::clone(&lineup));
         self.has_new.notify_one();
         lineup
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Lineup>> {
-        self.targets.lock().values().map(Arc::clone).collect()
+    /// Targets that no task sends to yet; the caller begins one for each.
+    pub(super) fn not_begun(&self) -> Vec<Arc<Lineup>> {
+        let targets = self.targets.lock();
+        targets
+            .values()
+            .filter(|lineup| !lineup.begun.swap(true, Ordering::Relaxed))
+            .map(Arc::clone)
+            .collect()
     }
 
     pub(super) fn arrived(&self, target: &TargetId, channel: Box<str>) {
-        self.lineup(target).arrived(channel);
+        let mut lineup = self.lineup(target);
+        lineup.arrived(channel.clone());
+        // One that was forgotten meanwhile has no task.
+        while !self.targets.lock().get(target).is_some_and(|known| Arc::ptr_eq(known, &lineup)) {
+            lineup = self.lineup(target);
+            lineup.arrived(channel.clone());
+        }
+    }
+
+    /// Forgets the target if it has no channel; an event that comes later makes another lineup.
+    pub(super) fn remove(&self, lineup: &Lineup) -> bool {
+        let mut targets = self.targets.lock();
+        let is_empty = lineup.state.lock().channels.is_empty();
+        if is_empty {
+            targets.remove(&lineup.target);
+        }
+        is_empty
     }
 
     /// The settings under which the target is disabled.
@@ -92,6 +116,11 @@ impl Board {
 }
 
 impl Lineup {
+    fn new(target: &TargetId) -> Self {
+        let (state, changed, begun) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+        Self { target: target.clone(), state, changed, begun }
+    }
+
     fn arrived(&self, name: Box<str>) {
         let mut state = self.state.lock();
         if let Some(channel) = state.channels.get_mut(&name) {

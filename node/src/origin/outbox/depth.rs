@@ -17,7 +17,7 @@ pub struct Depth {
     pub dead_bytes: u64,
 }
 
-/// The depths of all targets that have ever had an event since the start.
+/// The depths of all targets with events.
 #[derive(Debug, Default)]
 pub(super) struct Depths {
     targets: Mutex<HashMap<TargetId, Depth>>,
@@ -71,6 +71,9 @@ impl Depths {
             depth.bytes = depth.bytes.saturating_add_signed(change.bytes);
             depth.dead_events = depth.dead_events.saturating_add_signed(change.dead_events);
             depth.dead_bytes = depth.dead_bytes.saturating_add_signed(change.dead_bytes);
+            if *depth == Depth::default() {
+                targets.remove(target);
+            }
         }
     }
 }

@@ -48,7 +48,7 @@ struct Ended {
     not_before: Option<Instant>,
 }
 
-/// Never returns.
+/// Returns when the target was deleted and has nothing left.
 pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
     let mut sending = FuturesUnordered::new();
     let mut pace = Pace { allowed: 1, not_before: None };
@@ -56,6 +56,9 @@ pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
         engine.fill(&lineup).await;
         let now = Instant::now();
         let known = engine.settings(&lineup);
+        if matches!(known, Known::Deleted) && sending.is_empty() && engine.has_ended(&lineup) {
+            return;
+        }
         let parallel = known.settings().map_or(1, |settings| settings.sending.parallel).max(1);
         pace.allowed = pace.allowed.min(parallel);
         let mut wake = pace.not_before.filter(|until| *until > now);
@@ -109,6 +112,15 @@ impl Engine {
         }
     }
 
+    /// Forgets a target without any channel; false: it has one, or events that are not in memory.
+    fn has_ended(&self, lineup: &Arc<Lineup>) -> bool {
+        let has_ended = self.depths.of(&lineup.target).events == 0 && self.board.remove(lineup);
+        if has_ended {
+            self.oldest.lock().remove(&lineup.target);
+        }
+        has_ended
+    }
+
     fn settings(&self, lineup: &Lineup) -> Known {
         let (account, integration) = lineup.target.parts();
         let directory = self.accounts.current();
@@ -136,15 +148,15 @@ impl Engine {
     ) -> Ended {
         let unasked = |turn| Ended { channel: channel.clone(), turn, success: None, not_before: None };
         let disabled = lineup.disabled();
-        let dead_reason = match &known {
+        let unsent = match &known {
             Known::Absent => return unasked(Turn::Waits { not_before: Instant::now() + LOOK }),
-            Known::Deleted => Some("the queue was deleted"),
-            Known::Settings(settings) => (disabled == Some(settings.hash)).then_some(GONE),
+            Known::Deleted => Some(Unsent::Discarded),
+            Known::Settings(settings) => (disabled == Some(settings.hash)).then_some(Unsent::Dead),
         };
-        if disabled.is_some() && dead_reason.is_none() && self.disable(lineup, None).await.is_err() {
+        if disabled.is_some() && unsent.is_none() && self.disable(lineup, None).await.is_err() {
             return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
         }
-        let sending = known.settings().filter(|_| dead_reason.is_none()).map(|settings| settings.sending);
+        let sending = known.settings().filter(|_| unsent.is_none()).map(|settings| settings.sending);
         let bounds = sending.map_or(FEW, |sending| sending.bounds);
         let (target, name) = (lineup.target.clone(), channel.clone());
         let read = self.read(move |tables| tables.batch(&target, &name, bounds)).await;
@@ -158,9 +170,13 @@ impl Engine {
         if batch.events.is_empty() {
             return unasked(Turn::Settled { has_more: batch.has_more });
         }
-        let (Some(settings), None) = (known.settings(), dead_reason) else {
-            return match self.settle(lineup, &channel, &batch, dead_reason.map(Into::into)).await {
-                Ok(()) => unasked(Turn::Settled { has_more: true }),
+        let (Some(settings), None) = (known.settings(), unsent) else {
+            let dead_reason = (unsent == Some(Unsent::Dead)).then(|| GONE.into());
+            return match self.settle(lineup, &channel, &batch, dead_reason).await {
+                Ok(()) => {
+                    count_discarded(unsent, batch.events.len());
+                    unasked(Turn::Settled { has_more: true })
+                }
                 Err(_) => unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
             };
         };
@@ -284,6 +300,15 @@ struct Attempt<'a> {
     settings: &'a TargetSettings,
 }
 
+/// What becomes of events that are not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unsent {
+    /// Their target is disabled: they are dead letters.
+    Dead,
+    /// Their queue was deleted, and all in it with it.
+    Discarded,
+}
+
 /// The knowledge of a target at a moment.
 #[derive(Debug, Clone)]
 pub(super) enum Known {
@@ -303,6 +328,13 @@ impl Known {
     }
 }
 
+fn count_discarded(unsent: Option<Unsent>, events: usize) {
+    if unsent == Some(Unsent::Discarded) {
+        metrics::counter!("fanfare_outbox_discarded_total").increment(events as u64);
+        tracing::warn!(target: OFTEN, events, "events of a deleted queue were discarded");
+    }
+}
+
 fn known_queue(queues: &Catalog, queue_id: &str, account: Arc<Account>) -> Known {
     match queues.find(&account.id, queue_id) {
         Found::Queue(name) => {
@@ -311,6 +343,7 @@ fn known_queue(queues: &Catalog, queue_id: &str, account: Arc<Account>) -> Known
             Known::Settings(Arc::new(TargetSettings { account, kind, endpoint, sending, hash: 0 }))
         }
         Found::Deleted => Known::Deleted,
+        Found::Unknown => Known::Absent,
     }
 }
 

@@ -141,16 +141,9 @@ impl Outbox {
     pub fn begin(&self, tasks: &Arc<Tasks>) {
         let (engine, own) = (Arc::clone(&self.engine), Arc::clone(tasks));
         tasks.spawn("outbox", OnStop::Cancel, async move {
-            let mut known = HashMap::new();
             loop {
-                for lineup in engine.board.all() {
-                    known.entry(lineup.target.clone()).or_insert_with(|| {
-                        own.spawn(
-                            "outbox target",
-                            OnStop::Cancel,
-                            dispatch::run(Arc::clone(&engine), lineup),
-                        );
-                    });
+                for lineup in engine.board.not_begun() {
+                    own.spawn("outbox target", OnStop::Cancel, dispatch::run(Arc::clone(&engine), lineup));
                 }
                 engine.board.has_new.notified().await;
             }

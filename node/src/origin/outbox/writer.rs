@@ -128,9 +128,12 @@ impl Writer {
         }
     }
 
-    fn answer(&self, result: Result<(), StoreError>, effects: Effects) {
+    fn answer(&mut self, result: Result<(), StoreError>, effects: Effects) {
         if result.is_ok() {
             self.depths.apply(&effects.changes);
+            self.oldest.retain(|target, _| {
+                !effects.changes.contains_key(target) || self.depths.of(target).events > 0
+            });
             super::count_dead(effects.dead, effects.dropped);
             for (target, channel) in effects.arrived {
                 self.board.arrived(&target, channel);

@@ -9,8 +9,6 @@ use super::{BrokerError, BrokerQueue, DEAD};
 use crate::model::AmqpUrl;
 use crate::origin::targets::{Brokers, Delivery, Outcome, Publish, Published};
 
-/// All queues share one channel to the broker: an unroutable message does not end it.
-const CHANNEL: &str = "queues";
 const CONFIRM: Duration = Duration::from_secs(30);
 /// Dead letters of each queue; the broker drops the oldest beyond it.
 const DEAD_BYTES_MAX: u64 = 256 * 1024 * 1024;
@@ -60,21 +58,14 @@ impl Broker {
         self.brokers.count(&self.url, &queue.physical).await.map_err(BrokerError)
     }
 
-    /// Makes one attempt to send a batch to a queue. One that the broker does not have is made anew.
-    pub(super) async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
-        let publish =
-            Publish { exchange: "", routing_key: &queue.physical, channel_of: CHANNEL, timeout: CONFIRM };
+    /// Makes one attempt to send a batch to a queue; none: the broker does not have the queue.
+    pub(super) async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Option<Outcome> {
+        let publish = Publish { exchange: "", routing_key: &queue.physical, timeout: CONFIRM };
         match self.brokers.publish(&self.url, publish, delivery).await {
-            Published::Confirmed => Outcome::Delivered,
-            Published::Refused(reason) => Outcome::Retry { reason, after: None },
-            Published::Unavailable { reason, after } => Outcome::Unavailable { reason, after },
-            Published::Returned => match self.declare(queue).await {
-                Ok(()) => {
-                    tracing::warn!(queue = %queue.physical, "queue was missing on the broker and is made anew");
-                    Outcome::Retry { reason: "the queue was missing on the broker".to_owned(), after: None }
-                }
-                Err(error) => Outcome::Retry { reason: error.to_string(), after: None },
-            },
+            Published::Confirmed => Some(Outcome::Delivered),
+            Published::Refused(reason) => Some(Outcome::retry(reason)),
+            Published::Unavailable { reason, after } => Some(Outcome::Unavailable { reason, after }),
+            Published::Returned => None,
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fanfare_proto::queue::Queue;
 use parking_lot::RwLock;
 
 use super::definitions::{Definition, Definitions, sources};
 use super::{BrokerQueue, QueueError};
 use crate::model::{AccountId, pattern_matches};
-use crate::origin::history::{StoreError, StoredQueues};
+use crate::origin::history::StoredQueues;
 use crate::origin::outbox::{Addressee, Source, TargetId};
+use crate::telemetry::OFTEN;
 
 /// All queues. Cheap to clone.
 #[derive(Clone, Default)]
@@ -75,6 +75,8 @@ impl Feed {
 pub enum Found {
     Queue(Arc<BrokerQueue>),
     Deleted,
+    /// The account has never had queues here.
+    Unknown,
 }
 
 impl Catalog {
@@ -97,6 +99,9 @@ impl Catalog {
 
     pub fn find(&self, account: &AccountId, queue_id: &str) -> Found {
         let of_account = self.of(account);
+        if of_account.revision == 0 {
+            return Found::Unknown;
+        }
         let found = of_account.definitions.queues.iter().find(|found| found.queue.id == queue_id);
         found.map_or(Found::Deleted, |found| Found::Queue(Arc::new(BrokerQueue::of(&found.queue))))
     }
@@ -105,31 +110,30 @@ impl Catalog {
         self.accounts.read().get(account).map(Arc::clone).unwrap_or_default()
     }
 
-    /// Every queue of every account.
-    pub(super) fn queues(&self) -> Vec<Queue> {
-        let accounts = self.accounts.read();
-        let definitions = accounts.values().flat_map(|of_account| &of_account.definitions.queues);
-        definitions.map(|found| found.queue.clone()).collect()
+    /// No account has a queue.
+    pub(super) fn is_empty(&self) -> bool {
+        self.accounts.read().values().all(|of_account| of_account.definitions.queues.is_empty())
     }
 
-    /// Takes rows of the store up, as far as they are newer.
-    ///
-    /// # Errors
-    /// A row cannot be read; the others are taken up.
-    pub(super) fn take(&self, rows: Vec<StoredQueues>) -> Result<(), StoreError> {
-        let mut outcome = Ok(());
+    /// An account has the queue of this name on the broker.
+    pub(super) fn has_physical(&self, physical: &str) -> bool {
+        BrokerQueue::parse(physical).is_some_and(|(account, name)| self.of(&account).named(name).is_ok())
+    }
+
+    /// Takes rows of the store up, as far as they are newer. One that cannot be read is told, and changes nothing.
+    pub(super) fn take(&self, rows: Vec<StoredQueues>) {
         for StoredQueues { account, revision, definitions } in rows {
             if self.accounts.read().get(&account).is_some_and(|known| known.revision >= revision) {
                 continue;
             }
             match serde_json::from_str(&definitions) {
                 Ok(definitions) => self.set(&account, revision, definitions),
-                Err(_) => {
-                    outcome = Err(StoreError::Failed(format!("the queues of {account} cannot be read")));
+                Err(error) => {
+                    metrics::counter!("fanfare_queue_rows_unreadable_total").increment(1);
+                    tracing::error!(target: OFTEN, account = %account, %error, "the queues of an account cannot be read");
                 }
             }
         }
-        outcome
     }
 
     /// An earlier revision changes nothing.

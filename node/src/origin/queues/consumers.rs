@@ -1,11 +1,13 @@
 //! Consumers of the queues: keys as users of the broker, which asks the node what they may, and the end of those that may no more.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::definitions::Definition;
 use super::{BrokerError, BrokerQueue, Catalog};
 use crate::accounts::{Accounts, Key};
-use crate::model::{AccountId, Operation};
+use crate::model::{KeyName, Operation};
+use crate::telemetry::OFTEN;
 
 /// A question of RabbitMQ's HTTP auth backend.
 #[derive(Clone, Copy)]
@@ -47,38 +49,74 @@ fn may_consume(key: &Key) -> bool {
 fn may_read(accounts: &Accounts, catalog: &Catalog, key_name: &str, physical: &str) -> bool {
     let directory = accounts.current();
     let Some(key) = directory.key(key_name).filter(|key| may_consume(key)) else { return false };
-    with_queue(catalog, physical, |account, found| {
-        key.account.id == *account && found.is_covered_by(&key.capability)
-    })
+    let Some((account, name)) = BrokerQueue::parse(physical) else { return false };
+    let of_account = catalog.of(&account);
+    let is_covered = |found: &Definition| found.is_covered_by(&key.capability);
+    key.account.id == account && of_account.named(name).is_ok_and(is_covered)
 }
 
-/// False where no account has the queue.
-fn with_queue(catalog: &Catalog, physical: &str, is: impl FnOnce(&AccountId, &Definition) -> bool) -> bool {
-    let Some((account, name)) = BrokerQueue::parse(physical) else { return false };
-    catalog.of(&account).named(name).is_ok_and(|found| is(&account, found))
+/// Every key that the directory had at some look, as it was at the last one.
+#[derive(Default)]
+pub(super) struct SeenKeys(HashMap<KeyName, Arc<Key>>);
+
+impl SeenKeys {
+    /// The user is a key that was changed since the last look, or is gone.
+    fn has_changed(&self, user: &str, now: Option<&Arc<Key>>) -> bool {
+        match (self.0.get(user), now) {
+            (Some(before), Some(now)) => {
+                before.secret != now.secret
+                    || before.active != now.active
+                    || before.capability.canonical() != now.capability.canonical()
+            }
+            (Some(_), None) => true,
+            (None, _) => false,
+        }
+    }
 }
 
 impl super::service::Inner {
-    /// Closes the connections of consumers that may not consume any more. Users whom the broker itself knows are its operator's.
-    pub(super) async fn close_forbidden_consumers(&self) -> Result<(), BrokerError> {
+    /// Closes connections of keys that were changed or revoked since the last look, and of consumers that may not consume their queue any
+    /// more. Users whom the broker itself knows are its operator's.
+    pub(super) async fn close_forbidden(&self, seen: &mut SeenKeys) -> Result<(), BrokerError> {
+        let directory = self.accounts.current();
+        let is_gone = |user: &str| {
+            let key = directory.key(user);
+            seen.has_changed(user, key) || key.is_some_and(|key| !may_consume(key))
+        };
+        let connections = self.broker.management.connections().await?;
+        let gone = connections.into_iter().filter(|connected| is_gone(&connected.user));
+        let mut forbidden: HashSet<(String, String)> =
+            gone.map(|connected| (connected.name, connected.user)).collect();
         let consumers = self.broker.management.consumers().await?;
-        let forbidden = consumers.into_iter().filter(|consumer| {
-            let name = &consumer.queue.name;
-            with_queue(&self.catalog, name, |_, _| true)
-                && !may_read(&self.accounts, &self.catalog, &consumer.channel_details.user, name)
+        let may_not = consumers.into_iter().filter(|consumer| {
+            let (user, name) = (&consumer.channel_details.user, &consumer.queue.name);
+            directory.key(user).is_some()
+                && self.catalog.has_physical(name)
+                && !may_read(&self.accounts, &self.catalog, user, name)
         });
-        let forbidden: HashSet<(String, String)> = forbidden
-            .map(|consumer| (consumer.channel_details.connection_name, consumer.channel_details.user))
-            .collect();
-        if forbidden.is_empty() {
-            return Ok(());
+        forbidden.extend(
+            may_not.map(|consumer| (consumer.channel_details.connection_name, consumer.channel_details.user)),
+        );
+        if !forbidden.is_empty() {
+            self.close(forbidden).await?;
         }
-        let own: HashSet<String> = self.broker.management.users().await?.into_iter().collect();
-        for (connection, user) in forbidden.into_iter().filter(|(_, user)| !own.contains(user)) {
-            self.broker.management.close_connection(&connection).await?;
-            metrics::counter!("fanfare_queue_consumers_closed_total").increment(1);
-            tracing::info!(key = %user, "connection of a consumer was closed: its key may not consume the queue");
-        }
+        seen.0.extend(directory.keys().map(|key| (Arc::clone(&key.name), Arc::clone(key))));
         Ok(())
+    }
+
+    /// Closes each, whatever becomes of the others.
+    async fn close(&self, connections: HashSet<(String, String)>) -> Result<(), BrokerError> {
+        let own: HashSet<String> = self.broker.management.users().await?.into_iter().collect();
+        let mut outcome = Ok(());
+        for (connection, user) in connections.into_iter().filter(|(_, user)| !own.contains(user)) {
+            match self.broker.management.close_connection(&connection).await {
+                Ok(()) => {
+                    metrics::counter!("fanfare_queue_connections_closed_total").increment(1);
+                    tracing::info!(target: OFTEN, key = %user, "connection to the broker was closed: its key was changed or may not consume");
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
     }
 }

@@ -14,6 +14,9 @@ const FILTER_BYTES_MAX: usize = 256;
 /// All queues of an account, in the order in which they were made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Definitions {
+    /// Random for each change, by which one whose answer was lost is known again.
+    #[serde(default)]
+    pub(super) change: String,
     pub(super) queues: Vec<Definition>,
 }
 
@@ -171,6 +174,6 @@ fn check_pattern(field: &str, pattern: &str, bytes_max: usize) -> Result<(), Que
     Err(QueueError::Malformed(format!("{field} {wrong}")))
 }
 
-fn new_id() -> String {
+pub(super) fn new_id() -> String {
     uuid::Builder::from_random_bytes(random_bytes()).into_uuid().to_string()
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanfare_proto::path::encode_channel;
 use reqwest::header::CONTENT_TYPE;
-use reqwest::{Client, Method, Response, StatusCode};
+use reqwest::{Client, Method, Response};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ pub(super) struct Management {
     vhost: String,
 }
 
-/// A consumer of a queue.
+/// A consumer of a queue. One whose connection the broker does not know yet is left out of the list.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Consumer {
     pub(super) queue: ConsumedQueue,
@@ -40,6 +40,13 @@ pub(super) struct ConsumedQueue {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct ChannelDetails {
     pub(super) connection_name: String,
+    pub(super) user: String,
+}
+
+/// A connection to the broker.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Connected {
+    pub(super) name: String,
     pub(super) user: String,
 }
 
@@ -85,12 +92,16 @@ impl Management {
     }
 
     pub(super) async fn consumers(&self) -> Result<Vec<Consumer>, BrokerError> {
-        self.get(&format!("api/consumers/{}", self.vhost)).await
+        self.list(&format!("api/consumers/{}", self.vhost)).await
+    }
+
+    pub(super) async fn connections(&self) -> Result<Vec<Connected>, BrokerError> {
+        self.list(&format!("api/vhosts/{}/connections?columns=name,user", self.vhost)).await
     }
 
     /// The users that the broker itself knows.
     pub(super) async fn users(&self) -> Result<Vec<String>, BrokerError> {
-        let users: Vec<User> = self.get("api/users").await?;
+        let users: Vec<User> = self.list("api/users").await?;
         Ok(users.into_iter().map(|user| user.name).collect())
     }
 
@@ -107,7 +118,8 @@ impl Management {
         self.call(Method::DELETE, path, None::<&()>).await.map(drop)
     }
 
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, BrokerError> {
+    /// Each row by itself: one of something that has just begun lacks parts.
+    async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, BrokerError> {
         let mut answer = self.call(Method::GET, path, None::<&()>).await?;
         let mut body = Vec::new();
         while let Some(part) = answer.chunk().await.map_err(|error| failed(&error))? {
@@ -116,7 +128,9 @@ impl Management {
             }
             body.extend_from_slice(&part);
         }
-        serde_json::from_slice(&body).map_err(|_| BrokerError(format!("its answer to {path} cannot be read")))
+        let rows: Vec<Value> = serde_json::from_slice(&body)
+            .map_err(|_| BrokerError(format!("its answer to {path} cannot be read")))?;
+        Ok(rows.into_iter().filter_map(|row| serde_json::from_value(row).ok()).collect())
     }
 
     async fn call(
@@ -134,10 +148,10 @@ impl Management {
         }
         let answer = request.send().await.map_err(|error| failed(&error))?;
         let status = answer.status();
-        if status.is_success() || (deletes && status == StatusCode::NOT_FOUND) {
+        if status.is_success() || (deletes && status.as_u16() == 404) {
             return Ok(answer);
         }
-        let text = if status == StatusCode::UNAUTHORIZED { String::new() } else { reason(answer).await };
+        let text = if status.as_u16() == 401 { String::new() } else { reason(answer).await };
         Err(BrokerError(format!("the management API answered {status} {text}").trim_end().to_owned()))
     }
 }

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use fanfare_proto::queue::{CreatedQueue, Queue, QueueEdit, QueueRequest, QueueState, Rule, RuleRequest};
 use reqwest::Client;
-use tokio::time::{Instant, timeout};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
 use url::Url;
 
 use super::broker::Broker;
-use super::consumers::{BrokerRequest, is_allowed};
-use super::definitions::Definitions;
+use super::consumers::{BrokerRequest, SeenKeys, is_allowed};
+use super::definitions::{Definitions, new_id};
 use super::management::Management;
-use super::{BrokerQueue, Catalog, QueueError};
+use super::{BrokerQueue, Catalog, Found, QueueError};
 use crate::accounts::{Account, Accounts};
 use crate::model::{AccountId, AmqpUrl, Capability};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError, StoredQueues};
@@ -21,8 +22,8 @@ use crate::telemetry::OFTEN;
 
 /// A change that another node has made and not told is known by then.
 const REFRESH: Duration = Duration::from_secs(2);
-/// Consumers whose key was revoked or narrowed are found by then.
-const CONSUMERS: Duration = Duration::from_secs(15);
+/// Connections whose key was revoked or narrowed are found by then.
+const CONNECTIONS: Duration = Duration::from_secs(15);
 /// Attempts to store a change while other nodes store theirs.
 const ATTEMPTS: usize = 8;
 
@@ -41,6 +42,8 @@ pub(super) struct Inner {
     pub(super) broker: Broker,
     store: Arc<dyn HistoryStore>,
     store_wait: Duration,
+    /// One change at a time on this node.
+    changes: Mutex<()>,
     peers: OnceLock<PeersTold>,
 }
 
@@ -72,6 +75,7 @@ impl Queues {
             broker,
             store: Arc::clone(store),
             store_wait,
+            changes: Mutex::default(),
             peers: OnceLock::new(),
         };
         inner.refresh().await?;
@@ -97,21 +101,26 @@ impl Queues {
         self.inner.refresh().await
     }
 
-    /// Never returns: reads the store again, and closes consumers that may not consume any more.
-    pub async fn keep_up(self) {
-        let mut consumers = Instant::now();
-        loop {
+    /// Never returns: reads the store again.
+    pub async fn follow_store(self) {
+        while self.inner.store.is_shared() {
             tokio::time::sleep(REFRESH).await;
-            if self.inner.store.is_shared()
-                && let Err(error) = self.refresh().await
-            {
+            if let Err(error) = self.refresh().await {
                 tracing::warn!(target: OFTEN, %error, "the queues in the store were not read");
             }
-            if consumers.elapsed() >= CONSUMERS && !self.inner.catalog.queues().is_empty() {
-                consumers = Instant::now();
-                if let Err(error) = self.inner.close_forbidden_consumers().await {
-                    tracing::warn!(target: OFTEN, %error, "the consumers of queues were not looked at");
-                }
+        }
+    }
+
+    /// Never returns: closes connections of keys to the broker that may not be there any more.
+    pub async fn watch_connections(self) {
+        let mut seen = SeenKeys::default();
+        loop {
+            tokio::time::sleep(CONNECTIONS).await;
+            if self.inner.catalog.is_empty() {
+                continue;
+            }
+            if let Err(error) = self.inner.close_forbidden(&mut seen).await {
+                tracing::warn!(target: OFTEN, %error, "connections to the broker were not looked at");
             }
         }
     }
@@ -136,6 +145,7 @@ impl Queues {
         let planned = self.inner.plan(&account.id, put)?;
         self.inner.broker.declare(&BrokerQueue::of(&planned)).await?;
         let queue = self.inner.change(&account.id, put).await?;
+        self.inner.apply_bound(&queue).await?;
         Ok(CreatedQueue { physical: BrokerQueue::of(&queue).physical.into(), queue })
     }
 
@@ -158,11 +168,11 @@ impl Queues {
         edit: QueueEdit,
     ) -> Result<Queue, QueueError> {
         let change = |definitions: &mut Definitions| definitions.edit(id, edit, capability);
-        let planned = self.inner.plan(account, change)?;
+        let queue = self.inner.change(account, change).await?;
         if edit.max_length.is_some() {
-            self.inner.broker.set_max_length(&BrokerQueue::of(&planned)).await?;
+            self.inner.apply_bound(&queue).await?;
         }
-        self.inner.change(account, change).await
+        Ok(queue)
     }
 
     /// Deletes the queue and its dead letters, also on the broker; returns its name.
@@ -215,7 +225,7 @@ impl Queues {
 
     /// Makes one attempt to send a batch to a queue.
     pub async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
-        self.inner.broker.send(queue, delivery).await
+        self.inner.send(queue, delivery).await
     }
 
     /// The answer to a question of the broker.
@@ -225,12 +235,46 @@ impl Queues {
 }
 
 impl Inner {
+    /// A row that cannot be read is told, and changes nothing.
     async fn refresh(&self) -> Result<(), StoreError> {
         let store = Arc::clone(&self.store);
         let read = tokio::task::spawn_blocking(move || store.queues());
         let rows: BoxFuture<'static, _> =
             Box::pin(async { read.await.unwrap_or_else(|error| Err(StoreError::failed(error))) });
-        self.catalog.take(self.in_time(rows).await?)
+        self.catalog.take(self.in_time(rows).await?);
+        Ok(())
+    }
+
+    /// Makes one attempt. A queue that the broker does not have is made anew, unless it was deleted meanwhile.
+    async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
+        if let Some(outcome) = self.broker.send(queue, delivery).await {
+            return outcome;
+        }
+        let is_there = || self.catalog.has_physical(&queue.physical);
+        let made = match is_there() {
+            true => self.broker.declare(queue).await,
+            false => Ok(()),
+        };
+        if !is_there() {
+            let deleted = self.broker.delete(queue).await;
+            return Outcome::retry(
+                deleted.err().map_or("the queue was deleted".to_owned(), |e| e.to_string()),
+            );
+        }
+        if let Err(error) = made {
+            return Outcome::retry(error.to_string());
+        }
+        tracing::warn!(target: OFTEN, queue = %queue.physical, "queue was missing on the broker and is made anew");
+        Outcome::retry("the queue was missing on the broker")
+    }
+
+    /// Gives the queue on the broker the bound that it has by now.
+    async fn apply_bound(&self, queue: &Queue) -> Result<(), QueueError> {
+        let account = AccountId::new(&queue.account_id);
+        match self.catalog.find(&account, &queue.id) {
+            Found::Queue(queue) => Ok(self.broker.set_max_length(&queue).await?),
+            Found::Deleted | Found::Unknown => Err(QueueError::UnknownQueue),
+        }
     }
 
     /// What the change would make, without making it.
@@ -248,26 +292,48 @@ impl Inner {
         account: &AccountId,
         mut change: impl FnMut(&mut Definitions) -> Result<T, QueueError>,
     ) -> Result<T, QueueError> {
+        let _alone = self.changes.lock().await;
         for _ in 0..ATTEMPTS {
             let known = self.catalog.of(account);
             let mut definitions = known.definitions.clone();
             let changed = change(&mut definitions)?;
-            if definitions == known.definitions {
-                return Ok(changed);
-            }
-            let revision = known.revision + 1;
-            let text = definitions.to_text()?.into();
-            let row = StoredQueues { account: account.clone(), revision, definitions: text };
-            if self.in_time(self.store.put_queues(row)).await? {
-                self.catalog.set(account, revision, definitions);
-                if let Some(peers) = self.peers.get() {
-                    peers().await;
+            if definitions.queues != known.definitions.queues {
+                definitions.change = new_id();
+                if !self.is_stored(account, known.revision + 1, definitions).await? {
+                    continue;
                 }
-                return Ok(changed);
             }
-            self.refresh().await?;
+            // Also what was stored by a call that failed afterwards.
+            if let Some(peers) = self.peers.get() {
+                peers().await;
+            }
+            return Ok(changed);
         }
         Err(QueueError::Busy)
+    }
+
+    /// Stores the definitions if they follow what the store has; false: it has others, which are known now.
+    async fn is_stored(
+        &self,
+        account: &AccountId,
+        revision: u64,
+        definitions: Definitions,
+    ) -> Result<bool, QueueError> {
+        let text = definitions.to_text()?.into();
+        let row = StoredQueues { account: account.clone(), revision, definitions: text };
+        let stored = self.in_time(self.store.put_queues(row)).await;
+        if stored == Ok(true) {
+            self.catalog.set(account, revision, definitions);
+            return Ok(true);
+        }
+        // An answer that was lost may be that of this change.
+        let read = self.refresh().await;
+        if self.catalog.of(account).definitions.change == definitions.change {
+            return Ok(true);
+        }
+        stored?;
+        read?;
+        Ok(false)
     }
 
     async fn in_time<T>(&self, asked: BoxFuture<'static, Result<T, StoreError>>) -> Result<T, StoreError> {

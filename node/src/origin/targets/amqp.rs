@@ -1,26 +1,40 @@
-//! Publishes to AMQP brokers: one connection for each address, on which each target has a channel of its own.
+//! Publishes to AMQP brokers: one connection for each address, and a channel for each message that is under way.
 //!
-//! A message counts as delivered when the broker has confirmed it. A broker that cannot be reached, or that blocks publishers, is
-//! unavailable for all targets there, and is connected to again after a growing wait.
+//! A message counts as delivered when the broker has confirmed it. A channel carries one message at a time, so that a confirmation or
+//! a return is that message's, and so that an error of the broker, which ends the channel, is that message's alone. A broker that
+//! cannot be reached, or that blocks publishers, is unavailable for all targets there, and is connected to again after a growing wait.
 
 use std::collections::HashMap;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_rs::TokioRuntime;
 use fanfare_proto::path::encode_channel;
 use fanfare_proto::webhook as headers;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
+use lapin::runtime::default_runtime;
+use lapin::tcp::{AsyncTcpStream, TLSConfig};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 use parking_lot::Mutex;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use super::{Delivery, Outcome};
 use crate::accounts::{AmqpTarget, TemplateValues};
 use crate::model::AmqpUrl;
 
-const CONNECT: Duration = Duration::from_secs(10);
+/// For the connection and its handshakes.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A broker that is silent for twice as long is gone.
+const HEARTBEAT_S: u16 = 10;
+/// Messages under way at one broker, as far as it allows so many channels.
+const CHANNELS_MAX: u16 = 1_024;
+/// Channels beside those of messages.
+const CHANNELS_APART: u16 = 8;
 /// The wait after a first failure to connect; doubled with each further one.
 const RECONNECT: Duration = Duration::from_millis(500);
 const RECONNECT_MAX: Duration = Duration::from_secs(10);
@@ -28,6 +42,7 @@ const RECONNECT_MAX: Duration = Duration::from_secs(10);
 const BLOCKED: Duration = Duration::from_secs(1);
 /// Connections that served nothing for so long are closed when another one is opened.
 const UNUSED: Duration = Duration::from_secs(60);
+const IS_BLOCKED: &str = "the broker blocks publishers (connection.blocked)";
 const REASON_CHARACTERS: usize = 200;
 const PERSISTENT: u8 = 2;
 
@@ -43,8 +58,7 @@ pub struct Brokers {
 pub struct Publish<'a> {
     pub exchange: &'a str,
     pub routing_key: &'a str,
-    /// Whoever publishes under one name shares a channel: an error of the broker there ends what is under way on it.
-    pub channel_of: &'a str,
+    /// From the sending to the confirmation.
     pub timeout: Duration,
 }
 
@@ -78,7 +92,10 @@ enum Link {
 /// An open connection.
 struct Live {
     connection: Connection,
-    channels: AsyncMutex<HashMap<Box<str>, Channel>>,
+    /// Open channels without a message under way.
+    idle: Mutex<Vec<Channel>>,
+    /// For messages under way.
+    places: Semaphore,
 }
 
 impl Brokers {
@@ -95,13 +112,7 @@ impl Brokers {
             source: delivery.source,
         };
         let (exchange, routing_key) = (target.exchange.fill(values), target.routing_key.fill(values));
-        let channel_of = format!("{}/{}", delivery.account_id, delivery.rule_id);
-        let publish = Publish {
-            exchange: &exchange,
-            routing_key: &routing_key,
-            channel_of: &channel_of,
-            timeout: target.timeout,
-        };
+        let publish = Publish { exchange: &exchange, routing_key: &routing_key, timeout: target.timeout };
         match self.publish(&target.url, publish, delivery).await {
             Published::Confirmed => Outcome::Delivered,
             Published::Returned => Outcome::retry("the broker has no queue for the routing key"),
@@ -112,16 +123,7 @@ impl Brokers {
 
     /// Publishes the envelope as a persistent message and waits for its confirmation.
     pub async fn publish(&self, url: &AmqpUrl, publish: Publish<'_>, delivery: &Delivery) -> Published {
-        let broker = self.broker(url);
-        let published = timeout(publish.timeout, broker.publish(publish, delivery)).await;
-        match published {
-            Ok(published) => published,
-            Err(_) => {
-                // What it has under way would stay in memory for as long as the channel is open.
-                broker.forget_channel(publish.channel_of).await;
-                Published::Refused(format!("no confirmation within {} ms", publish.timeout.as_millis()))
-            }
-        }
+        self.broker(url).publish(publish, delivery).await
     }
 
     /// Messages that wait in a queue of the broker, and its consumers.
@@ -132,6 +134,9 @@ impl Brokers {
         let broker = self.broker(url);
         let counted = async {
             let live = broker.live().await.map_err(|(reason, _)| reason)?;
+            if live.connection.status().blocked() {
+                return Err(IS_BLOCKED.to_owned());
+            }
             // Of its own, since a queue that is missing ends it.
             let channel = live.connection.create_channel().await.map_err(|error| reason(&error))?;
             let queue = ShortString::try_new(queue).map_err(|_| "the name is too long".to_owned())?;
@@ -169,17 +174,16 @@ impl Broker {
             Err((reason, after)) => return Published::Unavailable { reason, after },
         };
         if live.connection.status().blocked() {
-            let reason = "the broker blocks publishers (connection.blocked)".to_owned();
-            return Published::Unavailable { reason, after: BLOCKED };
+            return Published::Unavailable { reason: IS_BLOCKED.to_owned(), after: BLOCKED };
         }
-        let published = live.publish(publish, delivery).await;
-        match published {
-            Ok(published) => published,
-            Err(error) if live.connection.status().connected() => {
-                live.channels.lock().await.remove(publish.channel_of);
-                Published::Refused(error)
+        match timeout(publish.timeout, live.publish(publish, delivery)).await {
+            Ok(Ok(published)) => published,
+            Ok(Err(error)) if live.connection.status().connected() => Published::Refused(error),
+            Ok(Err(reason)) => Published::Unavailable { reason, after: RECONNECT },
+            // Its channel is closed, so that a late confirmation is nobody's.
+            Err(_) => {
+                Published::Refused(format!("no confirmation within {} ms", publish.timeout.as_millis()))
             }
-            Err(reason) => Published::Unavailable { reason, after: RECONNECT },
         }
     }
 
@@ -214,34 +218,65 @@ impl Broker {
     async fn connect(&self) -> Result<Live, String> {
         let name = format!("fanfare {}", self.node_id);
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        let connected = timeout(CONNECT, Connection::connect(&self.url.expose(), properties)).await;
+        let mut uri: AMQPUri = self.url.expose().parse()?;
+        uri.query.heartbeat = Some(uri.query.heartbeat.map_or(HEARTBEAT_S, |given| given.min(HEARTBEAT_S)));
+        let runtime = default_runtime().map_err(|error| reason(&error))?;
+        // A second handle of the socket: what waits for a broker that says nothing ends only with it.
+        let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
+        let opened = Arc::clone(&socket);
+        let open = async move |uri: AMQPUri, runtime: TokioRuntime| {
+            let host = uri.authority.host.clone();
+            let address = runtime.to_socket_addrs((host.clone(), uri.authority.port));
+            let stream = AsyncTcpStream::connect(&runtime, address).await?;
+            if let AsyncTcpStream::Plain(plain) = &stream {
+                *opened.lock() = Some(plain.get_ref().as_fd().try_clone_to_owned()?.into());
+            }
+            Ok(match uri.scheme {
+                AMQPScheme::AMQP => stream,
+                AMQPScheme::AMQPS => stream.into_tls(&host, TLSConfig::default()).await?,
+            })
+        };
+        let connected = timeout(CONNECT, Connection::connector(uri, runtime, open, properties)).await;
+        let socket = socket.lock().take();
         match connected {
-            Ok(Ok(connection)) => Ok(Live { connection, channels: AsyncMutex::default() }),
+            Ok(Ok(connection)) => Ok(Live::new(connection)),
             Ok(Err(error)) => Err(format!("cannot connect to {}: {}", self.url, reason(&error))),
-            Err(_) => Err(format!("cannot connect to {}: no answer in time", self.url)),
-        }
-    }
-
-    async fn forget_channel(&self, of: &str) {
-        let Ok(link) = self.link.try_lock() else { return };
-        if let Link::Up(live) = &*link {
-            live.channels.lock().await.remove(of);
+            Err(_) => {
+                if let Some(socket) = socket {
+                    // One that is closed already needs no end.
+                    socket.shutdown(Shutdown::Both).ok();
+                }
+                Err(format!("cannot connect to {}: no answer in time", self.url))
+            }
         }
     }
 }
 
 impl Live {
+    fn new(connection: Connection) -> Self {
+        let allowed = match connection.configuration().channel_max() {
+            0 => u16::MAX,
+            allowed => allowed,
+        };
+        let places = allowed.saturating_sub(CHANNELS_APART).clamp(1, CHANNELS_MAX);
+        Self { connection, idle: Mutex::default(), places: Semaphore::new(places.into()) }
+    }
+
     async fn publish(&self, publish: Publish<'_>, delivery: &Delivery) -> Result<Published, String> {
-        let channel = self.channel(publish.channel_of).await?;
         let [exchange, routing_key] = [publish.exchange, publish.routing_key].map(ShortString::try_new);
         let (Ok(exchange), Ok(routing_key)) = (exchange, routing_key) else {
             return Ok(Published::Refused("the exchange or the routing key is too long".to_owned()));
         };
+        let _place = self.places.acquire().await.map_err(|error| error.to_string())?;
+        let channel = self.channel().await?;
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let sent =
             channel.basic_publish(exchange, routing_key, options, &delivery.body, properties(delivery));
         let confirmation = sent.await.map_err(|error| reason(&error))?.await;
-        Ok(match confirmation.map_err(|error| reason(&error))? {
+        let confirmation = confirmation.map_err(|error| reason(&error))?;
+        // Only now: one whose message is not settled is never used again.
+        self.idle.lock().push(channel);
+        Ok(match confirmation {
             Confirmation::Ack(None) => Published::Confirmed,
             Confirmation::Ack(Some(_)) => Published::Returned,
             Confirmation::Nack(_) => {
@@ -251,15 +286,16 @@ impl Live {
         })
     }
 
-    async fn channel(&self, of: &str) -> Result<Channel, String> {
-        let mut channels = self.channels.lock().await;
-        if let Some(channel) = channels.get(of).filter(|channel| channel.status().connected()) {
-            return Ok(channel.clone());
+    async fn channel(&self) -> Result<Channel, String> {
+        loop {
+            let Some(channel) = self.idle.lock().pop() else { break };
+            if channel.status().connected() {
+                return Ok(channel);
+            }
         }
         let channel = self.connection.create_channel().await.map_err(|error| reason(&error))?;
         let confirms = channel.confirm_select(ConfirmSelectOptions::default()).await;
         confirms.map_err(|error| reason(&error))?;
-        channels.insert(of.into(), channel.clone());
         Ok(channel)
     }
 }

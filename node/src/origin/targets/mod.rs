@@ -110,7 +110,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn retry(reason: impl Into<String>) -> Self {
+    pub(super) fn retry(reason: impl Into<String>) -> Self {
         Self::Retry { reason: reason.into(), after: None }
     }
 }

@@ -279,8 +279,10 @@ macro_rules! statements {
             async fn prepare(session: &Session, keyspace: &str) -> Result<Self, ScyllaError> {
                 let ($($name,)*) = tokio::try_join!($(prepare(session, keyspace, $text)),*)?;
                 let mut prepared = Self { $($name,)* };
-                // Sent twice, a claim would be refused for itself.
-                prepared.claim_nonce.set_is_idempotent(false);
+                // Sent twice, one of these would be refused for itself.
+                for once in [&mut prepared.claim_nonce, &mut prepared.insert_queues, &mut prepared.update_queues] {
+                    once.set_is_idempotent(false);
+                }
                 // The database gives it its time, so one that was given up and comes late would undo a later one.
                 let once = session.get_default_execution_profile_handle().pointee_to_builder();
                 let once = once.speculative_execution_policy(None).build().into_handle();
