@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use sha2::{Digest as _, Sha256};
 
 use super::amqp::AmqpTarget;
+use super::aws::{LambdaTarget, SnsTarget};
 use super::reader::Mistake;
 use super::secret::Secret;
 use super::webhook::WebhookTarget;
@@ -215,8 +216,8 @@ pub struct Integration {
 pub enum Target {
     Webhook(Arc<WebhookTarget>),
     Amqp(Arc<AmqpTarget>),
-    /// Of a kind that nothing is delivered to yet.
-    Other,
+    Lambda(Arc<LambdaTarget>),
+    Sns(Arc<SnsTarget>),
 }
 
 impl fmt::Debug for Integration {

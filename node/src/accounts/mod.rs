@@ -1,6 +1,7 @@
 //! Who may use the service and under which rules: tenants, accounts and keys, read from one watched file.
 
 mod amqp;
+mod aws;
 mod connections;
 pub mod development;
 mod directory;
@@ -14,6 +15,9 @@ mod watch;
 mod webhook;
 
 pub use amqp::{AmqpTarget, TemplateValues};
+pub use aws::{
+    AwsAccess, AwsBatching, AwsCredentials, AwsEndpoint, AwsKeys, AwsRole, LambdaTarget, SnsTarget,
+};
 pub use connections::{Seat, TenantConnections};
 pub use directory::{
     Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant,

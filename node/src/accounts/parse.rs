@@ -12,7 +12,7 @@ use super::directory::{Account, ChannelRule, Directory, Integration, Integration
 use super::reader::{Found, Mistake, Mistakes, TableReader};
 use super::secret::Secret;
 use super::usages::Usages;
-use super::{amqp, webhook};
+use super::{amqp, aws, webhook};
 use crate::model::{AccountId, Capability, bare_secret};
 
 const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
@@ -190,19 +190,29 @@ impl Parser<'_, '_> {
     }
 
     fn secret(&mut self, key_name: &str, table: &mut TableReader<'_, '_>) -> Option<Secret> {
-        let given: Vec<_> =
-            ["secret", "secret_file", "secret_env"].into_iter().filter_map(|name| table.get(name)).collect();
+        self.secret_of(["secret", "secret_file", "secret_env"], key_name, table)
+    }
+
+    /// The names of the text itself, of a file and of a variable that hold it.
+    fn secret_of(
+        &mut self,
+        names: [&'static str; 3],
+        key_name: &str,
+        table: &mut TableReader<'_, '_>,
+    ) -> Option<Secret> {
+        let given: Vec<_> = names.into_iter().filter_map(|name| table.get(name)).collect();
         let [found] = &given[..] else {
-            let reason = "exactly one of secret, secret_file and secret_env is needed";
-            self.mistakes.add(&table.span, &table.key("secret"), reason);
+            let [text, file, variable] = names;
+            let reason = format!("exactly one of {text}, {file} and {variable} is needed");
+            self.mistakes.add(&table.span, &table.key(text), reason);
             return None;
         };
         let value = found.text(&mut self.mistakes)?;
         let bare = |text: String| bare_secret(&text).map(str::to_owned).map_err(str::to_owned);
-        let text = if found.key.ends_with("secret_file") {
+        let text = if found.key.ends_with(names[1]) {
             let text = (self.read_secret)(self.folder.join(value));
             text.map_err(|error| format!("cannot be read: {error}")).and_then(bare)
-        } else if found.key.ends_with("secret_env") {
+        } else if found.key.ends_with(names[2]) {
             let text = std::env::var(value);
             text.map_err(|_| "names a variable that is not set to a text".to_owned()).and_then(bare)
         } else {
@@ -258,8 +268,25 @@ impl Parser<'_, '_> {
                 let target = amqp::read(table, &mut self.mistakes);
                 target.map(|target| Target::Amqp(Arc::new(target)))
             }
-            IntegrationKind::Lambda | IntegrationKind::Sns => Some(Target::Other),
+            IntegrationKind::Lambda => {
+                let secrets = self.aws_secrets(&mut table);
+                let target = aws::read_lambda(table, secrets, &mut self.mistakes);
+                target.map(|target| Target::Lambda(Arc::new(target)))
+            }
+            IntegrationKind::Sns => {
+                let secrets = self.aws_secrets(&mut table);
+                let target = aws::read_sns(table, secrets, &mut self.mistakes);
+                target.map(|target| Target::Sns(Arc::new(target)))
+            }
         }
+    }
+
+    fn aws_secrets(&mut self, table: &mut TableReader<'_, '_>) -> aws::Secrets {
+        let [key, token] = [aws::SECRET_KEY, aws::SESSION_TOKEN].map(|names| {
+            let is_given = names.iter().any(|name| table.get(name).is_some());
+            is_given.then(|| self.secret_of(names, "", table))
+        });
+        aws::Secrets { key, token }
     }
 
     fn kind(&mut self, table: &mut TableReader<'_, '_>) -> Option<IntegrationKind> {

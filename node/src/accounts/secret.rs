@@ -27,6 +27,11 @@ impl Secret {
         Ok(Self { text: text.into(), digest: Sha256::digest(text).into() })
     }
 
+    /// For a service that asks for the text itself.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
     /// For signing and checking signatures.
     pub fn as_bytes(&self) -> &[u8] {
         self.text.as_bytes()

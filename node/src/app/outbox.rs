@@ -12,7 +12,7 @@ use crate::model::{AllowRule, Clock, Limits};
 use crate::origin::history::{BoxFuture, StoreError};
 use crate::origin::outbox::{Outbox, Transport};
 use crate::origin::queues::Queues;
-use crate::origin::targets::{Brokers, Delivery, Endpoint, Outcome, Webhooks};
+use crate::origin::targets::{Aws, Brokers, Clients, Delivery, Endpoint, Outcome, Webhooks};
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::telemetry::OFTEN;
@@ -25,6 +25,7 @@ const MEASURE: Duration = Duration::from_secs(5);
 /// Sends to targets of all kinds.
 struct Senders {
     webhooks: Webhooks,
+    aws: Aws,
     brokers: Brokers,
     queues: Option<Queues>,
 }
@@ -36,9 +37,13 @@ impl Transport for Senders {
                 Box::pin(self.webhooks.send(webhook, delivery))
             }
             (Endpoint::Integration(Target::Amqp(amqp)), _) => Box::pin(self.brokers.send(amqp, delivery)),
+            (Endpoint::Integration(Target::Lambda(function)), _) => {
+                Box::pin(self.aws.invoke(function, delivery))
+            }
+            (Endpoint::Integration(Target::Sns(topic)), _) => Box::pin(self.aws.publish(topic, delivery)),
             (Endpoint::Queue(queue), Some(queues)) => Box::pin(queues.send(queue, delivery)),
-            (Endpoint::Integration(Target::Other) | Endpoint::Queue(_), _) => {
-                let reason = "this node does not send to targets of this kind".to_owned();
+            (Endpoint::Queue(_), None) => {
+                let reason = "this node has no broker for queues".to_owned();
                 Box::pin(ready(Outcome::Retry { reason, after: None }))
             }
         }
@@ -91,9 +96,7 @@ impl OwnOutbox {
     }
 
     fn is_needed(&self) -> bool {
-        let has_target = |account: &Arc<Account>| {
-            account.integrations.iter().any(|integration| Outbox::sends_to(integration))
-        };
+        let has_target = |account: &Arc<Account>| !account.integrations.is_empty();
         self.queues.is_some() || self.accounts.current().accounts().any(has_target)
     }
 
@@ -103,12 +106,14 @@ impl OwnOutbox {
             development::make_private_folder(&own.folder)
                 .map_err(|error| StoreError::Failed(format!("{}: {error}", own.folder.display())))?;
             let Self { folder, limits, clock, node_id, accounts, webhook_allow, queues, .. } = &*own;
-            let webhooks =
-                Webhooks::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
+            let clients =
+                Clients::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
+            let clients = Arc::new(clients);
+            let (webhooks, aws) = (Webhooks::new(Arc::clone(&clients)), Aws::new(clients));
             let brokers =
                 queues.as_ref().map_or_else(|| Brokers::new(node_id), |queues| queues.brokers().clone());
             let catalog = queues.as_ref().map(|queues| queues.catalog().clone());
-            let transport = Arc::new(Senders { webhooks, brokers, queues: queues.clone() });
+            let transport = Arc::new(Senders { webhooks, aws, brokers, queues: queues.clone() });
             Outbox::open(folder, limits, clock, node_id, (accounts, catalog), transport)
         });
         let outbox = opened.await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))?;

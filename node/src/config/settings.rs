@@ -144,7 +144,7 @@ static SETTINGS: &[Setting] = &[
     setting!("scylla_password_file", scylla_password_file: OptionalPath, "FILE",
         "Holds the password of scylla_user"),
     setting!("webhook_allow", webhook_allow: Vec<crate::model::AllowRule>, "NETWORK",
-        "Addresses that webhooks may reach although they are not public, such as 10.1.0.0/16, 127.0.0.1:9000 or [fd00::]/8; repeated as seed is"),
+        "Addresses that webhooks and the endpoints of AWS targets may reach although they are not public, such as 10.1.0.0/16, 127.0.0.1:9000 or [fd00::]/8; repeated as seed is"),
     setting!("amqp_url", amqp_url: Option<crate::model::AmqpUrl>, "URL",
         "The broker of the account queues, amqp:// or amqps:// with user, password and vhost; with amqp_management_url"),
     setting!("amqp_management_url", amqp_management_url: Option<crate::model::ManagementUrl>, "URL",

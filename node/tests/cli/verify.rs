@@ -78,15 +78,17 @@ fn the_guide_shows_the_programs_as_they_are() {
 }
 
 #[test]
-fn the_directory_of_the_guide_is_a_good_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let directory = guides().join("webhook.toml");
-    let directory = directory.to_str().expect("UTF-8");
-    let arguments = ["check-config", "--directory", directory, "--webhook-allow", "127.0.0.1:9000"];
-    let (code, stdout, stderr) = super::run(folder.path(), &arguments);
-    assert_eq!((code, stdout.contains("is good")), (0, true), "{stderr}");
-    let page = std::fs::read_to_string(guides().join("webhooks.md")).expect("the page");
-    let text = std::fs::read_to_string(directory).expect("the directory");
-    let webhook = text.split_once("[[tenants.accounts.integrations]]").expect("a webhook").1;
-    assert!(page.contains(webhook), "the webhook of webhook.toml differs in webhooks.md");
+fn the_directory_of_each_guide_is_a_good_one() {
+    for (directory, guide) in [("webhook.toml", "webhooks.md"), ("aws.toml", "aws.md")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = guides().join(directory);
+        let path = path.to_str().expect("UTF-8");
+        let arguments = ["check-config", "--directory", path, "--webhook-allow", "127.0.0.1:9000"];
+        let (code, stdout, stderr) = super::run(folder.path(), &arguments);
+        assert_eq!((code, stdout.contains("is good")), (0, true), "{stderr}");
+        let page = std::fs::read_to_string(guides().join(guide)).expect("the page");
+        let text = std::fs::read_to_string(path).expect("the directory");
+        let integration = text.split_once("[[tenants.accounts.integrations]]").expect("an integration").1;
+        assert!(page.contains(integration), "the integration of {directory} differs in {guide}");
+    }
 }

@@ -133,13 +133,3 @@ fn a_secret_file_is_read_again_when_it_changes() {
     accounts.reload_if_changed().expect("a good directory");
     assert!(target(&accounts).secret.matches(b"two"));
 }
-
-#[test]
-fn other_kinds_keep_their_fields_and_have_no_target() {
-    for kind in ["lambda", "sns"] {
-        let text = format!("{HEAD}kind = \"{kind}\"\nregion = \"eu-west-1\"\nanything = 1\n");
-        let directory = Accounts::from_text(&text).expect("a good directory").current();
-        let integration = &directory.account(&AccountId::new("a")).expect("the account").integrations[0];
-        assert_eq!((&integration.target, integration.fields.len()), (&Target::Other, 2), "{kind}");
-    }
-}

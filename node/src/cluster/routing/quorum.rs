@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn who_was_away_when_this_node_stopped_and_still_is_need_not_be_learned_from() {
         let kept = stopped();
-        assert_eq!(kept.away, ["c".into()]);
+        assert_eq!(kept.away, [Box::from("c")]);
         let (mut quorum, now) = quorum(kept.clone());
         quorum.see(alive(&[(1, "b")]), now);
         quorum.taken(1, true, &[("c".into(), 58_000)], now);
@@ -362,7 +362,11 @@ mod tests {
             quorum.see(alive(&[(2, "new")]), now);
             quorum.taken(2, false, &[], now);
             quorum.see(alive(&[]), now);
-            assert_eq!(quorum.kept(now).away, ["c".into()], "nor has it anything from who came meanwhile");
+            assert_eq!(
+                quorum.kept(now).away,
+                [Box::from("c")],
+                "nor has it anything from who came meanwhile"
+            );
         }
         let fresh = KeptNodes { seen: vec![("b".into(), 0), ("c".into(), 0)], ..KeptNodes::default() };
         let (mut quorum, now) = self::quorum(fresh);

@@ -253,12 +253,12 @@ mod tests {
     fn channels_take_turns_and_leave_when_they_have_nothing() {
         let lineup = lineup();
         ["a", "b", "a"].into_iter().for_each(|name| lineup.arrived(name.into()));
-        assert_eq!(names(&lineup), ["a".into(), "b".into()]);
+        assert_eq!(names(&lineup), [Box::from("a"), Box::from("b")]);
         lineup.arrived("a".into());
         assert!(names(&lineup).is_empty(), "it is being sent");
         lineup.ended("b".into(), Turn::Settled { has_more: false });
         lineup.ended("a".into(), Turn::Settled { has_more: false });
-        assert_eq!(names(&lineup), ["a".into()], "an event came meanwhile");
+        assert_eq!(names(&lineup), [Box::from("a")], "an event came meanwhile");
         lineup.ended("a".into(), Turn::Settled { has_more: false });
         assert!(names(&lineup).is_empty());
     }
@@ -271,9 +271,9 @@ mod tests {
         assert_eq!((&*name, failures), ("a", 0));
         let not_before = Instant::now() + Duration::from_secs(60);
         lineup.ended(name, Turn::Failed { not_before });
-        assert_eq!(names(&lineup), ["b".into()]);
+        assert_eq!(names(&lineup), [Box::from("b")]);
         assert_eq!(lineup.next(Instant::now()), Err(Some(not_before)));
-        assert_eq!(lineup.next(not_before), Ok(("a".into(), 1)));
+        assert_eq!(lineup.next(not_before), Ok((Box::from("a"), 1)));
     }
 
     #[test]
@@ -286,7 +286,7 @@ mod tests {
         }
         assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX)));
         lineup.add(vec!["1024".into()], true);
-        assert_eq!(names(&lineup), ["1024".into()]);
+        assert_eq!(names(&lineup), [Box::from("1024")]);
         assert_eq!(lineup.wants_more(), None);
     }
 }

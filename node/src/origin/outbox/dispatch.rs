@@ -134,7 +134,7 @@ impl Engine {
                 .map_or(Known::Absent, |queues| known_queue(queues, queue_id, account));
         }
         let found = account.integrations.iter().find(|found| *found.id == *integration).map(Arc::clone);
-        let settings = found.and_then(|found| TargetSettings::of_integration(account, &found));
+        let settings = found.map(|found| TargetSettings::of_integration(account, &found));
         settings.map_or(Known::Absent, |settings| Known::Settings(Arc::new(settings)))
     }
 

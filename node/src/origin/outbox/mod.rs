@@ -32,7 +32,7 @@ use super::disk::queue::{Bounds, Queue, Weight};
 use super::history::{BoxFuture, Done, StoreError, record};
 use super::queues::Catalog;
 use super::targets::{Delivery, Endpoint, Outcome, TargetKind};
-use crate::accounts::{Account, Accounts, Integration};
+use crate::accounts::{Account, Accounts};
 use crate::model::{
     AccountId, ChannelKey, Clock, Limits, PresenceEvent, Published, pattern_matches, random_bytes,
 };
@@ -42,7 +42,6 @@ pub use depth::Depth;
 use depth::Depths;
 pub use event::{Addressee, Event, Source, TargetId};
 pub use routes::Routes;
-use settings::Sending;
 use store::{Fixed, Tables};
 use writer::{Job, Settle, TargetBounds, Writer};
 
@@ -160,11 +159,6 @@ impl Outbox {
         self.engine.status.state()
     }
 
-    /// This version sends to integrations of this kind.
-    pub fn sends_to(integration: &Integration) -> bool {
-        Sending::of(integration).is_some()
-    }
-
     /// The targets that events of the channel may be for.
     pub fn routes(&self, account: &Account, key: &ChannelKey, source: Source) -> Routes {
         let wanted = account.integrations.iter().filter(|integration| {
@@ -172,9 +166,7 @@ impl Outbox {
                 Source::Message => integration.messages,
                 Source::Presence => integration.presence,
             };
-            is_source
-                && Self::sends_to(integration)
-                && integration.channels.iter().any(|pattern| pattern_matches(pattern, key.channel()))
+            is_source && integration.channels.iter().any(|pattern| pattern_matches(pattern, key.channel()))
         });
         let with_ids = wanted.map(|integration| (TargetId::new(&account.id, &integration.id), integration));
         let enabled = with_ids.filter(|(target, integration)| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::store::BatchBounds;
-use crate::accounts::{Account, Integration, Target};
+use crate::accounts::{Account, AwsBatching, Integration, Target};
 use crate::origin::targets::{Endpoint, TargetKind};
 
 /// The settings under which a target is sent to.
@@ -18,14 +18,14 @@ pub(super) struct TargetSettings {
 }
 
 impl TargetSettings {
-    pub(super) fn of_integration(account: Arc<Account>, integration: &Integration) -> Option<Self> {
-        Some(Self {
+    pub(super) fn of_integration(account: Arc<Account>, integration: &Integration) -> Self {
+        Self {
             account,
             kind: integration.kind.into(),
-            sending: Sending::of(integration)?,
+            sending: Sending::of(integration),
             endpoint: Endpoint::Integration(integration.target.clone()),
             hash: integration.settings_hash,
-        })
+        }
     }
 }
 
@@ -43,20 +43,28 @@ impl Sending {
     pub(super) const QUEUE: Self =
         Self { bounds: BatchBounds { events: 1, bytes: usize::MAX }, linger_ms: 0, parallel: 64 };
 
-    /// None: this version does not send to integrations of the kind.
-    pub(super) fn of(integration: &Integration) -> Option<Self> {
+    pub(super) fn of(integration: &Integration) -> Self {
         match &integration.target {
-            Target::Webhook(webhook) => Some(Self {
+            Target::Webhook(webhook) => Self {
                 bounds: BatchBounds { events: webhook.batch_events, bytes: webhook.batch_bytes },
                 linger_ms: u64::try_from(webhook.linger.as_millis()).unwrap_or(u64::MAX),
                 parallel: webhook.parallel,
-            }),
-            Target::Amqp(amqp) => Some(Self {
+            },
+            Target::Amqp(amqp) => Self {
                 bounds: BatchBounds { events: amqp.batch_events, bytes: amqp.batch_bytes },
                 linger_ms: u64::try_from(amqp.linger.as_millis()).unwrap_or(u64::MAX),
                 parallel: amqp.parallel,
-            }),
-            Target::Other => None,
+            },
+            Target::Lambda(function) => Self::of_aws(function.batching),
+            Target::Sns(topic) => Self::of_aws(topic.batching),
+        }
+    }
+
+    fn of_aws(batching: AwsBatching) -> Self {
+        Self {
+            bounds: BatchBounds { events: batching.events, bytes: batching.bytes },
+            linger_ms: u64::try_from(batching.linger.as_millis()).unwrap_or(u64::MAX),
+            parallel: batching.parallel,
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn outcome(status: u16, retry_after: Option<&str>, now_ms: u64) -> Ou
 }
 
 /// Seconds, or a date; another text asks for nothing.
-fn after(text: &str, now_ms: u64) -> Option<Duration> {
+pub(super) fn after(text: &str, now_ms: u64) -> Option<Duration> {
     let text = text.trim();
     let asked = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         // More digits than fit are more than the most.

@@ -7,22 +7,30 @@ use crate::model::AllowRule;
 /// Mail servers take commands from whatever connects, so this port needs a rule that names it.
 const SMTP: u16 = 25;
 
-/// The rules of one port. It is asked for the address that a connection is opened to, after names are looked up.
+/// The rules of one port, or none at all. It is asked for the address that a connection is opened to, after names are looked up.
 #[derive(Debug, Clone)]
 pub(super) struct Guard {
     /// Rules of other ports are left out.
     rules: Vec<AllowRule>,
     port: u16,
+    is_open: bool,
 }
 
 impl Guard {
     pub(super) fn of(rules: &[AllowRule], port: u16) -> Self {
         let is_of_port = |rule: &&AllowRule| rule.port().map_or(port != SMTP, |named| named == port);
-        Self { rules: rules.iter().filter(is_of_port).copied().collect(), port }
+        Self { rules: rules.iter().filter(is_of_port).copied().collect(), port, is_open: false }
+    }
+
+    /// Allows every address.
+    pub(super) fn open() -> Self {
+        Self { rules: Vec::new(), port: 0, is_open: true }
     }
 
     pub(super) fn allows(&self, address: IpAddr) -> bool {
-        (self.port != SMTP && is_public(address)) || self.rules.iter().any(|rule| rule.names(address))
+        self.is_open
+            || (self.port != SMTP && is_public(address))
+            || self.rules.iter().any(|rule| rule.names(address))
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod amqp;
 mod answer;
+mod aws;
+mod client;
 mod guard;
 mod names;
 #[cfg(test)]
@@ -18,7 +20,9 @@ use crate::accounts::{IntegrationKind, Target};
 use crate::model::{AccountId, UsageKind};
 
 pub use amqp::{Brokers, Publish, Published};
-pub use webhook::{Unusable, Webhooks, client_tls};
+pub use aws::Aws;
+pub use client::{Clients, Unusable, client_tls};
+pub use webhook::Webhooks;
 
 /// The kinds of targets, as metrics name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

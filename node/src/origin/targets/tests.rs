@@ -1,5 +1,6 @@
 //! Attempts against receivers of this process.
 
+mod aws;
 mod guarded;
 mod receiver;
 mod tls;
@@ -13,8 +14,7 @@ use fanfare_proto::webhook as wire;
 use rustls::RootCertStore;
 
 use super::names::Names;
-use super::webhook::tls as crypto;
-use super::{Delivery, Outcome, Webhooks};
+use super::{Clients, Delivery, Outcome, Webhooks};
 use crate::accounts::{Accounts, Target, WebhookTarget};
 use crate::model::{AccountId, AllowRule};
 use receiver::{Answer, Receiver};
@@ -55,7 +55,11 @@ fn webhooks() -> Webhooks {
 }
 
 fn webhooks_with(allow: &[&str], names: Names) -> Webhooks {
-    Webhooks::with(&rules(allow), crypto(RootCertStore::empty()).expect("TLS"), names).expect("a client")
+    Webhooks::new(clients(allow, RootCertStore::empty(), names))
+}
+
+fn clients(allow: &[&str], roots: RootCertStore, names: Names) -> Arc<Clients> {
+    Arc::new(Clients::with(&rules(allow), roots, names).expect("a client"))
 }
 
 async fn sent(url: &str, fields: &str) -> Outcome {

@@ -41,8 +41,7 @@ async fn a_certificate_must_be_trusted_and_for_the_host() {
     let mut roots = RootCertStore::empty();
     roots.add(certificate).expect("a good certificate");
     let names = || Names::by(|_| Ok(vec![LOOPBACK]));
-    let trusting =
-        Webhooks::with(&rules(&["127.0.0.1"]), crypto(roots).expect("TLS"), names()).expect("a client");
+    let trusting = Webhooks::new(clients(&["127.0.0.1"], roots, names()));
     let trusting_none = webhooks_with(&["127.0.0.1"], names());
     for (webhooks, host, expected) in [
         (&trusting, "hook.test", Ok(())),
