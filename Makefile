@@ -75,6 +75,7 @@ tools:
 	cluster-tests/openapi.sh --fetch
 	cluster-tests/python.sh kosoku 0.1.0 || test "$$CI" != true
 	cluster-tests/python.sh pika 1.4.4 || test "$$CI" != true
+	cluster-tests/aws/moto.sh || test "$$CI" != true
 
 test-nodes:
 	$(CARGO_TEST) --test nodes -- --test-threads=$(WIDE) --skip scylla --skip history_copy

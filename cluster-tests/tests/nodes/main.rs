@@ -5,6 +5,7 @@
 
 mod acked_is_safe;
 mod amqp;
+mod aws;
 mod browser;
 mod ceiling_across_nodes;
 mod chaos;
