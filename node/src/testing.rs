@@ -11,8 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::auth::{Claim, Kept, TokenStore};
 use crate::cluster::routing::{Behind, KeptNodes, Later, Local};
 use crate::model::{
-    AccountId, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, PresenceEvent, Published,
-    Revocation, Stamp, StampedIds,
+    AccountId, AttachedCount, ChannelKey, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage,
+    PresenceEvent, Published, Revocation, Stamp, StampedIds,
 };
 use crate::origin::history::{
     BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, KeptBy, StoreError,
@@ -168,6 +168,10 @@ impl Local for SharedLocal {
 
     fn connections(&self) -> u64 {
         0
+    }
+
+    fn attached(&self, _: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>> {
+        Box::pin(ready(None))
     }
 
     fn now_ms(&self) -> u64 {

@@ -66,6 +66,37 @@ pub struct ChannelList {
     pub channels: Vec<ChannelEntry>,
 }
 
+/// The answer of `/api/channels/{channel}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelDetails {
+    pub name: String,
+    pub occupancy: Occupancy,
+    pub source: OccupancySource,
+}
+
+/// How many are at a channel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Occupancy {
+    /// Connections that are attached.
+    pub connections: u64,
+    /// Those of them whose credential may publish there.
+    pub publishers: u64,
+    /// Those of them that messages are delivered to.
+    pub subscribers: u64,
+    /// Presence members.
+    pub members: u64,
+}
+
+/// The nodes whose connections an [`Occupancy`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OccupancySource {
+    /// All nodes.
+    Cluster,
+    /// The answering node alone, as another one has not answered.
+    Node,
+}
+
 /// A live connection, of the listing `/api/connections`; `connected_at` in epoch milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

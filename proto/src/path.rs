@@ -6,6 +6,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
+    /// The channel itself: the path ends with its name.
+    Channel,
     Publish,
     History,
     Presence,
@@ -38,11 +40,12 @@ impl fmt::Display for PathError {
 impl std::error::Error for PathError {}
 
 /// Longest first: the first that leaves a channel decides.
-const OPERATIONS: [(&str, Operation); 4] = [
+const OPERATIONS: [(&str, Operation); 5] = [
     ("/presence/history", Operation::PresenceHistory),
     ("/presence", Operation::Presence),
     ("/publish", Operation::Publish),
     ("/history", Operation::History),
+    ("", Operation::Channel),
 ];
 
 /// The channel and operation of a path as it came, without query; none when it is no path of this kind.

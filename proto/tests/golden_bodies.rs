@@ -2,10 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use fanfare_proto::http::{
-    BatchResponse, BatchResult, ChannelEntry, ChannelList, Closed, ConnectionCount, ConnectionEntry,
-    ConnectionList, ErrorBody, MetricRow, MetricSeries, PresenceChannel, PresenceList, PresenceMember,
-    PresenceRecord, Published, Record, Time, history_body, parse_batch, parse_publish, presence_history_body,
-    write_presence_member, write_presence_record, write_record,
+    BatchResponse, BatchResult, ChannelDetails, ChannelEntry, ChannelList, Closed, ConnectionCount,
+    ConnectionEntry, ConnectionList, ErrorBody, MetricRow, MetricSeries, Occupancy, OccupancySource,
+    PresenceChannel, PresenceList, PresenceMember, PresenceRecord, Published, Record, Time, history_body,
+    parse_batch, parse_publish, presence_history_body, write_presence_member, write_presence_record,
+    write_record,
 };
 use fanfare_proto::token::{ServiceClaims, TokenDetails, TokenRequest, TokenRequestBounds, mac};
 use serde::Serialize;
@@ -52,6 +53,16 @@ fn listings() {
     );
     assert_body(&ConnectionList { connections: vec![connection, nobody] }, text);
     assert_body(&Closed { closed: 2 }, r#"{"closed":2}"#);
+}
+
+#[test]
+fn channel_details() {
+    let occupancy = Occupancy { connections: 4, publishers: 3, subscribers: 2, members: 1 };
+    for (source, text) in [(OccupancySource::Cluster, "cluster"), (OccupancySource::Node, "node")] {
+        let counts = r#"{"connections":4,"publishers":3,"subscribers":2,"members":1}"#;
+        let text = format!(r#"{{"name":"a:b","occupancy":{counts},"source":"{text}"}}"#);
+        assert_body(&ChannelDetails { name: "a:b".into(), occupancy, source }, &text);
+    }
 }
 
 #[test]

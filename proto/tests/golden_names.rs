@@ -11,7 +11,7 @@ fn routed(path: &str) -> Option<(String, Operation)> {
 
 #[test]
 fn paths() {
-    use Operation::{History, Presence, PresenceHistory, Publish};
+    use Operation::{Channel, History, Presence, PresenceHistory, Publish};
     for (path, channel, operation) in [
         ("/api/channels/a/publish", "a", Publish),
         ("/api/channels/a/history", "a", History),
@@ -30,21 +30,21 @@ fn paths() {
         ("/api/channels/a+b%20c/publish", "a+b c", Publish),
         ("/api/channels/z%C3%BCrich/publish", "zürich", Publish),
         ("/api/channels/a%00/publish", "a\0", Publish),
+        ("/api/channels/a", "a", Channel),
+        ("/api/channels/a%3Ab", "a:b", Channel),
+        ("/api/channels/a/b", "a/b", Channel),
+        ("/api/channels/a%2Fb", "a/b", Channel),
+        ("/api/channels/a%2Fpublish", "a/publish", Channel),
+        ("/api/channels/a%2Fpresence%2Fhistory", "a/presence/history", Channel),
+        ("/api/channels/a/Publish", "a/Publish", Channel),
+        ("/api/channels/a/publish/", "a/publish/", Channel),
+        ("/api/channels/publish", "publish", Channel),
+        ("/api/channels//publish", "/publish", Channel),
+        ("/api/channels//presence", "/presence", Channel),
     ] {
         assert_eq!(routed(path), Some((channel.to_owned(), operation)), "{path}");
     }
-    for path in [
-        "/api/channels",
-        "/api/channels/",
-        "/api/channels/a",
-        "/api/channels/publish",
-        "/api/channels//publish",
-        "/api/channels/a/publish/",
-        "/api/channels/a%2Fpublish",
-        "/api/channels/a/Publish",
-        "/api/channel/a/publish",
-        "/api/channels//presence",
-    ] {
+    for path in ["/api/channels", "/api/channels/", "/api/channel/a/publish", "/api/channel/a"] {
         assert_eq!(routed(path), None, "{path}");
     }
 }
@@ -52,10 +52,16 @@ fn paths() {
 #[test]
 fn bad_escapes() {
     for path in ["%", "%2", "%zz", "a%2/b", "%+2", "%é9"] {
-        assert_eq!(route(&format!("/api/channels/{path}/publish")), Err(PathError::Escape), "{path}");
+        for operation in ["/publish", ""] {
+            let path = format!("/api/channels/{path}{operation}");
+            assert_eq!(route(&path), Err(PathError::Escape), "{path}");
+        }
     }
     for path in ["%ff", "%C3", "%ED%A0%80", "%C0%AF"] {
-        assert_eq!(route(&format!("/api/channels/{path}/publish")), Err(PathError::Utf8), "{path}");
+        for operation in ["/publish", ""] {
+            let path = format!("/api/channels/{path}{operation}");
+            assert_eq!(route(&path), Err(PathError::Utf8), "{path}");
+        }
     }
 }
 
@@ -63,8 +69,10 @@ fn bad_escapes() {
 fn the_encoded_form_names_the_channel() {
     assert_eq!(encode_channel("a:b/c d+é%~.-_"), "a%3Ab%2Fc%20d%2B%C3%A9%25~.-_");
     for channel in ["a", "/publish", "presence", "a/presence", "%3A", "zürich 😀", "?#", "\u{7f}"] {
-        let path = format!("/api/channels/{}/history", encode_channel(channel));
-        assert_eq!(routed(&path), Some((channel.to_owned(), Operation::History)), "{channel}");
+        for (end, operation) in [("/history", Operation::History), ("", Operation::Channel)] {
+            let path = format!("/api/channels/{}{end}", encode_channel(channel));
+            assert_eq!(routed(&path), Some((channel.to_owned(), operation)), "{channel}");
+        }
     }
 }
 

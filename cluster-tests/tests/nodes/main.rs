@@ -35,6 +35,7 @@ mod metering;
 mod mixed_versions;
 mod node_death_tells;
 mod nonce_once;
+mod occupancy;
 mod one_way_cut;
 mod open_files;
 mod operators;

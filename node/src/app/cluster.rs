@@ -25,8 +25,8 @@ use crate::config::Config;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
 use crate::model::{
-    AccountId, ClientId, Clock, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Stamp,
-    StampedIds,
+    AccountId, AttachedCount, ChannelKey, ClientId, Clock, ForwardedParts, IdScope, KeptNonce, Nonce,
+    NoncePage, Revocation, Stamp, StampedIds,
 };
 use crate::names::Names;
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
@@ -210,6 +210,11 @@ impl Local for OfNode {
 
     fn connections(&self) -> u64 {
         self.shards.connection_count() as u64
+    }
+
+    fn attached(&self, keys: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>> {
+        let shards = Arc::clone(&self.shards);
+        Box::pin(async move { shards.attached(keys.into()).await })
     }
 
     fn now_ms(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! What comes from other nodes: read, checked, and handed on. The only maker of `Forwarded`.
 
-mod connections;
+pub(super) mod connections;
 pub(super) mod once;
 mod presence;
 #[cfg(test)]
@@ -14,12 +14,13 @@ use fanfare_proto::peer::v1;
 use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
-use connections::{connection_id, taken_up, tenant_connections};
+use connections::{attached_count, connection_id, taken_up, tenant_connections};
 
 use crate::hub::HandedOver;
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, Forwarded, ForwardedParts, ForwardedPresence, GivenIds,
-    IdScope, NotOpen, Over, Owner, Revocation, Stamp, StampedIds, TakenUp, ToldMembers, check_name,
+    AccountId, AttachedCount, ChannelKey, ChannelName, ClientId, Forwarded, ForwardedParts,
+    ForwardedPresence, GivenIds, IdScope, NotOpen, Over, Owner, Revocation, Stamp, StampedIds, TakenUp,
+    ToldMembers, check_name,
 };
 pub use once::{ClaimId, Claimed, NoncesKnown, Taken, TakenIds, ToldNonce};
 pub use presence::PresenceSaid;
@@ -179,6 +180,8 @@ pub enum Request {
     Settle,
     /// All who are attached to the channel are to have this message of the store, or to be told of a loss.
     Deliver { key: ChannelKey, stamp: Stamp },
+    /// How many connections are attached to each of these channels.
+    Attached(Vec<ChannelKey>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,6 +199,8 @@ pub enum Answer {
     Claimed(Claimed),
     Nonces(NoncesKnown),
     ClaimedIds(TakenIds),
+    /// One for each channel, in their order.
+    Attached(Vec<AttachedCount>),
     /// What was asked for is done.
     Done,
     /// The request is not known there.
@@ -352,6 +357,9 @@ fn request(kind: v1::request::Kind) -> Result<Request, Malformed> {
             let key = channel_key(deliver.channel.ok_or(Malformed("no channel"))?)?;
             Ok(Request::Deliver { key, stamp: stamp(deliver.stamp.ok_or(Malformed("no stamp"))?) })
         }
+        v1::request::Kind::AttachedAsked(v1::AttachedAsked { channels }) => {
+            Ok(Request::Attached(channels.into_iter().map(channel_key).collect::<Result<_, _>>()?))
+        }
     }
 }
 
@@ -374,6 +382,9 @@ fn answer(kind: v1::answer::Kind) -> Result<Answer, Malformed> {
         }
         v1::answer::Kind::Nonces(nonces) => Ok(Answer::Nonces(once::known(nonces)?)),
         v1::answer::Kind::ClaimedIds(claimed) => Ok(Answer::ClaimedIds(once::taken(claimed)?)),
+        v1::answer::Kind::AttachedCounts(v1::AttachedCounts { counts }) => {
+            Ok(Answer::Attached(counts.into_iter().map(attached_count).collect()))
+        }
         v1::answer::Kind::Done(v1::Done {}) => Ok(Answer::Done),
         _ => Ok(Answer::Unknown),
     }

@@ -10,6 +10,7 @@ mod ids;
 mod joins;
 mod leaving;
 mod nonces;
+mod occupancy;
 mod orphans;
 mod presence;
 mod queues_changed;

@@ -59,6 +59,10 @@ impl Members {
         self.list.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
     pub(super) fn get(&self, member: &MemberId) -> Option<&Member> {
         self.list.get(member)
     }

@@ -311,6 +311,13 @@ impl Hub {
         members.map(|(id, member)| (id.clone(), member.clone())).collect()
     }
 
+    /// How many members there are now.
+    pub fn member_count(&self, key: &ChannelKey) -> usize {
+        let Some(channel) = self.live(key) else { return 0 };
+        let state = channel.state.lock();
+        state.members.as_ref().map_or(0, |members| members.len())
+    }
+
     /// The account's channels with members whose connections are of this run, and how many.
     pub fn crowded(&self, account: &AccountId) -> Vec<(ChannelName, usize)> {
         self.roster.crowded(account)

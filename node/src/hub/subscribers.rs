@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::channels::Channel;
+use crate::model::AttachedCount;
 
 /// What an attached connection gets of a channel's presence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,6 +23,8 @@ pub struct Subscriber {
     /// The connection's place in the shard.
     pub slot: u32,
     pub messages: bool,
+    /// Its credential may publish on the channel.
+    pub publishes: bool,
     pub presence: PresenceMode,
     /// The place up to which it already has everything; only what stands behind it is delivered.
     pub after_place: u64,
@@ -33,7 +36,7 @@ impl Subscriber {
 
     /// Of messages alone, until it is told otherwise.
     pub fn new(slot: u32, after_place: u64) -> Self {
-        Self { slot, messages: true, presence: PresenceMode::Off, after_place }
+        Self { slot, messages: true, publishes: false, presence: PresenceMode::Off, after_place }
     }
 }
 
@@ -47,21 +50,46 @@ pub struct Subscribers {
 struct Local {
     channel: Arc<Channel>,
     subscribers: Vec<Subscriber>,
+    /// Of the subscribers, so that nobody who asks has them counted.
+    taking_messages: u32,
+    publishing: u32,
     /// Up to here every delivery has been handed to the subscribers.
     delivered: u64,
 }
 
+impl Local {
+    fn count(&mut self, subscriber: &Subscriber) {
+        self.taking_messages += u32::from(subscriber.messages);
+        self.publishing += u32::from(subscriber.publishes);
+    }
+
+    fn count_off(&mut self, subscriber: &Subscriber) {
+        self.taking_messages -= u32::from(subscriber.messages);
+        self.publishing -= u32::from(subscriber.publishes);
+    }
+}
+
 impl Subscribers {
     pub fn add(&mut self, channel: &Arc<Channel>, subscriber: Subscriber) {
-        self.channels
-            .entry(channel.number())
-            .or_insert_with(|| Local {
-                channel: Arc::clone(channel),
-                subscribers: Vec::with_capacity(1),
-                delivered: 0,
-            })
-            .subscribers
-            .push(subscriber);
+        let local = self.channels.entry(channel.number()).or_insert_with(|| Local {
+            channel: Arc::clone(channel),
+            subscribers: Vec::with_capacity(1),
+            taking_messages: 0,
+            publishing: 0,
+            delivered: 0,
+        });
+        local.count(&subscriber);
+        local.subscribers.push(subscriber);
+    }
+
+    /// All of a channel, whatever they get of it.
+    pub fn count(&self, channel: u64) -> AttachedCount {
+        let count = |local: &Local| AttachedCount {
+            connections: local.subscribers.len() as u64,
+            publishers: local.publishing.into(),
+            subscribers: local.taking_messages.into(),
+        };
+        self.channels.get(&channel).map(count).unwrap_or_default()
     }
 
     /// The slot has all up to `place` and takes part in deliveries from there on.
@@ -71,9 +99,13 @@ impl Subscribers {
 
     /// Changes what the slot gets.
     pub fn set(&mut self, channel: u64, slot: u32, set: impl FnOnce(&mut Subscriber)) {
-        let local = self.channels.get_mut(&channel);
-        if let Some(own) = local.and_then(|local| local.subscribers.iter_mut().find(|own| own.slot == slot)) {
+        let Some(local) = self.channels.get_mut(&channel) else { return };
+        if let Some(own) = local.subscribers.iter_mut().find(|own| own.slot == slot) {
+            let before = *own;
             set(own);
+            let after = *own;
+            local.count_off(&before);
+            local.count(&after);
         }
     }
 
@@ -81,9 +113,10 @@ impl Subscribers {
         self.channels.get(&channel).map(|local| &local.channel)
     }
 
-    /// All of a channel, whatever they get of it, and the place of the last message that was handed to them.
+    /// All of a channel, whatever they get of it, and the place of the last message that was handed to them. Only what they get of its
+    /// presence may be changed: the rest is counted by [`Self::set`].
     pub fn all_mut(&mut self, channel: u64) -> Option<(&Channel, &mut [Subscriber], u64)> {
-        let Local { channel, subscribers, delivered } = self.channels.get_mut(&channel)?;
+        let Local { channel, subscribers, delivered, .. } = self.channels.get_mut(&channel)?;
         Some((channel, subscribers, *delivered))
     }
 
@@ -91,7 +124,8 @@ impl Subscribers {
     pub fn remove(&mut self, channel: u64, slot: u32) -> Option<Arc<Channel>> {
         let local = self.channels.get_mut(&channel)?;
         let place = local.subscribers.iter().position(|subscriber| subscriber.slot == slot)?;
-        local.subscribers.swap_remove(place);
+        let removed = local.subscribers.swap_remove(place);
+        local.count_off(&removed);
         if !local.subscribers.is_empty() {
             return None;
         }
@@ -114,5 +148,36 @@ impl Subscribers {
         let local = self.channels.get(&channel)?;
         let own = local.subscribers.iter().find(|subscriber| subscriber.slot == slot)?;
         Some(own.after_place.max(local.delivered))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::Hub;
+    use crate::model::{AccountId, ChannelKey, ChannelName, Clock, Limits};
+
+    #[test]
+    fn subscribers_are_counted_by_what_they_take() {
+        let hub = Hub::new(Vec::new(), Clock::system(), &Limits::default());
+        let key = ChannelKey::new(AccountId::new("a"), ChannelName::of("room"));
+        let (channel, _) = hub.attach(&key, 0);
+        let (mut all, number) = (Subscribers::default(), channel.number());
+        let count =
+            |connections, publishers, subscribers| AttachedCount { connections, publishers, subscribers };
+        assert_eq!(all.count(number), count(0, 0, 0));
+        (0..3).for_each(|slot| all.add(&channel, Subscriber::new(slot, 0)));
+        assert_eq!(all.count(number), count(3, 0, 3));
+        all.set(number, 1, |own| (own.messages, own.publishes) = (false, true));
+        all.set(number, 2, |own| own.publishes = true);
+        all.set(number, 2, |own| own.publishes = true);
+        all.set(number, 9, |own| own.publishes = true);
+        assert_eq!(all.count(number), count(3, 2, 2));
+        assert!(all.remove(number, 2).is_none());
+        assert!(all.remove(number, 2).is_none());
+        assert_eq!(all.count(number), count(2, 1, 1));
+        assert!(all.remove(number, 0).is_none());
+        assert!(all.remove(number, 1).is_some());
+        assert_eq!(all.count(number), count(0, 0, 0));
     }
 }

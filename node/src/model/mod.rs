@@ -2,6 +2,7 @@
 
 mod allow_rule;
 mod amqp_url;
+mod attached;
 mod bare_secret;
 mod capability;
 mod clock;
@@ -19,6 +20,7 @@ mod usage;
 
 pub use allow_rule::AllowRule;
 pub use amqp_url::{AmqpUrl, ManagementUrl};
+pub use attached::AttachedCount;
 pub use bare_secret::bare_secret;
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};

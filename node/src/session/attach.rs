@@ -13,6 +13,8 @@ use crate::telemetry::{Limit, count_loss};
 pub(super) struct Attachment {
     channel: ChannelName,
     modes: Modes,
+    /// The credential may publish there, whatever the modes are.
+    publishes: bool,
 }
 
 /// What op 9 will say beside the position.
@@ -160,7 +162,8 @@ impl Session {
                 return self.nack(id.as_deref(), code::BAD_REQUEST, error, None, out);
             }
         };
-        let modes = Modes(asked.0 & self.granted(&channel).0);
+        let granted = self.granted(&channel);
+        let (modes, publishes) = (Modes(asked.0 & granted.0), granted.holds(Operation::Publish));
         if modes == Modes(0) {
             let error = "the capability covers none of the modes on this channel";
             return self.nack(id.as_deref(), code::CAPABILITY, error, None, out);
@@ -183,7 +186,7 @@ impl Session {
             Err(place) => {
                 // Most connections have one channel.
                 self.attached.reserve_exact(usize::from(self.attached.is_empty()));
-                self.attached.insert(place, Attachment { channel: channel.clone(), modes });
+                self.attached.insert(place, Attachment { channel: channel.clone(), modes, publishes });
             }
         }
         // A serial that cannot be read is no position: delivery begins now, and the client is told so.
@@ -216,6 +219,16 @@ impl Session {
         (modes.holds(Operation::Subscribe), modes.holds(Operation::Presence))
     }
 
+    /// Whether the credential may publish on a channel that is attached.
+    pub fn publishes(&self, channel: &ChannelName) -> bool {
+        self.place(channel).is_ok_and(|place| self.attached[place].publishes)
+    }
+
+    /// Whether the channel is attached, and nothing of it is delivered.
+    pub fn is_silent(&self, channel: &ChannelName) -> bool {
+        self.place(channel).is_ok_and(|place| !self.attached[place].modes.delivers())
+    }
+
     /// What is attached, sorted by name.
     pub fn channels(&self) -> impl Iterator<Item = &ChannelName> {
         self.attached.iter().map(|attachment| &attachment.channel)
@@ -227,8 +240,9 @@ impl Session {
         let mut place = 0;
         while place < self.attached.len() {
             let channel = self.attached[place].channel.clone();
-            let before = self.attached[place].modes;
-            let modes = Modes(before.0 & self.granted(&channel).0);
+            let Attachment { modes: before, publishes: published, .. } = self.attached[place];
+            let granted = self.granted(&channel);
+            let (modes, publishes) = (Modes(before.0 & granted.0), granted.holds(Operation::Publish));
             if modes == Modes(0) {
                 self.attached.remove(place);
                 let error = Some("the capability no longer covers this channel");
@@ -237,10 +251,13 @@ impl Session {
                 out.push(Output::Detach { channel });
                 continue;
             }
+            self.attached[place].publishes = publishes;
             if modes != before {
                 self.attached[place].modes = modes;
                 let reply = AttachReply { channel, id: None, modes, ticket: None, is_rewind: false };
                 out.push(Output::Attach { delivers: modes.delivers(), begin: Begin::Kept, reply });
+            } else if publishes != published {
+                out.push(Output::Recount { channel });
             }
             place += 1;
         }

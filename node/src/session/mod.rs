@@ -63,6 +63,8 @@ pub enum Output {
     Attach { delivers: bool, begin: Begin, reply: AttachReply },
     /// End delivery.
     Detach { channel: ChannelName },
+    /// Look again at what the credential grants on an attached channel: nothing else of the attachment has changed.
+    Recount { channel: ChannelName },
     /// The frames before this one say why; close with this code after `after_ms`.
     End { code: u16, after_ms: u64 },
 }

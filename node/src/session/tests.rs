@@ -29,6 +29,7 @@ fn directory() -> DirectoryText {
         .account("acme")
         .key("all", r#"{ "*" = ["subscribe", "publish", "presence", "history"] }"#)
         .key("chat", r#"{ "chat:*" = ["subscribe", "publish"] }"#)
+        .key("reader", r#"{ "*" = ["subscribe"] }"#)
         .key("writer", r#"{ "*" = ["publish"] }"#)
         .account("other")
         .key("other", r#"{ "*" = ["subscribe", "publish"] }"#)
@@ -43,6 +44,7 @@ enum Seen {
     Present { ticket: u64, client_id: String, action: PresenceAction },
     Deliver(String, bool),
     Detach(String),
+    Recount(String),
     End { code: u16, after_ms: u64 },
 }
 
@@ -144,6 +146,7 @@ impl Client {
                     seen.extend(self.settle(&reply, POSITION, resumed));
                 }
                 Output::Detach { channel } => seen.push(Seen::Detach(channel.as_str().to_owned())),
+                Output::Recount { channel } => seen.push(Seen::Recount(channel.as_str().to_owned())),
                 Output::Present { ticket, request } => seen.push(Seen::Present {
                     ticket,
                     client_id: request.member.client_id.as_str().to_owned(),
@@ -235,6 +238,7 @@ fn brief(seen: &[Seen]) -> Vec<String> {
         Seen::Present { ticket, .. } => format!("present {ticket}"),
         Seen::Deliver(channel, delivers) => format!("deliver {channel} {delivers}"),
         Seen::Detach(channel) => format!("detach {channel}"),
+        Seen::Recount(channel) => format!("recount {channel}"),
         Seen::End { code, .. } => format!("end {code}"),
     };
     seen.iter().map(one).collect()

@@ -461,7 +461,7 @@ pub struct PresenceAsked {
 pub struct Request {
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    #[prost(oneof = "request::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 7, 8, 9, 20, 21, 25")]
+    #[prost(oneof = "request::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 7, 8, 9, 20, 21, 25, 22")]
     pub kind: ::core::option::Option<request::Kind>,
 }
 /// Nested message and enum types in `Request`.
@@ -494,11 +494,19 @@ pub mod request {
         Deliver(super::Deliver),
         #[prost(message, tag = "25")]
         QueuesChanged(super::QueuesChanged),
+        #[prost(message, tag = "22")]
+        AttachedAsked(super::AttachedAsked),
     }
 }
 /// The queues in the store have changed. Answered with Done when the receiver has read them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct QueuesChanged {
+}
+/// How many connections of the receiver are attached to each of these channels.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AttachedAsked {
+    #[prost(message, repeated, tag = "1")]
+    pub channels: ::prost::alloc::vec::Vec<Channel>,
 }
 /// Answered with Done when all that the receiver had for the store by then can be read there, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -639,7 +647,7 @@ pub struct Load {
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    #[prost(oneof = "answer::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 8, 9, 7")]
+    #[prost(oneof = "answer::Kind", tags = "2, 4, 5, 10, 11, 12, 6, 8, 9, 22, 7")]
     pub kind: ::core::option::Option<answer::Kind>,
 }
 /// Nested message and enum types in `Answer`.
@@ -664,6 +672,8 @@ pub mod answer {
         ClaimedIds(super::ClaimedIds),
         #[prost(message, tag = "9")]
         Done(super::Done),
+        #[prost(message, tag = "22")]
+        AttachedCounts(super::AttachedCounts),
         /// The request is not known here: its sender is of a later version.
         #[prost(message, tag = "7")]
         Unknown(super::Unknown),
@@ -768,6 +778,24 @@ pub struct HandedOver {
 pub struct Loaded {
     #[prost(uint64, tag = "1")]
     pub connections: u64,
+}
+/// In the order of the request, one for each channel.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AttachedCounts {
+    #[prost(message, repeated, tag = "1")]
+    pub counts: ::prost::alloc::vec::Vec<AttachedCount>,
+}
+/// Of one channel at the sender.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttachedCount {
+    #[prost(uint64, tag = "1")]
+    pub connections: u64,
+    /// Those whose credential may publish there.
+    #[prost(uint64, tag = "2")]
+    pub publishers: u64,
+    /// Those that messages are delivered to.
+    #[prost(uint64, tag = "3")]
+    pub subscribers: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Unknown {

@@ -3,7 +3,7 @@
 use fanfare_proto::peer::v1;
 
 use super::{CONNECTIONS_MAX, Malformed, Peer, Tenants, is_id};
-use crate::model::{ConnectionId, Place, TakenUp, Tenure};
+use crate::model::{AttachedCount, ConnectionId, Place, TakenUp, Tenure};
 
 pub(super) fn taken_up(taken: v1::TakenUp, from: &Peer) -> Result<TakenUp, Malformed> {
     let place = place(taken.place)?;
@@ -32,4 +32,18 @@ pub(super) fn tenant_connections(connections: v1::TenantConnections) -> Result<T
     };
     let counts = counts.into_iter().map(count).collect::<Option<_>>();
     Ok(Tenants::Connections { counts: counts.ok_or(Malformed("a bad tenant"))?, begins, ends })
+}
+
+pub(super) fn attached_count(count: v1::AttachedCount) -> AttachedCount {
+    let [connections, publishers, subscribers] =
+        [count.connections, count.publishers, count.subscribers].map(|count| count.min(CONNECTIONS_MAX));
+    AttachedCount { connections, publishers, subscribers }
+}
+
+pub(in crate::cluster) fn write_attached(counts: &[AttachedCount]) -> v1::answer::Kind {
+    let written = counts.iter().map(|count| {
+        let AttachedCount { connections, publishers, subscribers } = *count;
+        v1::AttachedCount { connections, publishers, subscribers }
+    });
+    v1::answer::Kind::AttachedCounts(v1::AttachedCounts { counts: written.collect() })
 }

@@ -71,6 +71,13 @@ pub(in crate::cluster) fn write_ids<'a>(
     }
 }
 
+pub(in crate::cluster) fn write_claim_ids(ids: &[GivenIds]) -> v1::request::Kind {
+    let written = ids.iter().map(|GivenIds { scope: IdScope { key, key_name, client_id }, ids }| {
+        write_ids((key, key_name, client_id.as_ref()), ids.iter().map(|id| &**id))
+    });
+    v1::request::Kind::ClaimIds(v1::ClaimIds { ids: written.collect() })
+}
+
 pub(in crate::cluster) fn write_taken(taken: &TakenIds) -> v1::ClaimedIds {
     let mut claimed = v1::ClaimedIds::default();
     for &(place, taken) in taken {

@@ -37,11 +37,9 @@ pub(super) use queue::Queue;
 pub use queue::{Lost, QueueBounds, Receipt};
 
 use super::inbound::once::{self, Claimed};
-use super::inbound::{Answer, EndedRun, Inbound, Interest, Peer, Request, Tenants};
+use super::inbound::{Answer, EndedRun, Inbound, Interest, Peer, Request, Tenants, connections};
 use crate::hub::{Content, Delivery, HandedOver};
-use crate::model::{
-    ChannelKey, ClientId, ConnectionId, GivenIds, IdScope, NotOpen, Over, Place, Published, Stamp, TakenUp,
-};
+use crate::model::{ChannelKey, ClientId, ConnectionId, NotOpen, Over, Place, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
 
@@ -136,15 +134,13 @@ impl Item {
                 let revocations = once::write_revocations(revocations);
                 v1::request::Kind::Revoke(v1::Revoke { revocations })
             }
-            Request::ClaimIds(ids) => {
-                let written =
-                    ids.iter().map(|GivenIds { scope: IdScope { key, key_name, client_id }, ids }| {
-                        once::write_ids((key, key_name, client_id.as_ref()), ids.iter().map(|id| &**id))
-                    });
-                v1::request::Kind::ClaimIds(v1::ClaimIds { ids: written.collect() })
-            }
+            Request::ClaimIds(ids) => once::write_claim_ids(ids),
             Request::Settle => v1::request::Kind::Settle(v1::Settle {}),
             Request::Deliver { key, stamp } => once::write_deliver(named(key), *stamp),
+            Request::Attached(keys) => {
+                let channels = keys.iter().map(named).collect();
+                v1::request::Kind::AttachedAsked(v1::AttachedAsked { channels })
+            }
         });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }
@@ -189,6 +185,7 @@ impl Item {
             }
             Answer::Nonces(known) => v1::answer::Kind::Nonces(once::write_known(known)),
             Answer::ClaimedIds(taken) => v1::answer::Kind::ClaimedIds(once::write_taken(taken)),
+            Answer::Attached(counts) => connections::write_attached(counts),
             Answer::Done => v1::answer::Kind::Done(v1::Done {}),
         };
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind: Some(kind) }))

@@ -13,13 +13,13 @@ use super::super::inbound::{Answer, Request};
 use super::super::link::Item;
 use super::{Behind, KeptNodes, Routing};
 use crate::model::{
-    AccountId, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage, Revocation, Run, Stamp,
-    StampedIds,
+    AccountId, AttachedCount, ChannelKey, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage,
+    Revocation, Run, Stamp, StampedIds,
 };
 use crate::tasks::OnStop;
 
 /// Requests of peers that are answered at a time, beside those for what was missed; further ones are left without an answer. So many
-/// ids are as much as a request.
+/// ids, or channels, are as much as a request.
 pub(super) const LOCAL_MAX: usize = 16_384;
 const IDS_OF_A_REQUEST: usize = 16;
 /// By then nobody waits for an answer any more.
@@ -31,8 +31,13 @@ const EARLY_BYTES_MAX: usize = 1 << 20;
 
 /// In requests.
 fn weight(request: &Request) -> usize {
-    let Request::ClaimIds(ids) = request else { return 1 };
-    1 + ids.iter().map(|given| given.ids.len()).sum::<usize>() / IDS_OF_A_REQUEST
+    match request {
+        Request::ClaimIds(ids) => {
+            1 + ids.iter().map(|given| given.ids.len()).sum::<usize>() / IDS_OF_A_REQUEST
+        }
+        Request::Attached(keys) => 1 + keys.len() / IDS_OF_A_REQUEST,
+        _ => 1,
+    }
 }
 
 /// Answers to nodes that have linked to this one before gossip has told it of them, the longest kept in front.
@@ -65,6 +70,9 @@ pub trait Local: Send + Sync + 'static {
 
     /// How many there are.
     fn connections(&self) -> u64;
+
+    /// How many of them are attached to each of these channels. None when the node is stopping.
+    fn attached(&self, keys: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>>;
 
     /// By the clock that credentials are held against.
     fn now_ms(&self) -> u64;
@@ -153,7 +161,7 @@ impl Routing {
     }
 
     /// The answers of all members that are not held for dead, or can be reached; none when one of them cannot give any.
-    async fn ask_everyone(&self, request: &Request) -> Option<Vec<Answer>> {
+    pub(super) async fn ask_everyone(&self, request: &Request) -> Option<Vec<Answer>> {
         let everyone = self.everyone();
         let count = everyone.len();
         let mut answers = self.ask(everyone, 0, request);
@@ -259,6 +267,10 @@ impl Routing {
             (Some(Request::CloseClient { account, client_id }), Some(local)) => {
                 let closed = local.close_client(account, client_id);
                 Box::pin(async move { closed.await.map(Answer::Closed) })
+            }
+            (Some(Request::Attached(keys)), Some(local)) => {
+                let attached = local.attached(keys);
+                Box::pin(async move { attached.await.map(Answer::Attached) })
             }
             (Some(Request::Claim(nonce)), Some(local)) => Arc::clone(&routing).claimed_by_peer(local, nonce),
             (Some(Request::NoncesAsked { after }), Some(local)) => {

@@ -1,14 +1,26 @@
-//! `GET /api/channels`.
+//! `GET /api/channels` and `GET /api/channels/{channel}`.
 
 use axum::response::Response;
-use fanfare_proto::http::{ChannelEntry, ChannelList};
+use fanfare_proto::http::{ChannelDetails, ChannelEntry, ChannelList};
 
 use super::query::Query;
 use super::{Api, listing};
 use crate::auth::Principal;
+use crate::edge::Services;
 use crate::edge::errors::Refusal;
-use crate::edge::socket::{ChannelPlace, ChannelsPage};
-use crate::model::ChannelName;
+use crate::edge::socket::{ChannelPlace, ChannelsPage, Occupied, occupancy};
+use crate::model::{ChannelName, Operation};
+
+/// How many are at the channel, for whoever may listen there or see its members.
+pub(super) async fn details(api: &Api, principal: &Principal, channel: &str) -> Result<Response, Refusal> {
+    let sees_members = principal.allows(channel, Operation::Presence);
+    let needed = if sees_members { Operation::Presence } else { Operation::Subscribe };
+    let keys = [api.allowed_channel(principal, channel, needed)?].into();
+    let Services { shards, hub, publisher, .. } = &*api.services;
+    let counted = async { occupancy(shards, hub, publisher, keys).await?.pop() };
+    let Occupied { occupancy, source } = listing::in_time(counted).await?;
+    Ok(listing::of_node(api, &ChannelDetails { name: channel.to_owned(), occupancy, source }))
+}
 
 /// The account's channels that a connection of this node is attached to. The pages follow an order of the node's own, so
 /// that the way from one to the next names no channel; each is sorted by name.

@@ -16,17 +16,22 @@ use crate::edge::errors::Refusal;
 /// Walks at the same time; each holds a page of every shard.
 pub(super) const WALKS_MAX: usize = 8;
 /// For the turn and the walk together.
-const WALK_WAIT: Duration = Duration::from_secs(2);
+const WAIT: Duration = Duration::from_secs(2);
 /// A page over this size is not filled up to its limit; the link leads on.
 pub(super) const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// The answer of a walk over all connections of this node; 503 when it takes too long or a shard is stopping.
 pub(super) async fn walk<T>(api: &Api, walk: impl Future<Output = Option<T>>) -> Result<T, Refusal> {
-    let walked = tokio::time::timeout(WALK_WAIT, async {
+    let in_turn = async {
         let _turn = api.walks.acquire().await.ok()?;
         walk.await
-    });
-    walked.await.ok().flatten().ok_or_else(Refusal::unanswered)
+    };
+    in_time(in_turn).await
+}
+
+/// What the shards answer; 503 when that takes too long or one of them is stopping.
+pub(super) async fn in_time<T>(answer: impl Future<Output = Option<T>>) -> Result<T, Refusal> {
+    tokio::time::timeout(WAIT, answer).await.ok().flatten().ok_or_else(Refusal::unanswered)
 }
 
 /// The position that `cursor` holds, if there is one; `read` gives `None` for what is no position.
@@ -47,10 +52,7 @@ pub(super) fn answer<T: Serialize>(
     limit: usize,
     next: Option<&[u8]>,
 ) -> Response {
-    let mut response = body::json(list);
-    if let Ok(node_id) = HeaderValue::from_bytes(api.services.node_id.as_bytes()) {
-        response.headers_mut().insert("x-service-node-id", node_id);
-    }
+    let mut response = of_node(api, list);
     if let Some(next) = next {
         let cursor = URL_SAFE_NO_PAD.encode(next);
         if let Ok(link) =
@@ -58,6 +60,15 @@ pub(super) fn answer<T: Serialize>(
         {
             response.headers_mut().insert(LINK, link);
         }
+    }
+    response
+}
+
+/// An answer that names the node that gives it.
+pub(super) fn of_node<T: Serialize>(api: &Api, value: &T) -> Response {
+    let mut response = body::json(value);
+    if let Ok(node_id) = HeaderValue::from_bytes(api.services.node_id.as_bytes()) {
+        response.headers_mut().insert("x-service-node-id", node_id);
     }
     response
 }

@@ -139,6 +139,7 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         Action::ConnectionCount => Ok(connections::count(api, &principal)),
         Action::Connections => connections::list(api, &principal, query).await,
         Action::Channels => channels::list(api, &principal, query).await,
+        Action::Channel { channel } => channels::details(api, &principal, &channel).await,
         Action::CloseClient { client_id } => connections::close(api, &principal, &client_id).await,
         Action::Publish { channel } => publish::publish(api, &principal, &channel, body).await,
         Action::RevokeTokens { key_name } => token::revoke(api, &principal, &key_name, body).await,

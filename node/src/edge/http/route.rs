@@ -30,6 +30,9 @@ pub(super) enum Action {
     EventStream,
     ConnectionCount,
     Channels,
+    Channel {
+        channel: String,
+    },
     Connections,
     CloseClient {
         client_id: String,
@@ -132,6 +135,7 @@ impl Route {
     fn of_channel(route: ChannelRoute) -> Self {
         let ChannelRoute { channel, operation } = route;
         let (template, allow, action) = match operation {
+            path::Operation::Channel => ("/api/channels/{channel}", READ, Action::Channel { channel }),
             path::Operation::Publish => {
                 ("/api/channels/{channel}/publish", WRITE, Action::Publish { channel })
             }
@@ -211,7 +215,10 @@ mod tests {
             ("/api/channels/a/b/history", "/api/channels/{channel}/history"),
             ("/api/channels/a/presence/history", "/api/channels/{channel}/presence/history"),
             ("/api/channels/a/presence", "/api/channels/{channel}/presence"),
-            ("/api/channels/a/unknown", "unmatched"),
+            ("/api/channels/a", "/api/channels/{channel}"),
+            ("/api/channels/a%2Fpublish", "/api/channels/{channel}"),
+            ("/api/channels/a/unknown", "/api/channels/{channel}"),
+            ("/api/channels/publish", "/api/channels/{channel}"),
             ("/api/channels", "/api/channels"),
             ("/api/channels/", "unmatched"),
             ("/api/queues", "/api/queues"),
@@ -258,6 +265,8 @@ mod tests {
         for path in [
             "/api/channels/a%2/publish",
             "/api/channels/%FF/history",
+            "/api/channels/a%2",
+            "/api/channels/%FF",
             "/keys/%f/revokeTokens",
             "/keys/%FF/revokeTokens",
             "/api/clients/%zz/connections/close",

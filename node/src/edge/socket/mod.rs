@@ -4,6 +4,7 @@ mod backlog;
 mod connection;
 mod handshake;
 mod identities;
+mod occupancy;
 mod reader;
 mod ring;
 mod shard;
@@ -25,7 +26,7 @@ use crate::auth::Authenticator;
 use crate::edge::files::ClientFiles;
 use crate::edge::link::Link;
 use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, Mark, PresenceDelivery};
-use crate::model::{AccountId, ChannelKey, ClientId, Clock, Limits};
+use crate::model::{AccountId, AttachedCount, ChannelKey, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
 
@@ -33,6 +34,7 @@ pub use backlog::{Backlog, BacklogReader, Found};
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, date, refusal_bytes};
 pub use identities::{Former, Identities, Runs};
+pub use occupancy::{Occupied, occupancy};
 use shard::Attaching;
 pub use shard::Shard;
 use survey::Question;
@@ -96,6 +98,11 @@ pub enum Input {
     },
     /// Answered once every connection of the shard was seen, a few in each turn.
     Survey(Box<Survey>),
+    /// How many connections are attached to each of these channels.
+    CountAttached {
+        keys: Arc<[ChannelKey]>,
+        reply: oneshot::Sender<Vec<AttachedCount>>,
+    },
     /// Ask so many connections to come back elsewhere, evenly over a time; none: all, and at once whoever comes from now on.
     AskToLeave {
         count: Option<usize>,
@@ -241,6 +248,21 @@ impl Shards {
             merged.merge(answer.await.ok()?);
         }
         Some(merged)
+    }
+
+    /// How many connections are attached to each of these channels; `None` when a shard is stopping.
+    pub async fn attached(&self, keys: Arc<[ChannelKey]>) -> Option<Vec<AttachedCount>> {
+        let ask_one = |handle: &Arc<ShardHandle>| {
+            let (reply, answer) = oneshot::channel();
+            handle.push(Input::CountAttached { keys: Arc::clone(&keys), reply });
+            answer
+        };
+        let asked: Vec<_> = self.handles.iter().map(ask_one).collect();
+        let mut all = vec![AttachedCount::default(); keys.len()];
+        for answer in asked {
+            all.iter_mut().zip(answer.await.ok()?).for_each(|(sum, count)| *sum += count);
+        }
+        Some(all)
     }
 
     /// Ends every connection of the account under this client id; how many, or `None` when a shard is stopping.

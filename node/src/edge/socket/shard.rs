@@ -5,6 +5,7 @@ mod everywhere;
 mod lifecycle;
 mod losing;
 mod moving;
+mod occupancy;
 mod pace;
 mod presence;
 mod reading;
@@ -23,6 +24,7 @@ use fanfare_proto::frame::{self, Format, ServerFrame};
 use fastwebsockets::OpCode;
 use mio::{Events, Poll, Token};
 use moving::Moving;
+use occupancy::Silent;
 use pace::Pace;
 use rounds::Round;
 
@@ -55,6 +57,7 @@ pub struct Shard {
     free: Vec<u32>,
     next_generation: u32,
     subscribers: Subscribers,
+    silent: Silent,
     timers: Timers,
     /// Slots with something to read, to flush, or to be given of what was missed; each stands in its list once.
     ready: VecDeque<u32>,
@@ -119,6 +122,7 @@ impl Shard {
             free: Vec::new(),
             next_generation: 0,
             subscribers: Subscribers::default(),
+            silent: Silent::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
             dirty: VecDeque::new(),
@@ -316,6 +320,7 @@ impl Shard {
                 self.adopt_refused(link, permit, format, refused);
             }
             Input::Survey(survey) => self.begin_survey(*survey),
+            Input::CountAttached { keys, reply } => self.count_attached(&keys, reply),
             Input::AskToLeave { count, within } => self.begin_moving(count, within),
             Input::Stop { within } => self.stop(within),
         }
@@ -367,7 +372,11 @@ impl Shard {
                 Output::Attach { delivers, begin, reply } => {
                     self.attach(connection, slot, Attaching { reply, delivers, begin });
                 }
-                Output::Detach { channel } => self.unsubscribe(connection, slot, &channel),
+                Output::Detach { channel } => {
+                    self.unsubscribe(connection, slot, &channel);
+                    self.count_silent(connection, slot, &channel);
+                }
+                Output::Recount { channel } => self.recount(connection, slot, &channel),
                 Output::End { code, after_ms } => self.end(connection, slot, code, after_ms),
             }
         }

@@ -187,3 +187,21 @@ fn a_key_that_was_narrowed_takes_what_it_no_longer_grants() {
     assert_eq!(brief(&client.send(&publish("p", "chat:1"))), ["publish 2"]);
     assert_eq!(client.act(|session, _, out| session.renew(narrower.clone(), out)), []);
 }
+
+#[test]
+fn a_grant_outside_the_modes_is_told_when_it_changes() {
+    let mut client = Client::key("chat");
+    client.send(&json!({"op": 8, "id": "at", "channel": "chat:1", "modes": ["subscribe"]}));
+    client.send(&attach("at", "chat:2"));
+    let name = ChannelName::of("chat:1");
+    assert!(client.session.publishes(&name));
+    let reader = Client::key("reader").session.principal().clone();
+    let seen = client.act(|session, _, out| session.renew(reader.clone(), out));
+    assert_eq!(brief(&seen), ["recount chat:1", "deliver chat:2 true", "9 "]);
+    assert!(!client.session.publishes(&name));
+    assert_eq!(client.act(|session, _, out| session.renew(reader.clone(), out)), []);
+    let writer = Client::key("chat").session.principal().clone();
+    let seen = client.act(|session, _, out| session.renew(writer.clone(), out));
+    assert_eq!(brief(&seen), ["recount chat:1", "recount chat:2"], "modes are not widened");
+    assert!(client.session.publishes(&name) && !client.session.is_silent(&name));
+}

@@ -43,7 +43,9 @@ impl Shard {
             }
         }
         let Attaching { reply, delivers, begin } = attaching;
-        if let Some(standing) = self.subscribe(connection, slot, &reply, delivers, begin) {
+        let standing = self.subscribe(connection, slot, &reply, delivers, begin);
+        self.count_silent(connection, slot, &reply.channel);
+        if let Some(standing) = standing {
             self.say_attached(connection, slot, &reply, &standing);
         }
     }
@@ -127,7 +129,9 @@ impl Shard {
             (None, true) => {
                 let (channel_state, mark) = self.services.hub.attach(&key, self.index);
                 open.add_subscription(channel.clone(), channel_state.number(), mark.place);
-                self.subscribers.add(&channel_state, Subscriber::new(slot, mark.place));
+                let publishes = open.session.publishes(channel);
+                let subscriber = Subscriber { publishes, ..Subscriber::new(slot, mark.place) };
+                self.subscribers.add(&channel_state, subscriber);
                 mark.serial()
             }
             (_, false) => {
@@ -169,7 +173,8 @@ impl Shard {
         };
         let back_ms = services.backlog.back_ms(history);
         let mut since = mark.place;
-        let mut subscriber = Subscriber::new(slot, mark.place);
+        let publishes = open.session.publishes(&reply.channel);
+        let mut subscriber = Subscriber { publishes, ..Subscriber::new(slot, mark.place) };
         let resumed = Some(Standing { position: position.clone(), resumed: true, warning: None });
         let (standing, replay) = match joined.start {
             Start::Live => (resumed, None),
@@ -240,7 +245,9 @@ impl Shard {
             (Some(standing), replay)
         };
         open.replays.push(replay);
-        self.subscribers.add(&channel, Subscriber::new(slot, Subscriber::IN_REPLAY));
+        let publishes = open.session.publishes(&reply.channel);
+        let subscriber = Subscriber { publishes, ..Subscriber::new(slot, Subscriber::IN_REPLAY) };
+        self.subscribers.add(&channel, subscriber);
         self.want_replay(connection, slot);
         standing
     }

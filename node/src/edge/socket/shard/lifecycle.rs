@@ -185,6 +185,7 @@ impl Shard {
         self.handle.connections.fetch_sub(1, Ordering::Relaxed);
         let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
         let subscriptions = std::mem::take(&mut open.subscriptions);
+        self.silent.end(&open.session, slot);
         for subscription in &subscriptions {
             self.remove_subscriber(subscription.number, slot);
         }

@@ -47,6 +47,7 @@ impl Shard {
     ) -> bool {
         let Some(open) = connection.open_mut() else { return false };
         let (messages, presence) = open.session.takes(channel);
+        let publishes = open.session.publishes(channel);
         let Some(subscription) = open.subscription_mut(channel) else { return false };
         let number = subscription.number;
         if !messages {
@@ -57,7 +58,7 @@ impl Shard {
         {
             subscription.since = channel.mark().place;
         }
-        self.subscribers.set(number, slot, |own| own.messages = messages);
+        self.subscribers.set(number, slot, |own| (own.messages, own.publishes) = (messages, publishes));
         self.subscribe_presence(connection, slot, number, presence)
     }
 

@@ -1,0 +1,210 @@
+//! How many are at a channel: counted on one node, summed over all, and told which of the two.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::presence::present;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, Socket, http, wait_until};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+const KEY: &str = "secret.k1";
+/// May listen everywhere, and publish nowhere.
+const READER: &str = "secret.reader";
+const WRITER: &str = "secret.writer";
+const MEMBER: &str = "secret.member";
+/// Of another account.
+const OTHER: &str = "secret.other";
+
+fn directory() -> Directory {
+    directory_with(ALL)
+}
+
+/// With this capability of [`KEY`].
+fn directory_with(capability: &str) -> Directory {
+    Directory::default()
+        .account("acme")
+        .key("k1", "secret", capability)
+        .key("reader", "secret", r#"{ "*" = ["subscribe"] }"#)
+        .key("writer", "secret", r#"{ "*" = ["publish", "history"] }"#)
+        .key("member", "secret", r#"{ "*" = ["presence"] }"#)
+        .account("other")
+        .key("other", "secret", ALL)
+}
+
+async fn node() -> Node {
+    Node::start(NodeOptions::default().directory(directory(), KEY)).await
+}
+
+async fn get(node: &Node, channel: &str, key: &str) -> Response {
+    let path = format!("/api/channels/{channel}");
+    http::request(node.addr(), "GET", &path, &[("authorization", &http::basic(key))], "").await
+}
+
+async fn occupancy(node: &Node, channel: &str) -> Value {
+    let answer = get(node, channel, KEY).await;
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+    answer.json()
+}
+
+fn counts([connections, publishers, subscribers, members]: [u64; 4]) -> Value {
+    json!({"connections": connections, "publishers": publishers, "subscribers": subscribers, "members": members})
+}
+
+fn details(name: &str, at: [u64; 4], source: &str) -> Value {
+    json!({"name": name, "occupancy": counts(at), "source": source})
+}
+
+async fn until_occupied(node: &Node, at: [u64; 4], source: &str) {
+    let expected = details("room", at, source);
+    let what = format!("{expected}");
+    wait_until(SOON, &what, async || occupancy(node, "room").await == expected).await;
+}
+
+async fn attached(node: &Node, key: &str, modes: &[&str]) -> Socket {
+    let mut socket = Socket::open_as(node, "", &http::basic(key)).await;
+    let answer = socket.ask(json!({"op": 8, "channel": "room", "modes": modes})).await;
+    assert_eq!(answer["op"], 9, "{answer}");
+    socket
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_node_counts_by_mode_and_capability() {
+    let node = node().await;
+    assert_eq!(occupancy(&node, "room").await, details("room", [0; 4], "cluster"));
+    let mut open = Vec::new();
+    for (key, modes, at) in [
+        (KEY, &["subscribe", "publish", "presence"][..], [1, 1, 1, 0]),
+        (KEY, &["subscribe"], [2, 2, 2, 0]),
+        (READER, &["subscribe"], [3, 2, 3, 0]),
+        (KEY, &["publish"], [4, 3, 3, 0]),
+        (KEY, &["presence"], [5, 4, 3, 0]),
+        (MEMBER, &["presence"], [6, 4, 3, 0]),
+    ] {
+        open.push(attached(&node, key, modes).await);
+        assert_eq!(occupancy(&node, "room").await, details("room", at, "cluster"), "{key} {modes:?}");
+    }
+    let mut elsewhere = Socket::open_as(&node, "", &http::basic(OTHER)).await;
+    elsewhere.attach("room").await;
+    present(&mut open[0], "enter", "room", json!({"clientId": "ann"})).await;
+    present(&mut open[0], "enter", "room", json!({"clientId": "bob"})).await;
+    assert_eq!(occupancy(&node, "room").await, details("room", [6, 4, 3, 2], "cluster"));
+    assert_eq!(get(&node, "room", OTHER).await.json(), details("room", [1, 1, 1, 0], "cluster"));
+
+    // A further attach changes what a connection is counted as, to nothing that is delivered and back.
+    for (modes, at) in [
+        (["publish"], [6, 4, 2, 2]),
+        (["publish"], [6, 4, 2, 2]),
+        (["presence"], [6, 4, 2, 2]),
+        (["subscribe"], [6, 4, 3, 2]),
+        (["publish"], [6, 4, 2, 2]),
+    ] {
+        open[1].ask(json!({"op": 8, "channel": "room", "modes": modes})).await;
+        assert_eq!(occupancy(&node, "room").await, details("room", at, "cluster"), "{modes:?}");
+    }
+    open[1].ask(json!({"op": 10, "channel": "room"})).await;
+    assert_eq!(occupancy(&node, "room").await, details("room", [5, 3, 2, 2], "cluster"));
+    drop(open.remove(3));
+    until_occupied(&node, [4, 2, 2, 2], "cluster").await;
+    open.clear();
+    // The members have their grace.
+    until_occupied(&node, [0, 0, 0, 2], "cluster").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn renewed_credential_changes_who_publishes() {
+    let node = node().await;
+    let _socket = attached(&node, KEY, &["subscribe"]).await;
+    assert_eq!(occupancy(&node, "room").await, details("room", [1, 1, 1, 0], "cluster"));
+    node.replace_directory(&directory_with(r#"{ "*" = ["subscribe"] }"#));
+    until_occupied(&node, [1, 0, 1, 0], "cluster").await;
+    node.replace_directory(&directory());
+    until_occupied(&node, [1, 1, 1, 0], "cluster").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn path_names_the_channel_and_needs_a_capability() {
+    let node = node().await;
+    let mut socket = Socket::open(&node, "").await;
+    for channel in ["a/b", "a:b", "room/publish", "publish", "/history"] {
+        socket.attach(channel).await;
+    }
+    for (path, name) in [
+        ("a%2Fb", "a/b"),
+        ("a/b", "a/b"),
+        ("a%3Ab", "a:b"),
+        ("room%2Fpublish", "room/publish"),
+        ("publish", "publish"),
+        ("/history", "/history"),
+    ] {
+        let answer = get(&node, path, KEY).await;
+        assert_eq!((answer.status, answer.json()), (200, details(name, [1, 1, 1, 0], "cluster")), "{path}");
+        assert!(answer.header("x-service-node-id").is_some());
+    }
+    // What names an operation still does.
+    assert_eq!(get(&node, "room/history", KEY).await.json(), json!({"messages": []}));
+    assert_eq!(get(&node, "room/presence", KEY).await.json()["members"], json!([]));
+    for (path, key, status) in [
+        ("room/publish", KEY, 405),
+        ("room", READER, 200),
+        ("room", MEMBER, 200),
+        ("room", WRITER, 403),
+        ("room", "wrong.k1", 401),
+        ("%FF", KEY, 400),
+        ("a%2", KEY, 400),
+        ("%5Broom", KEY, 400),
+        ("", KEY, 404),
+    ] {
+        assert_eq!(get(&node, path, key).await.status, status, "{path} {key}");
+    }
+    let basic = http::basic(KEY);
+    let authorization = [("authorization", basic.as_str())];
+    let posted = http::request(node.addr(), "POST", "/api/channels/room", &authorization, "{}").await;
+    assert_eq!((posted.status, posted.header("allow")), (405, Some("GET, HEAD")));
+}
+
+async fn cluster() -> Cluster {
+    Cluster::linked_with(3, |options| options.directory(directory(), KEY)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_nodes_answer_with_the_sum() {
+    let mut cluster = cluster().await;
+    let nodes = cluster.nodes();
+    let mut open = Vec::new();
+    for node in &*nodes {
+        open.push(attached(node, KEY, &["subscribe", "publish", "presence"]).await);
+        open.push(attached(node, READER, &["subscribe"]).await);
+    }
+    open.push(attached(&nodes[2], KEY, &["publish"]).await);
+    present(&mut open[0], "enter", "room", json!({"clientId": "ann"})).await;
+    for node in &*nodes {
+        until_occupied(node, [7, 4, 6, 1], "cluster").await;
+    }
+    open.drain(..2);
+    for node in &*nodes {
+        until_occupied(node, [5, 3, 4, 1], "cluster").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_does_not_answer_leaves_the_own_count() {
+    let mut cluster = cluster().await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let _open = [
+        attached(n0, KEY, &["subscribe"]).await,
+        attached(n1, KEY, &["subscribe"]).await,
+        attached(n2, KEY, &["subscribe"]).await,
+    ];
+    until_occupied(n0, [3, 3, 3, 0], "cluster").await;
+    n2.pause();
+    let asked = Instant::now();
+    assert_eq!(occupancy(n0, "room").await, details("room", [1, 1, 1, 0], "node"));
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    // Once it is dead for the others nobody waits for it.
+    until_occupied(n0, [2, 2, 2, 0], "cluster").await;
+    n2.kill();
+    n1.kill();
+    until_occupied(n0, [1, 1, 1, 0], "cluster").await;
+}
