@@ -340,7 +340,7 @@ fn prepare_shards(config: &Config) -> Result<(Arc<Shards>, Vec<mio::Poll>), Star
 
 fn start_shards(
     config: &Config,
-    shards: &Shards,
+    shards: &Arc<Shards>,
     polls: Vec<mio::Poll>,
     services: &socket::Services,
     tasks: &Tasks,
@@ -352,6 +352,9 @@ fn start_shards(
             .spawn_thread("shard", move || shard.run(io_uring))
             .map_err(StartError::at("cannot start a socket thread"))?;
     }
+    let (hub, publisher) = (Arc::clone(&services.hub), services.publisher.clone());
+    let telling = Arc::clone(shards.watches()).run(Arc::clone(shards), hub, publisher);
+    tasks.spawn("occupancy", OnStop::Cancel, telling);
     Ok(())
 }
 

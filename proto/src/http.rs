@@ -97,6 +97,15 @@ pub enum OccupancySource {
     Node,
 }
 
+impl OccupancySource {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cluster => "cluster",
+            Self::Node => "node",
+        }
+    }
+}
+
 /// A live connection, of the listing `/api/connections`; `connected_at` in epoch milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -5,6 +5,7 @@ use fanfare_proto::frame::{
     Attached, Body, Connected, Format, MemberOut, MessageOut, PresenceIn, PresenceOut, ServerFrame, SyncPage,
     encode, encode_messages, encode_presence, encode_request, parse, parse_server,
 };
+use fanfare_proto::http::{Occupancy, OccupancySource};
 use fanfare_proto::msgpack;
 use serde_json::value::RawValue;
 
@@ -109,6 +110,15 @@ fn server_frame<'a>(name: &str, serials: &'a [String]) -> Option<ServerFrame<'a>
         "detached-unasked" => {
             ServerFrame::Detached { id: None, channel: "a:b", error: Some(taken), code: Some(40160) }
         }
+        "occupancy" => {
+            let occupancy = Occupancy { connections: 300, publishers: 4, subscribers: 299, members: 0 };
+            ServerFrame::Occupancy { channel: "a:b", occupancy, source: OccupancySource::Cluster }
+        }
+        "occupancy-node" => ServerFrame::Occupancy {
+            channel: "zürich",
+            occupancy: Occupancy { connections: 1, publishers: 1, subscribers: 0, members: 2 },
+            source: OccupancySource::Node,
+        },
         "auth-required" => ServerFrame::AuthRequired { code: 40142, expires: NOW + 3_600_000 },
         _ => return None,
     })

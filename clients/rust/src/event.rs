@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use fanfare_proto::frame::{Incoming, MemberIn, MessageIn, PresenceIn, op};
+use fanfare_proto::http::Occupancy;
 
 /// The first frame of a connection, and the answer to a refreshed token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -70,6 +71,15 @@ pub struct Members {
     pub members: Vec<MemberIn>,
 }
 
+/// How many are at a channel, after an attach that asked for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChannelOccupancy {
+    pub channel: String,
+    pub occupancy: Occupancy,
+    /// All nodes are counted; else the one that says it, as another one has not answered.
+    pub is_of_all: bool,
+}
+
 /// What [`crate::Client::next`] gives.
 #[derive(Debug)]
 pub enum Event {
@@ -79,6 +89,8 @@ pub enum Event {
     Presence(Presence),
     /// After an attach: what was known of the channel's members is replaced by this.
     Members(Members),
+    /// How many are at the channel now.
+    Occupancy(ChannelOccupancy),
     /// The credential was refreshed, or a lost connection is back; `resumed` says whether it is the same one to the node and
     /// to others. What each channel has missed is said by [`Event::Attached`].
     Connected(Connected),
@@ -148,6 +160,11 @@ pub(crate) fn of(frame: Incoming) -> Option<Event> {
         op::SYNC => Some(Event::Members(Members {
             channel: frame.channel.unwrap_or_default(),
             members: frame.members,
+        })),
+        op::OCCUPANCY => Some(Event::Occupancy(ChannelOccupancy {
+            channel: frame.channel.unwrap_or_default(),
+            occupancy: frame.occupancy.unwrap_or_default(),
+            is_of_all: frame.source.as_deref() == Some("cluster"),
         })),
         op::CONNECTED => Some(Event::Connected(connected(frame))),
         op::ATTACHED => Some(Event::Attached(attached(frame))),

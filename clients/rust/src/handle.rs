@@ -29,6 +29,12 @@ impl Handle {
         self.attach_with(attach).await
     }
 
+    /// The same, and [`crate::Event::Occupancy`] tells how many are at the channel, at once and after changes, at most once a second.
+    pub async fn attach_with_occupancy(&self, channel: &str) -> Result<Attached, Error> {
+        let attach = Attach { channel: channel.into(), occupancy: true, ..Attach::default() };
+        self.attach_with(attach).await
+    }
+
     /// Attaches with a resume point, a rewind or modes of the caller's choice.
     pub async fn attach_with(&self, attach: Attach) -> Result<Attached, Error> {
         Ok(event::attached(self.request(Body::Attach(attach)).await?))

@@ -17,6 +17,7 @@ struct Attachment {
     /// The application was given all up to here.
     serial: String,
     modes: Option<Vec<String>>,
+    occupancy: bool,
     /// A detach is under way.
     leaving: bool,
 }
@@ -54,6 +55,7 @@ impl Standing {
                 let attachment = Attachment {
                     serial: answer.serial.clone().unwrap_or_default(),
                     modes: attach.modes.clone(),
+                    occupancy: attach.occupancy,
                     leaving: false,
                 };
                 self.channels.insert(attach.channel.clone(), attachment);
@@ -118,6 +120,7 @@ impl Standing {
                 rewind: None,
                 serial: Some(attachment.serial.clone()),
                 modes: attachment.modes.clone(),
+                occupancy: attachment.occupancy,
             })
         });
         let members = self.members.iter().filter(|(member, _)| !decided.contains(member));
@@ -156,6 +159,7 @@ mod tests {
             channel: channel.into(),
             rewind: Some("10".into()),
             modes: Some(vec!["subscribe".into()]),
+            occupancy: true,
             ..Attach::default()
         });
         standing.done(&body, &Incoming { serial: Some(serial.into()), ..Incoming::default() });
@@ -165,6 +169,7 @@ mod tests {
         let text = |body| match body {
             Body::Attach(attach) => {
                 assert_eq!((attach.rewind, attach.modes), (None, Some(vec!["subscribe".into()])));
+                assert!(attach.occupancy);
                 format!("{} after {}", attach.channel, attach.serial.unwrap_or_default())
             }
             Body::Presence(presence) => {

@@ -10,7 +10,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::{Client, Credential, Draft, Ending, Error, Event, Options, PresenceRequest, queue};
+use crate::{
+    ChannelOccupancy, Client, Credential, Draft, Ending, Error, Event, Occupancy, Options, PresenceRequest,
+    queue,
+};
 
 const ACCEPTED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
 
@@ -144,6 +147,32 @@ async fn the_pages_of_a_member_list_are_one_event_and_presence_is_another() {
     assert_eq!((event.action.as_str(), event.timestamp), ("leave", 6));
     assert_eq!(event.data.as_ref().map(|data| data.get()), Some("null"));
     client.leave("c", None).await.expect_err("the server is gone");
+    tasks.join_all().await;
+}
+
+#[tokio::test]
+async fn an_attach_with_occupancy_gives_events_of_it() {
+    let (listener, addr) = listen().await;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut server = Server::connected(&listener).await;
+        let attach = server.hear().await;
+        assert_eq!((&attach["op"], &attach["occupancy"]), (&json!(8), &json!(true)));
+        server
+            .say(&json!({"op": 9, "id": attach["id"], "channel": "c", "serial": "s", "resumed": false}))
+            .await;
+        let counts = json!({"connections": 4, "publishers": 3, "subscribers": 2, "members": 1});
+        for source in ["cluster", "node"] {
+            server.say(&json!({"op": 16, "channel": "c", "occupancy": counts, "source": source})).await;
+        }
+    });
+    let mut client = Client::connect(options(addr)).await.expect("connected");
+    client.attach_with_occupancy("c").await.expect("attached");
+    let occupancy = Occupancy { connections: 4, publishers: 3, subscribers: 2, members: 1 };
+    for is_of_all in [true, false] {
+        let Some(Event::Occupancy(told)) = client.next().await else { panic!("the counts") };
+        assert_eq!(told, ChannelOccupancy { channel: "c".into(), occupancy, is_of_all });
+    }
     tasks.join_all().await;
 }
 

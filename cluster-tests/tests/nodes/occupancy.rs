@@ -5,6 +5,7 @@ use std::time::Duration;
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::presence::present;
+use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -207,4 +208,90 @@ async fn node_that_does_not_answer_leaves_the_own_count() {
     n2.kill();
     n1.kill();
     until_occupied(n0, [1, 1, 1, 0], "cluster").await;
+}
+
+async fn watching(node: &Node, query: &str) -> Socket {
+    let mut socket = Socket::open(node, query).await;
+    let attached = socket.ask(json!({"op": 8, "channel": "room", "occupancy": true})).await;
+    assert_eq!(attached["op"], 9, "{attached}");
+    socket
+}
+
+async fn next_told(socket: &mut Socket) -> Value {
+    socket.find("op 16", |frame| frame["op"] == 16).await
+}
+
+async fn until_told(socket: &mut Socket, at: [u64; 4], source: &str) {
+    let told = json!({"op": 16, "channel": "room", "occupancy": counts(at), "source": source});
+    socket.find(&told.to_string(), |frame| *frame == told).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attach_with_occupancy_tells_the_counts_and_changes() {
+    let node = node().await;
+    let mut first = watching(&node, "").await;
+    until_told(&mut first, [1, 1, 1, 0], "cluster").await;
+    let mut second = watching(&node, "?format=msgpack").await;
+    // What was counted last, and then what is counted now.
+    until_told(&mut second, [2, 2, 2, 0], "cluster").await;
+    until_told(&mut first, [2, 2, 2, 0], "cluster").await;
+    let reader = attached(&node, READER, &["subscribe"]).await;
+    present(&mut first, "enter", "room", json!({"clientId": "ann"})).await;
+    for socket in [&mut first, &mut second] {
+        until_told(socket, [3, 2, 3, 1], "cluster").await;
+    }
+    drop(reader);
+    until_told(&mut first, [2, 2, 2, 1], "cluster").await;
+    until_told(&mut second, [2, 2, 2, 1], "cluster").await;
+    // A further attach without it ends it, as a detach does.
+    second.attach("room").await;
+    first.ask(json!({"op": 10, "channel": "room"})).await;
+    let third = watching(&node, "").await;
+    let silence = Duration::from_millis(1_500);
+    for socket in [&mut first, &mut second] {
+        let (frames, ended) = socket.to_end(silence).await;
+        assert!(frames.iter().all(|frame| frame["op"] != 16), "{frames:?}");
+        assert_eq!(ended, Ended::Silence);
+    }
+    drop(third);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_changes_are_told_once_a_second() {
+    let node = node().await;
+    let mut watcher = watching(&node, "").await;
+    next_told(&mut watcher).await;
+    let begun = Instant::now();
+    let mut other = Socket::open(&node, "").await;
+    let mut last = Value::Null;
+    let mut count = 0;
+    for _ in 0..40 {
+        other.attach("room").await;
+        other.ask(json!({"op": 10, "channel": "room"})).await;
+    }
+    other.attach("room").await;
+    while last["occupancy"] != counts([2, 2, 2, 0]) {
+        last = next_told(&mut watcher).await;
+        count += 1;
+    }
+    let seconds = begun.elapsed().as_secs();
+    assert!(count <= seconds + 1, "{count} frames within {seconds} s");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn occupancy_of_three_nodes_is_told_on_each() {
+    let mut cluster = cluster().await;
+    let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
+    let mut watchers = [watching(n0, "").await, watching(n1, "").await];
+    let member = attached(n2, MEMBER, &["presence"]).await;
+    for watcher in &mut watchers {
+        until_told(watcher, [3, 2, 2, 0], "cluster").await;
+    }
+    drop(member);
+    for watcher in &mut watchers {
+        until_told(watcher, [2, 2, 2, 0], "cluster").await;
+    }
+    n2.pause();
+    until_told(&mut watchers[0], [1, 1, 1, 0], "node").await;
+    until_told(&mut watchers[0], [2, 2, 2, 0], "cluster").await;
 }

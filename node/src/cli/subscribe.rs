@@ -68,7 +68,7 @@ impl Follower {
         for channel in &arguments.channels {
             let modes = (!arguments.presence).then(|| vec!["subscribe".to_owned()]);
             let rewind = arguments.rewind.clone();
-            let attach = Attach { channel: channel.clone(), rewind, serial: None, modes };
+            let attach = Attach { channel: channel.clone(), rewind, modes, ..Attach::default() };
             let attached = match self.client.attach_with(attach).await {
                 Ok(attached) => attached,
                 Err(Error::Refused { code, error }) => {

@@ -15,6 +15,8 @@ pub(super) struct Attachment {
     modes: Modes,
     /// The credential may publish there, whatever the modes are.
     publishes: bool,
+    /// The client is told how many are at the channel.
+    watches: bool,
 }
 
 /// What op 9 will say beside the position.
@@ -168,6 +170,10 @@ impl Session {
             let error = "the capability covers none of the modes on this channel";
             return self.nack(id.as_deref(), code::CAPABILITY, error, None, out);
         }
+        if attach.occupancy && !granted.delivers() {
+            let error = "occupancy needs the capability subscribe or presence on this channel";
+            return self.nack(id.as_deref(), code::CAPABILITY, error, None, out);
+        }
         let history = self.principal.allows(channel.as_str(), Operation::History);
         let rewind = attach.rewind.as_deref().map(|text| Rewind::parse(text, history, cx)).transpose();
         let rewind = match rewind {
@@ -177,7 +183,10 @@ impl Session {
         let place = self.place(&channel);
         let was_delivered = self.is_delivered(&channel);
         match place {
-            Ok(place) => self.attached[place].modes = modes,
+            Ok(place) => {
+                let attachment = &mut self.attached[place];
+                (attachment.modes, attachment.watches) = (modes, attach.occupancy);
+            }
             Err(_) if self.attached.len() >= cx.limits.attached_channels => {
                 Limit::AttachedChannels.hit();
                 let error = format!("more than {} channels on one connection", cx.limits.attached_channels);
@@ -186,7 +195,10 @@ impl Session {
             Err(place) => {
                 // Most connections have one channel.
                 self.attached.reserve_exact(usize::from(self.attached.is_empty()));
-                self.attached.insert(place, Attachment { channel: channel.clone(), modes, publishes });
+                self.attached.insert(
+                    place,
+                    Attachment { channel: channel.clone(), modes, publishes, watches: attach.occupancy },
+                );
             }
         }
         // A serial that cannot be read is no position: delivery begins now, and the client is told so.
@@ -224,6 +236,11 @@ impl Session {
         self.place(channel).is_ok_and(|place| self.attached[place].publishes)
     }
 
+    /// Whether the client is to be told how many are at an attached channel.
+    pub fn watches(&self, channel: &ChannelName) -> bool {
+        self.place(channel).is_ok_and(|place| self.attached[place].watches)
+    }
+
     /// Whether the channel is attached, and nothing of it is delivered.
     pub fn is_silent(&self, channel: &ChannelName) -> bool {
         self.place(channel).is_ok_and(|place| !self.attached[place].modes.delivers())
@@ -240,7 +257,8 @@ impl Session {
         let mut place = 0;
         while place < self.attached.len() {
             let channel = self.attached[place].channel.clone();
-            let Attachment { modes: before, publishes: published, .. } = self.attached[place];
+            let Attachment { modes: before, publishes: published, watches: watched, .. } =
+                self.attached[place];
             let granted = self.granted(&channel);
             let (modes, publishes) = (Modes(before.0 & granted.0), granted.holds(Operation::Publish));
             if modes == Modes(0) {
@@ -251,12 +269,13 @@ impl Session {
                 out.push(Output::Detach { channel });
                 continue;
             }
-            self.attached[place].publishes = publishes;
+            let watches = watched && granted.delivers();
+            (self.attached[place].publishes, self.attached[place].watches) = (publishes, watches);
             if modes != before {
                 self.attached[place].modes = modes;
                 let reply = AttachReply { channel, id: None, modes, ticket: None, is_rewind: false };
                 out.push(Output::Attach { delivers: modes.delivers(), begin: Begin::Kept, reply });
-            } else if publishes != published {
+            } else if (publishes, watches) != (published, watched) {
                 out.push(Output::Recount { channel });
             }
             place += 1;

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{Body, Draft, Format, FrameError, Request, op};
+use crate::http::Occupancy;
 use crate::writer::{Object, write_array};
 use crate::{json, msgpack};
 
@@ -33,6 +34,10 @@ pub struct Incoming {
     pub more: Option<bool>,
     pub modes: Option<Vec<String>>,
     pub warning: Option<String>,
+    /// Of op 16.
+    pub occupancy: Option<Occupancy>,
+    /// Of op 16: `cluster` or `node`.
+    pub source: Option<String>,
     pub connection_id: Option<String>,
     pub connection_key: Option<String>,
     pub client_id: Option<String>,
@@ -127,6 +132,9 @@ fn write(request: &Request, object: &mut Object<'_>) {
             object.text_if("rewind", attach.rewind.as_deref()).text_if("serial", attach.serial.as_deref());
             if let Some(modes) = &attach.modes {
                 object.texts("modes", modes);
+            }
+            if attach.occupancy {
+                object.flag("occupancy", true);
             }
         }
         Body::Detach { channel } => drop(object.text("channel", channel)),

@@ -41,6 +41,7 @@ pub mod op {
     pub const MESSAGE: i64 = 13;
     pub const SYNC: i64 = 14;
     pub const AUTH: i64 = 15;
+    pub const OCCUPANCY: i64 = 16;
 }
 
 /// The `code` of a frame.

@@ -47,6 +47,8 @@ pub struct Attach {
     pub rewind: Option<String>,
     pub serial: Option<String>,
     pub modes: Option<Vec<String>>,
+    /// How many are at the channel is to be told, now and after changes.
+    pub occupancy: bool,
 }
 
 /// Names and values of the fields are not checked. `data` may be `null`.
@@ -175,6 +177,8 @@ struct Wire<'a> {
     #[serde(borrow, default, deserialize_with = "json::present_ref")]
     modes: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "json::present_ref")]
+    occupancy: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::present_ref")]
     action: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "json::present_ref")]
     client_id: Option<&'a RawValue>,
@@ -209,11 +213,17 @@ impl Wire<'_> {
                 Some(serde_json::from_str(modes.get()).map_err(|_| "modes must be an array of strings")?)
             }
         };
+        let occupancy = match self.occupancy.map(RawValue::get) {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(_) => return Err("occupancy must be true or false".into()),
+        };
         Ok(Attach {
             channel: self.channel()?,
             rewind: optional("rewind", self.rewind)?,
             serial: optional("serial", self.serial)?,
             modes,
+            occupancy,
         })
     }
 

@@ -3,6 +3,7 @@
 use serde_json::value::RawValue;
 
 use super::{Format, op};
+use crate::http::{Occupancy, OccupancySource};
 use crate::msgpack;
 use crate::writer::{Object, write_array};
 
@@ -45,6 +46,12 @@ pub enum ServerFrame<'a> {
         channel: &'a str,
         error: Option<&'a str>,
         code: Option<u32>,
+    },
+    /// How many are at a channel, for a client that has asked at its attach.
+    Occupancy {
+        channel: &'a str,
+        occupancy: Occupancy,
+        source: OccupancySource,
     },
     /// Asks for a fresh token; `expires` in epoch milliseconds.
     AuthRequired {
@@ -131,6 +138,16 @@ fn write(frame: &ServerFrame<'_>, object: &mut Object<'_>) {
         ServerFrame::Detached { id, channel, error, code } => {
             object.number("op", op::DETACHED).text_if("id", *id).text("channel", channel);
             object.text_if("error", *error).number_if("code", *code)
+        }
+        ServerFrame::Occupancy { channel, occupancy, source } => {
+            object.number("op", op::OCCUPANCY).text("channel", channel);
+            Object::begin(object.field("occupancy"))
+                .number("connections", occupancy.connections)
+                .number("publishers", occupancy.publishers)
+                .number("subscribers", occupancy.subscribers)
+                .number("members", occupancy.members)
+                .end();
+            object.text("source", source.as_str())
         }
         ServerFrame::AuthRequired { code, expires } => {
             object.number("op", op::AUTH).number("code", code).number("expires", expires)

@@ -34,7 +34,8 @@ pub use backlog::{Backlog, BacklogReader, Found};
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, date, refusal_bytes};
 pub use identities::{Former, Identities, Runs};
-pub use occupancy::{Occupied, occupancy};
+use occupancy::Told;
+pub use occupancy::{Occupied, Watches, occupancy};
 use shard::Attaching;
 pub use shard::Shard;
 use survey::Question;
@@ -98,6 +99,8 @@ pub enum Input {
     },
     /// Answered once every connection of the shard was seen, a few in each turn.
     Survey(Box<Survey>),
+    /// How many are at a channel, for the clients that watch it.
+    TellOccupancy(Arc<Told>),
     /// How many connections are attached to each of these channels.
     CountAttached {
         keys: Arc<[ChannelKey]>,
@@ -151,6 +154,8 @@ pub struct ShardHandle {
     inbox: Inbox<Input>,
     /// Those that are open.
     connections: AtomicUsize,
+    /// Of all shards.
+    watches: Arc<Watches>,
 }
 
 impl ShardHandle {
@@ -160,6 +165,7 @@ impl ShardHandle {
             Input::DeliverPresence(delivery) => delivery.bytes(),
             Input::Adopt { read, .. } => read.len() + 64,
             Input::Found { found, .. } => found.bytes() + 64,
+            Input::TellOccupancy(told) => told.bytes() + 64,
             _ => 64,
         };
         self.inbox.push(input, bytes);
@@ -193,6 +199,7 @@ impl DeliveryTarget for ShardHandle {
 pub struct Shards {
     handles: Vec<Arc<ShardHandle>>,
     next: AtomicUsize,
+    watches: Arc<Watches>,
 }
 
 impl Shards {
@@ -200,16 +207,18 @@ impl Shards {
     pub fn prepare(count: usize) -> std::io::Result<(Self, Vec<mio::Poll>)> {
         let mut handles = Vec::new();
         let mut polls = Vec::new();
+        let watches = Arc::<Watches>::default();
         for _ in 0..count {
             let poll = mio::Poll::new()?;
             let waker = Arc::new(mio::Waker::new(poll.registry(), shard::WAKE)?);
             handles.push(Arc::new(ShardHandle {
                 inbox: Inbox::new(waker, INBOX_BYTES_MAX),
                 connections: AtomicUsize::new(0),
+                watches: Arc::clone(&watches),
             }));
             polls.push(poll);
         }
-        Ok((Self { handles, next: AtomicUsize::new(0) }, polls))
+        Ok((Self { handles, next: AtomicUsize::new(0), watches }, polls))
     }
 
     pub fn targets(&self) -> Vec<Arc<dyn DeliveryTarget>> {
@@ -218,6 +227,11 @@ impl Shards {
 
     pub fn handles(&self) -> Vec<Arc<ShardHandle>> {
         self.handles.clone()
+    }
+
+    /// The channels that their clients watch.
+    pub fn watches(&self) -> &Arc<Watches> {
+        &self.watches
     }
 
     pub fn handle(&self, index: usize) -> Arc<ShardHandle> {

@@ -24,7 +24,7 @@ use fanfare_proto::frame::{self, Format, ServerFrame};
 use fastwebsockets::OpCode;
 use mio::{Events, Poll, Token};
 use moving::Moving;
-use occupancy::Silent;
+use occupancy::{Silent, Watching};
 use pace::Pace;
 use rounds::Round;
 
@@ -38,6 +38,7 @@ use crate::pulse;
 use crate::session::{Context, Output, PublishResult};
 pub(super) use attach::Attaching;
 pub(super) use replay::Replay;
+pub(super) use writing::payload_frame;
 
 pub(super) const WAKE: Token = Token(usize::MAX);
 
@@ -58,6 +59,7 @@ pub struct Shard {
     next_generation: u32,
     subscribers: Subscribers,
     silent: Silent,
+    watching: Watching,
     timers: Timers,
     /// Slots with something to read, to flush, or to be given of what was missed; each stands in its list once.
     ready: VecDeque<u32>,
@@ -123,6 +125,7 @@ impl Shard {
             next_generation: 0,
             subscribers: Subscribers::default(),
             silent: Silent::default(),
+            watching: Watching::default(),
             timers: Timers::default(),
             ready: VecDeque::new(),
             dirty: VecDeque::new(),
@@ -321,6 +324,7 @@ impl Shard {
             }
             Input::Survey(survey) => self.begin_survey(*survey),
             Input::CountAttached { keys, reply } => self.count_attached(&keys, reply),
+            Input::TellOccupancy(told) => self.tell_occupancy(told),
             Input::AskToLeave { count, within } => self.begin_moving(count, within),
             Input::Stop { within } => self.stop(within),
         }
@@ -375,8 +379,12 @@ impl Shard {
                 Output::Detach { channel } => {
                     self.unsubscribe(connection, slot, &channel);
                     self.count_silent(connection, slot, &channel);
+                    self.watch_occupancy(connection, slot, &channel);
                 }
-                Output::Recount { channel } => self.recount(connection, slot, &channel),
+                Output::Recount { channel } => {
+                    self.recount(connection, slot, &channel);
+                    self.watch_occupancy(connection, slot, &channel);
+                }
                 Output::End { code, after_ms } => self.end(connection, slot, code, after_ms),
             }
         }

@@ -126,3 +126,42 @@ fn each_answer_has_the_modes_of_its_own_request() {
     assert_eq!(modes_of(&seen[..2]), ["publish"]);
     assert_eq!(modes_of(&seen[2..]), ["subscribe", "presence"]);
 }
+
+#[test]
+fn occupancy_needs_a_capability_to_listen_or_see_members() {
+    let asked = |occupancy: Value| json!({"op": 8, "id": "a", "channel": "chat:1", "occupancy": occupancy});
+    let name = ChannelName::of("chat:1");
+    for (key, occupancy, expected, watches) in [
+        ("chat", json!(true), &["deliver chat:1 true", "9 a"][..], true),
+        ("chat", json!(false), &["deliver chat:1 true", "9 a"], false),
+        ("chat", json!("true"), &["2 a 40000"], false),
+        ("chat", json!(1), &["2 a 40000"], false),
+        ("chat", Value::Null, &["2 a 40000"], false),
+        ("writer", json!(true), &["2 a 40160"], false),
+        ("writer", json!(false), &["deliver chat:1 false", "9 a"], false),
+    ] {
+        let mut client = Client::key(key);
+        assert_eq!(brief(&client.send(&asked(occupancy.clone()))), expected, "{key} {occupancy}");
+        assert_eq!(client.session.watches(&name), watches, "{key} {occupancy}");
+    }
+    let mut client = Client::key("chat");
+    client.send(&asked(json!(true)));
+    client.send(&attach("b", "chat:1"));
+    assert!(!client.session.watches(&name), "a further attach says anew what is asked");
+    client.send(&asked(json!(true)));
+    client.send(&detach("d", "chat:1"));
+    assert!(!client.session.watches(&name));
+}
+
+#[test]
+fn occupancy_ends_with_the_capability_for_it() {
+    let mut client = Client::key("chat");
+    let asked = json!({"op": 8, "id": "a", "channel": "chat:1", "modes": ["publish"], "occupancy": true});
+    client.send(&asked);
+    let name = ChannelName::of("chat:1");
+    assert!(client.session.watches(&name) && client.session.is_silent(&name));
+    let writer = Client::key("writer").session.principal().clone();
+    let seen = client.act(|session, _, out| session.renew(writer.clone(), out));
+    assert_eq!(brief(&seen), ["recount chat:1"]);
+    assert!(!client.session.watches(&name));
+}

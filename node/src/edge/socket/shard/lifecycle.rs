@@ -186,6 +186,7 @@ impl Shard {
         let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
         let subscriptions = std::mem::take(&mut open.subscriptions);
         self.silent.end(&open.session, slot);
+        self.watching.end(&open.session, slot, |key| self.handle.watches.end(key, self.index));
         for subscription in &subscriptions {
             self.remove_subscriber(subscription.number, slot);
         }

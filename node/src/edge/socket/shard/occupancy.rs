@@ -1,10 +1,13 @@
-//! How many connections of this shard are attached to a channel.
+//! How many connections of this shard are attached to a channel, and who of them is told how many there are in all.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
+use fanfare_proto::frame::Format;
 use tokio::sync::oneshot;
 
-use super::super::connection::Connection;
+use super::super::connection::{Connection, Stage};
+use super::super::occupancy::Told;
 use super::Shard;
 use crate::model::{AttachedCount, ChannelKey, ChannelName};
 use crate::session::Session;
@@ -40,7 +43,98 @@ impl Silent {
     }
 }
 
+/// Connections that are told how many are at a channel.
+#[derive(Debug, Default)]
+pub(super) struct Watching(HashMap<ChannelKey, Watchers>);
+
+#[derive(Debug, Default)]
+struct Watchers {
+    slots: HashSet<u32>,
+    /// What all of them were told last.
+    told: Option<Arc<Told>>,
+}
+
+impl Watching {
+    /// False when the slot was the last one of the channel.
+    fn remove(&mut self, key: &ChannelKey, slot: u32) -> bool {
+        let Some(watchers) = self.0.get_mut(key) else { return true };
+        watchers.slots.remove(&slot);
+        let are_left = !watchers.slots.is_empty();
+        if !are_left {
+            self.0.remove(key);
+        }
+        are_left
+    }
+
+    /// The connection of the slot is gone; `unwatched` is given the channels of which it was the last.
+    pub(super) fn end(&mut self, session: &Session, slot: u32, unwatched: impl Fn(&ChannelKey)) {
+        if self.0.is_empty() {
+            return;
+        }
+        for channel in session.channels().filter(|channel| session.watches(channel)) {
+            let key = session.principal().channel(channel.clone());
+            if !self.remove(&key, slot) {
+                unwatched(&key);
+            }
+        }
+    }
+}
+
 impl Shard {
+    /// After op 9 or 11, or a change of what the credential grants: the client is told how many are at the channel, if it asks for that.
+    pub(super) fn watch_occupancy(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
+        let Some(open) = connection.open_mut() else { return };
+        let (watches, format) = (open.session.watches(channel), open.session.format());
+        if !watches && self.watching.0.is_empty() {
+            return;
+        }
+        let key = open.session.principal().channel(channel.clone());
+        if !watches {
+            if !self.watching.remove(&key, slot) {
+                self.handle.watches.end(&key, self.index);
+            }
+            return;
+        }
+        let begin = || Watchers { slots: HashSet::new(), told: self.handle.watches.begin(&key, self.index) };
+        let watchers = self.watching.0.entry(key.clone()).or_insert_with(begin);
+        watchers.slots.insert(slot);
+        // Else it comes when it is counted.
+        if let Some(frame) = watchers.told.as_ref().map(|told| told.frame(format)) {
+            self.send(connection, slot, frame);
+        }
+    }
+
+    pub(super) fn tell_occupancy(&mut self, told: Arc<Told>) {
+        let Some(watchers) = self.watching.0.get_mut(told.key()) else { return };
+        // It was on its way when the last client went, and another one came since.
+        if watchers.told.as_ref().is_some_and(|newer| !told.is_after(newer)) {
+            return;
+        }
+        let [json, msgpack] = [Format::Json, Format::MsgPack].map(|format| told.frame(format));
+        let mut over = Vec::new();
+        watchers.told = Some(told);
+        for slot in &watchers.slots {
+            let Some(connection) = self.slots[*slot as usize].as_deref_mut() else { continue };
+            let Stage::Open(open) = &connection.stage else { continue };
+            let frame = match open.session.format() {
+                Format::Json => &json,
+                Format::MsgPack => &msgpack,
+            };
+            connection.outbox.push(frame.clone());
+            if connection.outbox.live_bytes() > self.services.limits.outbox_bytes {
+                over.push(*slot);
+            }
+            if !connection.in_dirty && connection.blocked_ms.is_none() {
+                connection.in_dirty = true;
+                self.dirty.push_back(*slot);
+            }
+        }
+        for slot in over {
+            self.flush(slot);
+            self.check_outbox(slot, 0);
+        }
+    }
+
     /// After a change of what a connection is attached to.
     pub(super) fn count_silent(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
         let Some(open) = connection.open_mut() else { return };

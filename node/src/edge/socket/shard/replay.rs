@@ -148,6 +148,7 @@ impl Shard {
             open.session.attached(cx, reply, standing, presence, &mut outputs);
         }
         self.run_outputs(connection, slot, outputs);
+        self.watch_occupancy(connection, slot, &reply.channel);
     }
 
     /// A replay from the store that begins with a question where to begin.

@@ -252,7 +252,7 @@ impl Shard {
 }
 
 /// A payload as a frame of its format.
-pub(super) fn payload_frame(format: Format, payload: &[u8]) -> Bytes {
+pub(in crate::edge::socket) fn payload_frame(format: Format, payload: &[u8]) -> Bytes {
     let opcode = match format {
         Format::Json => OpCode::Text,
         Format::MsgPack => OpCode::Binary,
