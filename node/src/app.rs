@@ -274,7 +274,13 @@ impl App {
         self.shards.stop(left - left / 10);
         self.tasks.stop(left).await;
         cluster::hand_over(self.publisher.routing(), time.for_step()).await;
-        if tokio::time::timeout(time.for_step(), self.publisher.finish_departures()).await.is_err() {
+        let left = async {
+            tokio::join!(
+                self.publisher.finish_departures(),
+                self.shards.occupations().finish(&self.publisher)
+            )
+        };
+        if tokio::time::timeout(time.for_step(), left).await.is_err() {
             tracing::warn!("not all who had ended their connection have left");
         }
         self.outbox.stop(time.for_step()).await;
@@ -352,9 +358,7 @@ fn start_shards(
             .spawn_thread("shard", move || shard.run(io_uring))
             .map_err(StartError::at("cannot start a socket thread"))?;
     }
-    let (hub, publisher) = (Arc::clone(&services.hub), services.publisher.clone());
-    let telling = Arc::clone(shards.watches()).run(Arc::clone(shards), hub, publisher);
-    tasks.spawn("occupancy", OnStop::Cancel, telling);
+    shards.begin_to_count(services, tasks);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The only way in for messages and presence: check, claim given ids, number, hand to the hub and to the origin's store.
 
 mod departures;
+mod occupancy;
 mod presence;
 mod repeats;
 mod targets;

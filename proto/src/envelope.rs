@@ -5,7 +5,7 @@ use crate::writer::{Object, write_array};
 /// All of an envelope but its records.
 #[derive(Debug, Clone, Copy)]
 pub struct EnvelopeHead<'a> {
-    /// `channel.message` or `channel.presence`.
+    /// `channel.message`, `channel.presence`, `channel.occupied` or `channel.vacated`.
     pub source: &'a str,
     pub account_id: &'a str,
     pub channel: &'a str,

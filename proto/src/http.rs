@@ -251,6 +251,12 @@ pub fn write_presence_record(out: &mut Vec<u8>, record: &PresenceRecord<'_>) {
         .end();
 }
 
+/// Appends the compact JSON text of what an integration receives when a channel becomes occupied or vacated; `timestamp`, of when a node
+/// noticed it, in epoch milliseconds.
+pub fn write_occupancy_record(out: &mut Vec<u8>, channel: &str, id: &str, timestamp: u64) {
+    Object::begin(out).text("channel", channel).text("id", id).number("timestamp", timestamp).end();
+}
+
 /// One member of a channel's presence; `updated_at`, of its last event, in epoch milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct PresenceMember<'a> {

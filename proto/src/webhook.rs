@@ -6,7 +6,7 @@ use sha2::Sha256;
 pub const ACCOUNT_ID: &str = "x-service-account-id";
 /// The channel, percent-encoded as in a path ([`crate::path::encode_channel`], [`crate::path::decode`]).
 pub const CHANNEL: &str = "x-service-channel";
-/// `channel.message` or `channel.presence`.
+/// `channel.message`, `channel.presence`, `channel.occupied` or `channel.vacated`.
 pub const SOURCE: &str = "x-service-source";
 /// The same on every retry of a batch.
 pub const EVENT_ID: &str = "x-service-event-id";

@@ -5,8 +5,8 @@ use fanfare_proto::http::{
     BatchResponse, BatchResult, ChannelDetails, ChannelEntry, ChannelList, Closed, ConnectionCount,
     ConnectionEntry, ConnectionList, ErrorBody, MetricRow, MetricSeries, Occupancy, OccupancySource,
     PresenceChannel, PresenceList, PresenceMember, PresenceRecord, Published, Record, Time, history_body,
-    parse_batch, parse_publish, presence_history_body, write_presence_member, write_presence_record,
-    write_record,
+    parse_batch, parse_publish, presence_history_body, write_occupancy_record, write_presence_member,
+    write_presence_record, write_record,
 };
 use fanfare_proto::token::{ServiceClaims, TokenDetails, TokenRequest, TokenRequestBounds, mac};
 use serde::Serialize;
@@ -63,6 +63,14 @@ fn channel_details() {
         let text = format!(r#"{{"name":"a:b","occupancy":{counts},"source":"{text}"}}"#);
         assert_body(&ChannelDetails { name: "a:b".into(), occupancy, source }, &text);
     }
+}
+
+#[test]
+fn occupancy_records() {
+    let mut out = Vec::new();
+    write_occupancy_record(&mut out, "a\"b", "occ_1", 1_764_000_000_000);
+    let text = String::from_utf8(out).unwrap();
+    assert_eq!(text, r#"{"channel":"a\"b","id":"occ_1","timestamp":1764000000000}"#);
 }
 
 #[test]

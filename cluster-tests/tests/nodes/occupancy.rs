@@ -5,6 +5,7 @@ use std::time::Duration;
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::presence::present;
+use fanfare_cluster_tests::receiver::Receiver;
 use fanfare_cluster_tests::socket::Ended;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
@@ -294,4 +295,106 @@ async fn occupancy_of_three_nodes_is_told_on_each() {
     n2.pause();
     until_told(&mut watchers[0], [1, 1, 1, 0], "node").await;
     until_told(&mut watchers[0], [2, 2, 2, 0], "cluster").await;
+}
+
+/// An account whose webhooks are told of occupancy: one of everything on `room`, and one of what all are told of.
+fn hooked(options: NodeOptions, asks: &Receiver, other: &Receiver) -> NodeOptions {
+    let hook = |receiver: &Receiver, more: &str| {
+        format!("kind = \"webhook\"\nurl = \"{}\"\nsecret = \"hush\"\n{more}", receiver.url())
+    };
+    let events = "events = [\"message\", \"presence\", \"occupancy\"]\nchannels = [\"room\"]";
+    let directory = Directory::default()
+        .account("acme")
+        .integration("asks", &hook(asks, events))
+        .integration("other", &hook(other, ""))
+        .key("k1", "secret", ALL);
+    options.directory(directory, KEY).environment("FANFARE_WEBHOOK_ALLOW", "127.0.0.1")
+}
+
+/// What came, in its order: the source, and of whichever node.
+fn sources(receiver: &Receiver) -> Vec<(String, String)> {
+    let text = |envelope: &Value, name: &str| envelope[name].as_str().expect("a text").to_owned();
+    let received = receiver.received();
+    let envelopes = received.iter().map(|request| {
+        let envelope = request.envelope();
+        assert_eq!(request.header("x-service-source"), text(&envelope, "source"));
+        (text(&envelope, "source"), text(&envelope, "nodeId"))
+    });
+    envelopes.collect()
+}
+
+fn expected(told: &[(&str, &str)]) -> Vec<(String, String)> {
+    told.iter().map(|(source, node)| ((*source).to_owned(), (*node).to_owned())).collect()
+}
+
+async fn until_sources(receiver: &Receiver, told: &[(&str, &str)]) {
+    let what = format!("{told:?}");
+    wait_until(SOON, &what, async || sources(receiver).len() >= told.len()).await;
+    assert_eq!(sources(receiver), expected(told));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn integration_is_told_when_a_channel_is_occupied_and_vacated() {
+    let (asks, other) = (Receiver::start().await, Receiver::start().await);
+    let options = NodeOptions::default().environment("FANFARE_NODE_ID", "n0");
+    let node = Node::start(hooked(options, &asks, &other)).await;
+    let mut silent = attached(&node, KEY, &["publish"]).await;
+    silent.attach("elsewhere").await;
+    until_sources(&asks, &[("channel.occupied", "n0")]).await;
+    let envelope = asks.received().remove(0).envelope();
+    assert_eq!((&envelope["channel"], &envelope["ruleId"]), (&json!("room"), &json!("asks")));
+    let [item] = &envelope["items"].as_array().expect("items")[..] else { panic!("one record: {envelope}") };
+    assert_eq!(item["channel"], "room");
+    assert!(item["id"].as_str().is_some_and(|id| id.starts_with("occ_")), "{item}");
+    assert!(item["timestamp"].as_u64().is_some_and(|timestamp| timestamp > 1_700_000_000_000), "{item}");
+    let mut second = attached(&node, KEY, &["subscribe"]).await;
+    silent.ask(json!({"op": 10, "channel": "room"})).await;
+    second.publish("room", json!({"data": 1})).await;
+    drop(second);
+    let told = [("channel.occupied", "n0"), ("channel.message", "n0"), ("channel.vacated", "n0")];
+    until_sources(&asks, &told).await;
+    // The other one is told of what all are told.
+    until_sources(&other, &[("channel.message", "n0")]).await;
+    node.assert_no_panic();
+}
+
+async fn until_known(nodes: &[Node], expected: [u64; 3]) {
+    for (node, channels) in nodes.iter().zip(expected) {
+        let what = format!("{expected:?}");
+        let known = async || node.metric("fanfare_occupied_channels").await == channels as f64;
+        wait_until(SOON, &what, known).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn first_and_last_of_three_nodes_are_told_once() {
+    let (asks, other) = (Receiver::start().await, Receiver::start().await);
+    let mut cluster = Cluster::linked_with(3, |options| hooked(options, &asks, &other)).await;
+    let nodes = cluster.nodes();
+    let first = attached(&nodes[0], KEY, &["subscribe"]).await;
+    until_sources(&asks, &[("channel.occupied", "n0")]).await;
+    let second = attached(&nodes[1], KEY, &["publish"]).await;
+    let mut last = attached(&nodes[2], KEY, &["presence"]).await;
+    // All of them know that it was told, and those that are left know no more.
+    until_known(nodes, [1, 1, 1]).await;
+    drop(first);
+    until_known(nodes, [0, 1, 1]).await;
+    drop(second);
+    until_known(nodes, [0, 0, 1]).await;
+    last.ask(json!({"op": 10, "channel": "room"})).await;
+    until_sources(&asks, &[("channel.occupied", "n0"), ("channel.vacated", "n2")]).await;
+    let _again = attached(&nodes[1], KEY, &["subscribe"]).await;
+    let told = [("channel.occupied", "n0"), ("channel.vacated", "n2"), ("channel.occupied", "n1")];
+    until_sources(&asks, &told).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_stops_tells_what_it_leaves_vacated() {
+    let (asks, other) = (Receiver::start().await, Receiver::start().await);
+    let mut node = Node::start(hooked(NodeOptions::default(), &asks, &other)).await;
+    let _socket = attached(&node, KEY, &["subscribe"]).await;
+    wait_until(SOON, "occupied", async || sources(&asks).len() == 1).await;
+    assert!(node.stop().await.success());
+    let told: Vec<String> = sources(&asks).into_iter().map(|(source, _)| source).collect();
+    assert_eq!(told, ["channel.occupied", "channel.vacated"]);
 }

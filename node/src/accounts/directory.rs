@@ -204,6 +204,8 @@ pub struct Integration {
     pub channels: Vec<Box<str>>,
     pub messages: bool,
     pub presence: bool,
+    /// When a channel becomes occupied, and vacated.
+    pub occupancy: bool,
     pub target: Target,
     /// What the kind needs, as it stands in the file; it may hold secrets.
     pub fields: toml::Table,
@@ -228,6 +230,7 @@ impl fmt::Debug for Integration {
             .field("channels", &self.channels)
             .field("messages", &self.messages)
             .field("presence", &self.presence)
+            .field("occupancy", &self.occupancy)
             .field("target", &self.target)
             .field("fields", &self.fields.keys().collect::<Vec<_>>())
             .finish_non_exhaustive()

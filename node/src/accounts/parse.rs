@@ -243,14 +243,23 @@ impl Parser<'_, '_> {
             }
             let kind = self.kind(&mut table);
             let channels = self.channel_patterns(&mut table);
-            let (messages, presence) = self.events(&mut table);
+            let [messages, presence, occupancy] = self.events(&mut table);
             let fields = self.further_fields(&table);
             let target = kind.and_then(|kind| self.target(kind, table));
             if let (Some(kind), Some(target)) = (kind, target) {
                 let settings_hash = settings_hash(kind, &channels, &fields);
                 let id = id.into();
-                let integration =
-                    Integration { id, kind, channels, messages, presence, target, fields, settings_hash };
+                let integration = Integration {
+                    id,
+                    kind,
+                    channels,
+                    messages,
+                    presence,
+                    occupancy,
+                    target,
+                    fields,
+                    settings_hash,
+                };
                 integrations.push(Arc::new(integration));
             }
         }
@@ -310,16 +319,21 @@ impl Parser<'_, '_> {
         patterns.into_iter().map(Into::into).collect()
     }
 
-    /// Messages, presence; both when nothing is said.
-    fn events(&mut self, table: &mut TableReader<'_, '_>) -> (bool, bool) {
-        let Some(found) = table.get("events") else { return (true, true) };
+    /// Messages, presence and occupancy; the first two when nothing is said.
+    fn events(&mut self, table: &mut TableReader<'_, '_>) -> [bool; 3] {
+        const NAMES: [&str; 3] = ["message", "presence", "occupancy"];
+        let Some(found) = table.get("events") else { return [true, true, false] };
         let before = self.mistakes.list.len();
         let events = found.texts(&mut self.mistakes);
-        let known = !events.is_empty() && events.iter().all(|event| matches!(*event, "message" | "presence"));
+        let known = !events.is_empty() && events.iter().all(|event| NAMES.contains(event));
         if !known && self.mistakes.list.len() == before {
-            self.mistakes.add(&found.span, &found.key, "must list \"message\", \"presence\" or both");
+            self.mistakes.add(
+                &found.span,
+                &found.key,
+                "must list some of \"message\", \"presence\" and \"occupancy\"",
+            );
         }
-        (events.contains(&"message"), events.contains(&"presence"))
+        NAMES.map(|name| events.contains(&name))
     }
 
     fn further_fields(&mut self, table: &TableReader<'_, '_>) -> toml::Table {

@@ -87,7 +87,7 @@ fn a_whole_directory_is_read() {
     let integration = &account.integrations[0];
     assert_eq!((integration.id.as_ref(), integration.kind), ("orders", IntegrationKind::Webhook));
     assert_eq!(integration.fields["url"].as_str(), Some("https://example.com/hook"));
-    assert!(integration.messages && !integration.presence);
+    assert!(integration.messages && !integration.presence && !integration.occupancy);
 }
 
 #[test]
@@ -423,4 +423,22 @@ fn who_asks_within_a_second_asks_the_same_and_nobody_for_what_is_too_old() {
     let cuts = [0, 1, 500, 1_000, 1_001].map(|ms| policy.oldest_ms(72 * 3_600_000 + ms));
     assert_eq!(cuts, [0, 1_000, 1_000, 1_000, 2_000]);
     assert_eq!(policy.oldest_ms(5), 0);
+}
+
+#[test]
+fn occupancy_is_an_event_that_is_asked_for() {
+    let account = "[[tenants]]\nid=\"a\"\n[[tenants.accounts]]\nid=\"a\"\n[[tenants.accounts.integrations]]\nid=\"i\"\nkind=\"sns\"";
+    for (events, expected) in [
+        ("", [true, true, false]),
+        ("events=[\"occupancy\"]", [false, false, true]),
+        ("events=[\"occupancy\", \"message\"]", [true, false, true]),
+    ] {
+        let accounts = Accounts::from_text(&format!("{account}\n{events}")).unwrap();
+        let directory = accounts.current();
+        let account = directory.account(&AccountId::new("a")).unwrap();
+        let Integration { messages, presence, occupancy, .. } = account.integrations[0];
+        assert_eq!([messages, presence, occupancy], expected, "{events}");
+    }
+    let error = mistakes(&format!("{account}\nevents=[\"occupied\"]")).remove(0);
+    assert!(error.contains("message") && error.contains("occupancy"), "{error}");
 }

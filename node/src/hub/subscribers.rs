@@ -88,6 +88,7 @@ impl Subscribers {
             connections: local.subscribers.len() as u64,
             publishers: local.publishing.into(),
             subscribers: local.taking_messages.into(),
+            is_told: false,
         };
         self.channels.get(&channel).map(count).unwrap_or_default()
     }
@@ -163,8 +164,12 @@ mod tests {
         let key = ChannelKey::new(AccountId::new("a"), ChannelName::of("room"));
         let (channel, _) = hub.attach(&key, 0);
         let (mut all, number) = (Subscribers::default(), channel.number());
-        let count =
-            |connections, publishers, subscribers| AttachedCount { connections, publishers, subscribers };
+        let count = |connections, publishers, subscribers| AttachedCount {
+            connections,
+            publishers,
+            subscribers,
+            is_told: false,
+        };
         assert_eq!(all.count(number), count(0, 0, 0));
         (0..3).for_each(|slot| all.add(&channel, Subscriber::new(slot, 0)));
         assert_eq!(all.count(number), count(3, 0, 3));

@@ -8,6 +8,8 @@ pub struct AttachedCount {
     pub publishers: u64,
     /// Those that messages are delivered to.
     pub subscribers: u64,
+    /// Integrations were told that the channel is occupied, as far as one of the nodes knows.
+    pub is_told: bool,
 }
 
 impl AddAssign for AttachedCount {
@@ -15,5 +17,6 @@ impl AddAssign for AttachedCount {
         self.connections += other.connections;
         self.publishers += other.publishers;
         self.subscribers += other.subscribers;
+        self.is_told |= other.is_told;
     }
 }

@@ -49,6 +49,10 @@ impl Targets {
         self.outbox.get().map_or_else(Routes::default, |outbox| outbox.routes(account, key, source))
     }
 
+    pub(super) fn outbox(&self) -> Option<&Outbox> {
+        self.outbox.get()
+    }
+
     /// Whether something of the channel waits for the outbox before it is stored.
     fn is_behind(&self, key: &ChannelKey) -> bool {
         self.outbox.get().is_some() && self.behind.lock().contains_key(key)

@@ -57,12 +57,13 @@ const COUNTERS: [(&str, &str); 34] = [
     ),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];
-const GAUGES: [(&str, &str); 10] = [
+const GAUGES: [(&str, &str); 11] = [
     ("fanfare_connections_max", "Sockets and event streams that the node admits"),
     ("fanfare_degraded", "1 while a part of the node fails, by reason"),
     ("fanfare_open_files", "Files that the process has open"),
     ("fanfare_outbox_bytes", "Bytes of events that wait for integrations, by kind"),
     ("fanfare_outbox_dead_letters", "Events that integrations will not receive any more, by kind"),
+    ("fanfare_occupied_channels", "Channels of this node that integrations were told are occupied"),
     ("fanfare_outbox_events", "Events that wait for integrations, by kind"),
     ("fanfare_outbox_oldest_seconds", "Age of the oldest event that waits for an integration, by kind"),
     ("fanfare_open_files_max", "Files that the process may open"),

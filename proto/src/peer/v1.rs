@@ -796,6 +796,9 @@ pub struct AttachedCount {
     /// Those that messages are delivered to.
     #[prost(uint64, tag = "3")]
     pub subscribers: u64,
+    /// Integrations were told that the channel is occupied, by the sender or by another node that the sender knows of.
+    #[prost(bool, tag = "4")]
+    pub told: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Unknown {

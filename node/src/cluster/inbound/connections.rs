@@ -37,13 +37,13 @@ pub(super) fn tenant_connections(connections: v1::TenantConnections) -> Result<T
 pub(super) fn attached_count(count: v1::AttachedCount) -> AttachedCount {
     let [connections, publishers, subscribers] =
         [count.connections, count.publishers, count.subscribers].map(|count| count.min(CONNECTIONS_MAX));
-    AttachedCount { connections, publishers, subscribers }
+    AttachedCount { connections, publishers, subscribers, is_told: count.told }
 }
 
 pub(in crate::cluster) fn write_attached(counts: &[AttachedCount]) -> v1::answer::Kind {
     let written = counts.iter().map(|count| {
-        let AttachedCount { connections, publishers, subscribers } = *count;
-        v1::AttachedCount { connections, publishers, subscribers }
+        let AttachedCount { connections, publishers, subscribers, is_told: told } = *count;
+        v1::AttachedCount { connections, publishers, subscribers, told }
     });
     v1::answer::Kind::AttachedCounts(v1::AttachedCounts { counts: written.collect() })
 }

@@ -34,7 +34,8 @@ mod tests {
     use super::super::fixture::Node;
     use super::*;
 
-    const COUNT: AttachedCount = AttachedCount { connections: 3, publishers: 2, subscribers: 1 };
+    const COUNT: AttachedCount =
+        AttachedCount { connections: 3, publishers: 2, subscribers: 1, is_told: true };
 
     /// What the node makes of what its only peer answers.
     async fn answered(answer: Answer) -> Option<Vec<AttachedCount>> {

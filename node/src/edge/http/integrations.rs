@@ -48,7 +48,8 @@ pub(super) fn targets(principal: &Principal, kind: IntegrationKind) -> Response 
 }
 
 fn target(integration: &Integration) -> Value {
-    let events = [(integration.messages, "message"), (integration.presence, "presence")];
+    let Integration { messages, presence, occupancy, .. } = *integration;
+    let events = [(messages, "message"), (presence, "presence"), (occupancy, "occupancy")];
     let events: Vec<_> = events.into_iter().filter_map(|(wanted, name)| wanted.then_some(name)).collect();
     let mut target = Map::new();
     target.insert("id".into(), json!(integration.id));

@@ -5,6 +5,7 @@ mod connection;
 mod handshake;
 mod identities;
 mod occupancy;
+mod occupation;
 mod reader;
 mod ring;
 mod shard;
@@ -29,13 +30,15 @@ use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, Mark, PresenceDelivery};
 use crate::model::{AccountId, AttachedCount, ChannelKey, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
+use crate::tasks::{OnStop, Tasks};
 
 pub use backlog::{Backlog, BacklogReader, Found};
 pub use connection::Permit;
 pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, date, refusal_bytes};
 pub use identities::{Former, Identities, Runs};
-use occupancy::Told;
-pub use occupancy::{Occupied, Watches, occupancy};
+pub use occupancy::{Occupied, occupancy};
+use occupancy::{Told, Watches};
+pub use occupation::Occupations;
 use shard::Attaching;
 pub use shard::Shard;
 use survey::Question;
@@ -156,6 +159,7 @@ pub struct ShardHandle {
     connections: AtomicUsize,
     /// Of all shards.
     watches: Arc<Watches>,
+    occupations: Arc<Occupations>,
 }
 
 impl ShardHandle {
@@ -200,6 +204,7 @@ pub struct Shards {
     handles: Vec<Arc<ShardHandle>>,
     next: AtomicUsize,
     watches: Arc<Watches>,
+    occupations: Arc<Occupations>,
 }
 
 impl Shards {
@@ -207,7 +212,7 @@ impl Shards {
     pub fn prepare(count: usize) -> std::io::Result<(Self, Vec<mio::Poll>)> {
         let mut handles = Vec::new();
         let mut polls = Vec::new();
-        let watches = Arc::<Watches>::default();
+        let (watches, occupations) = (Arc::<Watches>::default(), Arc::<Occupations>::default());
         for _ in 0..count {
             let poll = mio::Poll::new()?;
             let waker = Arc::new(mio::Waker::new(poll.registry(), shard::WAKE)?);
@@ -215,10 +220,11 @@ impl Shards {
                 inbox: Inbox::new(waker, INBOX_BYTES_MAX),
                 connections: AtomicUsize::new(0),
                 watches: Arc::clone(&watches),
+                occupations: Arc::clone(&occupations),
             }));
             polls.push(poll);
         }
-        Ok((Self { handles, next: AtomicUsize::new(0), watches }, polls))
+        Ok((Self { handles, next: AtomicUsize::new(0), watches, occupations }, polls))
     }
 
     pub fn targets(&self) -> Vec<Arc<dyn DeliveryTarget>> {
@@ -229,9 +235,9 @@ impl Shards {
         self.handles.clone()
     }
 
-    /// The channels that their clients watch.
-    pub fn watches(&self) -> &Arc<Watches> {
-        &self.watches
+    /// The channels that integrations are told of.
+    pub fn occupations(&self) -> &Arc<Occupations> {
+        &self.occupations
     }
 
     pub fn handle(&self, index: usize) -> Arc<ShardHandle> {
@@ -264,6 +270,15 @@ impl Shards {
         Some(merged)
     }
 
+    /// Begins to count channels for the clients that watch them, and for integrations. To be called when the shards run.
+    pub fn begin_to_count(self: &Arc<Self>, services: &Services, tasks: &Tasks) {
+        let (hub, publisher) = (Arc::clone(&services.hub), services.publisher.clone());
+        let telling = Arc::clone(&self.occupations).run(Arc::clone(self), publisher.clone());
+        tasks.spawn("occupations", OnStop::Cancel, telling);
+        let watching = Arc::clone(&self.watches).run(Arc::clone(self), hub, publisher);
+        tasks.spawn("occupancy", OnStop::Cancel, watching);
+    }
+
     /// How many connections are attached to each of these channels; `None` when a shard is stopping.
     pub async fn attached(&self, keys: Arc<[ChannelKey]>) -> Option<Vec<AttachedCount>> {
         let ask_one = |handle: &Arc<ShardHandle>| {
@@ -276,6 +291,7 @@ impl Shards {
         for answer in asked {
             all.iter_mut().zip(answer.await.ok()?).for_each(|(sum, count)| *sum += count);
         }
+        self.occupations.mark(&keys, &mut all);
         Some(all)
     }
 

@@ -58,7 +58,7 @@ pub async fn occupancy(
         None => OccupancySource::Node,
     };
     let occupied = |(key, attached): (&ChannelKey, AttachedCount)| {
-        let AttachedCount { connections, publishers, subscribers } = attached;
+        let AttachedCount { connections, publishers, subscribers, .. } = attached;
         let members = hub.member_count(key) as u64;
         Occupied { occupancy: Occupancy { connections, publishers, subscribers, members }, source }
     };
@@ -107,7 +107,7 @@ impl Told {
 
 /// The channels that clients of this node watch. Bounded by what connections may attach.
 #[derive(Debug, Default)]
-pub struct Watches {
+pub(super) struct Watches {
     channels: Mutex<HashMap<ChannelKey, Watch>>,
     begun: Notify,
 }
@@ -146,7 +146,7 @@ impl Watches {
     }
 
     /// Counts once a second while clients watch, and at once what they begin to watch.
-    pub async fn run(self: Arc<Self>, shards: Arc<Shards>, hub: Arc<Hub>, publisher: Publisher) {
+    pub(super) async fn run(self: Arc<Self>, shards: Arc<Shards>, hub: Arc<Hub>, publisher: Publisher) {
         loop {
             if self.is_idle() {
                 self.begun.notified().await;

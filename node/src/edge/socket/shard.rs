@@ -378,7 +378,7 @@ impl Shard {
                 }
                 Output::Detach { channel } => {
                     self.unsubscribe(connection, slot, &channel);
-                    self.count_silent(connection, slot, &channel);
+                    self.note_attachment(connection, slot, &channel);
                     self.watch_occupancy(connection, slot, &channel);
                 }
                 Output::Recount { channel } => {

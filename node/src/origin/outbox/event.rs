@@ -14,6 +14,10 @@ use crate::origin::history::StoreError;
 pub enum Source {
     Message,
     Presence,
+    /// The first connection has attached to the channel.
+    Occupied,
+    /// The last one has gone.
+    Vacated,
 }
 
 impl Source {
@@ -21,6 +25,8 @@ impl Source {
         match self {
             Self::Message => "channel.message",
             Self::Presence => "channel.presence",
+            Self::Occupied => "channel.occupied",
+            Self::Vacated => "channel.vacated",
         }
     }
 
@@ -28,11 +34,14 @@ impl Source {
         match self {
             Self::Message => 0,
             Self::Presence => 1,
+            Self::Occupied => 2,
+            Self::Vacated => 3,
         }
     }
 
     fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Message, Self::Presence].into_iter().find(|source| source.to_byte() == byte)
+        let all = [Self::Message, Self::Presence, Self::Occupied, Self::Vacated];
+        all.into_iter().find(|source| source.to_byte() == byte)
     }
 }
 
@@ -251,6 +260,10 @@ mod tests {
 
     #[test]
     fn an_event_is_read_as_it_was_written() {
+        for source in [Source::Message, Source::Occupied, Source::Vacated] {
+            let event = Event { source, ..event() };
+            assert_eq!(Event::decode(&event.encode()), Ok(event));
+        }
         let event = event();
         assert_eq!(Event::decode(&event.encode()), Ok(event.clone()));
         let encoded = event.encode();

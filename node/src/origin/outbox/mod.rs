@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use fanfare_proto::http::write_occupancy_record;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -165,6 +166,7 @@ impl Outbox {
             let is_source = match source {
                 Source::Message => integration.messages,
                 Source::Presence => integration.presence,
+                Source::Occupied | Source::Vacated => integration.occupancy,
             };
             is_source && integration.channels.iter().any(|pattern| pattern_matches(pattern, key.channel()))
         });
@@ -203,6 +205,13 @@ impl Outbox {
         let mut text = Vec::new();
         record::write_presence_with(&mut text, event, Some(&event.id()));
         self.put(vec![self.event(&event.key, Source::Presence, targets, text)], done);
+    }
+
+    /// Writes for these targets that the channel has become occupied, or vacated; the same.
+    pub fn put_occupancy(&self, key: &ChannelKey, source: Source, targets: &[TargetId], done: Done) {
+        let (mut text, id) = (Vec::new(), URL_SAFE_NO_PAD.encode(random_bytes::<16>()));
+        write_occupancy_record(&mut text, key.channel(), &format!("occ_{id}"), self.engine.clock.now_ms());
+        self.put(vec![self.event(key, source, targets, text)], done);
     }
 
     /// Runs the callback behind those of all calls before.

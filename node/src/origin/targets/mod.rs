@@ -82,7 +82,7 @@ pub enum Endpoint {
 pub struct Delivery {
     pub account_id: AccountId,
     pub channel: Box<str>,
-    /// `channel.message` or `channel.presence`.
+    /// `channel.message`, `channel.presence`, `channel.occupied` or `channel.vacated`.
     pub source: &'static str,
     /// The same on every retry.
     pub event_id: Box<str>,

@@ -44,7 +44,7 @@ impl Shard {
         }
         let Attaching { reply, delivers, begin } = attaching;
         let standing = self.subscribe(connection, slot, &reply, delivers, begin);
-        self.count_silent(connection, slot, &reply.channel);
+        self.note_attachment(connection, slot, &reply.channel);
         if let Some(standing) = standing {
             self.say_attached(connection, slot, &reply, &standing);
         }

@@ -186,6 +186,10 @@ impl Shard {
         let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
         let subscriptions = std::mem::take(&mut open.subscriptions);
         self.silent.end(&open.session, slot);
+        let principal = open.session.principal();
+        if !principal.account.integrations.is_empty() {
+            open.session.channels().for_each(|channel| self.handle.occupations.note(principal, channel));
+        }
         self.watching.end(&open.session, slot, |key| self.handle.watches.end(key, self.index));
         for subscription in &subscriptions {
             self.remove_subscriber(subscription.number, slot);

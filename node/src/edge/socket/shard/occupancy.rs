@@ -136,8 +136,9 @@ impl Shard {
     }
 
     /// After a change of what a connection is attached to.
-    pub(super) fn count_silent(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
+    pub(super) fn note_attachment(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
         let Some(open) = connection.open_mut() else { return };
+        self.handle.occupations.note(open.session.principal(), channel);
         let is_silent = open.session.is_silent(channel);
         if is_silent || !self.silent.0.is_empty() {
             self.silent.set(open.session.principal().channel(channel.clone()), slot, is_silent);
@@ -158,7 +159,7 @@ impl Shard {
             let live = self.services.hub.live(key);
             let mut count = live.map(|channel| self.subscribers.count(channel.number())).unwrap_or_default();
             let silent = self.silent.count(key);
-            count += AttachedCount { connections: silent, publishers: silent, subscribers: 0 };
+            count += AttachedCount { connections: silent, publishers: silent, ..AttachedCount::default() };
             count
         };
         // Who asked may have gone meanwhile.
