@@ -6,8 +6,9 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use fanfare::model::Clock;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -90,7 +91,7 @@ fn answer_all(mut socket: &TcpStream, state: &Mutex<State>) -> Result<()> {
 }
 
 fn take(state: &Mutex<State>, body: &[u8]) {
-    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    let now_ms = Clock::system().now_ms();
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     state.requests += 1;
     let mut rest = body;
