@@ -118,6 +118,7 @@ impl Outbox {
             clock: clock.clone(),
             oldest: HashMap::new(),
             unflushed: 0,
+            synced: std::time::Instant::now(),
         };
         let thread = std::thread::Builder::new().name("outbox-writer".to_owned()).spawn(move || writer.run());
         let engine = Engine {
@@ -208,10 +209,10 @@ impl Outbox {
     }
 
     /// Writes for these targets that the channel has become occupied, or vacated; the same.
-    pub fn put_occupancy(&self, key: &ChannelKey, source: Source, targets: &[TargetId], done: Done) {
+    pub fn put_occupancy(&self, key: &ChannelKey, source: Source, routes: &Routes, done: Done) {
         let (mut text, id) = (Vec::new(), URL_SAFE_NO_PAD.encode(random_bytes::<16>()));
         write_occupancy_record(&mut text, key.channel(), &format!("occ_{id}"), self.engine.clock.now_ms());
-        self.put(vec![self.event(key, source, targets, text)], done);
+        self.put(vec![self.event(key, source, routes.of(None), text)], done);
     }
 
     /// Runs the callback behind those of all calls before.

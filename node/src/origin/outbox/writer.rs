@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fjall::{OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
@@ -24,6 +25,8 @@ const LOOK_BYTES: usize = 1024 * 1024;
 const JOURNAL_BYTES: usize = 64 * 1024 * 1024;
 /// About the bytes that the rows of an event take beside its record.
 const ROWS_BYTES: usize = 300;
+/// Batches that are fixed have no sync of their own more often than so.
+const SYNC_EVERY: Duration = Duration::from_millis(100);
 /// Events of a full target that one commit moves to the dead letters.
 const TRIM_MAX: usize = 2_000;
 
@@ -69,6 +72,8 @@ pub(super) struct Writer {
     /// For each target the sequence below which no event waits for it.
     pub(super) oldest: HashMap<TargetId, u64>,
     pub(super) unflushed: usize,
+    /// The last commit that outlasts a loss of power.
+    pub(super) synced: Instant,
 }
 
 /// The effects of a group beside its rows.
@@ -221,8 +226,9 @@ impl Writer {
                 None => batch.remove(state, super::disabled_key(&target)),
             }
         }
+        // Written to the system, a batch outlasts the process; a loss of power may take the last ones that were fixed.
+        effects.is_lasting |= !fixes.is_empty() && self.synced.elapsed() >= SYNC_EVERY;
         for (target, channel, fixed) in fixes {
-            effects.is_lasting = true;
             batch.insert(self.tables.batches.keyspace(), keys::channel(&target, &channel), fixed.encode());
             effects.fixed.insert((target, channel), fixed.last);
         }
@@ -231,6 +237,9 @@ impl Writer {
         }
         self.trim(&mut batch, effects)?;
         let mode = if effects.is_lasting { PersistMode::SyncData } else { PersistMode::Buffer };
+        if effects.is_lasting {
+            self.synced = Instant::now();
+        }
         let committed = batch.durability(Some(mode)).commit();
         committed.map_err(|error| self.status.broke(&engine::reason(&error)))
     }
