@@ -11,7 +11,7 @@ use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{NodeOptions, Response, SOON, http, wait_for};
+use crate::{NodeOptions, Response, SOON, http, wait_for, wait_until};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rabbitmq/rabbitmq");
 /// Knows all of the broker.
@@ -83,6 +83,18 @@ impl RabbitMq {
         options
             .environment("FANFARE_AMQP_URL", &self.url())
             .environment("FANFARE_AMQP_MANAGEMENT_URL", &self.management)
+    }
+
+    /// Waits until a durable queue is in the files of the broker, which writes them a moment after it has answered.
+    pub async fn until_kept(&self, queue: &str) {
+        let folder = self.own.folder.path().join("data/test@localhost");
+        let is_kept = || {
+            let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            let texts =
+                files.filter(|file| file.path().is_file()).filter_map(|file| std::fs::read(file.path()).ok());
+            texts.into_iter().any(|text| text.windows(queue.len()).any(|window| window == queue.as_bytes()))
+        };
+        wait_until(SOON, "the queue in the broker's files", async || is_kept()).await;
     }
 
     /// Sends a signal to the broker.

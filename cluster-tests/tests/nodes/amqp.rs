@@ -91,9 +91,9 @@ async fn unroutable_event_waits_and_holds_up_no_other_target() {
         publish(&node, "c", json!(number)).await;
         assert_eq!(bound.next().await.envelope["items"][0]["data"], number);
     }
-    wait_until(SOON, "attempts that fail", async || node.log().contains("no queue for the routing key"))
-        .await;
-    wait_until(SOON, "attempts that fail", async || node.log().contains("NOT_FOUND")).await;
+    // Of both targets: the attempts of one alone would take longer.
+    let retries = async || node.metric("fanfare_integration_retries_total").await >= 6.0;
+    wait_until(RETRIED, "attempts that fail", retries).await;
     bind(&broker, "events", "late", "b").await;
     bind(&broker, "missing", "made", "#").await;
     for queue in ["late", "made"] {
@@ -116,6 +116,7 @@ async fn events_of_an_outage_arrive_in_order_with_their_ids() {
         (broker.connect().await, QueueDeclareOptions { durable: true, ..Default::default() });
     let channel = one.create_channel().await.expect("a channel");
     channel.queue_declare("jobs".into(), options, FieldTable::default()).await.expect("declared");
+    broker.until_kept("jobs").await;
     let fields = "exchange = \"\"\nrouting_key = \"jobs\"\nevents = [\"message\"]\nbatch_events = 10";
     let node = node(&[("bus", target(&broker, fields))]).await;
     broker.signal("STOP");
@@ -142,5 +143,30 @@ async fn events_of_an_outage_arrive_in_order_with_their_ids() {
             next = next.max(number + 1);
         }
     }
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_broker_costs_no_thread_for_each_attempt() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("amqp://u:p@{}/", silent.local_addr().expect("an address"));
+    let node = node(&[("bus", format!("kind = \"amqp\"\nurl = \"{url}\"\nexchange = \"\""))]).await;
+    let threads = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", node.pid())).expect("the node runs");
+        let count = status.lines().find_map(|line| line.strip_prefix("Threads:")).expect("a count");
+        count.trim().parse::<usize>().expect("a number")
+    };
+    publish(&node, "a", json!(1)).await;
+    let mut sockets = Vec::new();
+    let mut after_first = 0;
+    for attempt in 0..4 {
+        let accepted = tokio::time::timeout(RETRIED, silent.accept()).await.expect("an attempt in time");
+        sockets.push(accepted.expect("a connection"));
+        if attempt == 1 {
+            after_first = threads();
+        }
+    }
+    assert!(threads() <= after_first + 1, "{} threads, {after_first} after the first attempt", threads());
+    assert!(node.log().contains("no answer in time"), "{}", node.log());
     node.assert_no_panic();
 }

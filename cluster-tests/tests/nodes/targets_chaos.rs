@@ -125,6 +125,10 @@ async fn every_target_gets_all_over_faults_of_each_part() {
     let made = http::request(node.addr(), "POST", "/api/queues", &headers, r#"{"name":"q"}"#).await;
     assert_eq!(made.status, 200, "{}", made.error());
 
+    for queue in ["bus", "acme:q"] {
+        broker.until_kept(queue).await;
+    }
+
     let mut publisher = Publisher::default();
     publisher.publish(&node, 5).await;
     receiver.answer(Answer::Status(500));

@@ -427,7 +427,7 @@ fn who_asks_within_a_second_asks_the_same_and_nobody_for_what_is_too_old() {
 
 #[test]
 fn occupancy_is_an_event_that_is_asked_for() {
-    let account = "[[tenants]]\nid=\"a\"\n[[tenants.accounts]]\nid=\"a\"\n[[tenants.accounts.integrations]]\nid=\"i\"\nkind=\"sns\"";
+    let account = "[[tenants]]\nid=\"a\"\n[[tenants.accounts]]\nid=\"a\"\n[[tenants.accounts.integrations]]\nid=\"i\"\nkind=\"webhook\"\nurl=\"https://example.com\"\nsecret=\"s\"";
     for (events, expected) in [
         ("", [true, true, false]),
         ("events=[\"occupancy\"]", [false, false, true]),
@@ -436,7 +436,7 @@ fn occupancy_is_an_event_that_is_asked_for() {
         let accounts = Accounts::from_text(&format!("{account}\n{events}")).unwrap();
         let directory = accounts.current();
         let account = directory.account(&AccountId::new("a")).unwrap();
-        let Integration { messages, presence, occupancy, .. } = account.integrations[0];
+        let Integration { messages, presence, occupancy, .. } = *account.integrations[0];
         assert_eq!([messages, presence, occupancy], expected, "{events}");
     }
     let error = mistakes(&format!("{account}\nevents=[\"occupied\"]")).remove(0);

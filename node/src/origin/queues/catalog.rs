@@ -88,6 +88,7 @@ impl Catalog {
                 let is_source = match source {
                     Source::Message => rule.messages,
                     Source::Presence => rule.presence,
+                    Source::Occupied | Source::Vacated => false,
                 };
                 is_source && pattern_matches(&rule.pattern, channel)
             };
