@@ -36,8 +36,10 @@ struct State {
     channels: HashMap<Box<str>, Channel>,
     /// Channels that are not being sent, in their turn.
     turns: VecDeque<Box<str>>,
-    /// Channels that are not in memory may have events.
+    /// Channels that are not in memory may have events, and the tables are to be read for them.
     overflowed: bool,
+    /// The same, until they were read to their end.
+    is_unread: bool,
     /// The last channel that was read from the tables.
     read_until: Option<Box<str>>,
     /// The settings under which the target has answered that it is gone.
@@ -48,17 +50,29 @@ struct State {
 struct Channel {
     /// An event has come since the last look at the tables.
     has_new: bool,
+    /// No event with a lower sequence waits. A look that began before it would pass over the rows that were removed there.
+    from: u64,
     not_before: Option<Instant>,
     /// So many further events end the wait.
     lacking: Option<usize>,
     failures: u32,
 }
 
+/// A channel whose turn it is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Next {
+    pub(super) channel: Box<str>,
+    /// Attempts that have failed since one succeeded.
+    pub(super) failures: u32,
+    /// No event with a lower sequence waits.
+    pub(super) from: u64,
+}
+
 /// The end of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// `has_more`: further events of the channel wait.
-    Settled { has_more: bool },
+    /// `has_more`: further events of the channel wait. None waits below `from`.
+    Settled { has_more: bool, from: u64 },
     /// The attempt failed; the next one comes not before.
     Failed { not_before: Instant },
     /// Nothing was sent yet.
@@ -89,13 +103,14 @@ impl Board {
             .collect()
     }
 
-    pub(super) fn arrived(&self, target: &TargetId, channel: Box<str>) {
+    /// An event with this sequence waits for the target.
+    pub(super) fn arrived(&self, target: &TargetId, channel: Box<str>, sequence: u64) {
         let mut lineup = self.lineup(target);
-        lineup.arrived(channel.clone());
+        lineup.arrived(channel.clone(), sequence);
         // One that was forgotten meanwhile has no task.
         while !self.targets.lock().get(target).is_some_and(|known| Arc::ptr_eq(known, &lineup)) {
             lineup = self.lineup(target);
-            lineup.arrived(channel.clone());
+            lineup.arrived(channel.clone(), sequence);
         }
     }
 
@@ -121,7 +136,7 @@ impl Lineup {
         Self { target: target.clone(), state, changed, begun }
     }
 
-    fn arrived(&self, name: Box<str>) {
+    fn arrived(&self, name: Box<str>, sequence: u64) {
         let mut state = self.state.lock();
         if let Some(channel) = state.channels.get_mut(&name) {
             channel.has_new = true;
@@ -134,17 +149,19 @@ impl Lineup {
             return;
         }
         if state.channels.len() >= CHANNELS_MAX {
-            state.overflowed = true;
+            (state.overflowed, state.is_unread) = (true, true);
             return;
         }
-        state.channels.insert(name.clone(), Channel { has_new: true, ..Channel::default() });
+        // Earlier ones may wait for a channel that was not read yet.
+        let from = if state.is_unread { 0 } else { sequence };
+        state.channels.insert(name.clone(), Channel { has_new: true, from, ..Channel::default() });
         state.turns.push_back(name);
         drop(state);
         self.changed.notify_one();
     }
 
-    /// The next channel whose time has come, and how many of its attempts have failed. Else when the time of the first one comes.
-    pub(super) fn next(&self, now: Instant) -> Result<(Box<str>, u32), Option<Instant>> {
+    /// The next channel whose time has come. Else when the time of the first one comes.
+    pub(super) fn next(&self, now: Instant) -> Result<Next, Option<Instant>> {
         let mut state = self.state.lock();
         let mut first: Option<Instant> = None;
         for _ in 0..state.turns.len() {
@@ -153,7 +170,8 @@ impl Lineup {
             match channel.not_before.filter(|until| *until > now) {
                 None => {
                     (channel.has_new, channel.lacking) = (false, None);
-                    return Ok((name, channel.failures));
+                    let (failures, from) = (channel.failures, channel.from);
+                    return Ok(Next { channel: name, failures, from });
                 }
                 Some(until) => {
                     first = Some(first.map_or(until, |first| first.min(until)));
@@ -169,8 +187,9 @@ impl Lineup {
         let mut state = self.state.lock();
         let Some(channel) = state.channels.get_mut(&name) else { return };
         match turn {
-            Turn::Settled { has_more } => {
+            Turn::Settled { has_more, from } => {
                 (channel.failures, channel.not_before) = (0, None);
+                channel.from = from;
                 if !has_more && !channel.has_new {
                     state.channels.remove(&name);
                     return;
@@ -208,6 +227,7 @@ impl Lineup {
         state.read_until = if is_end { None } else { names.last().cloned() };
         // A look that began in the midst has not seen the channels before.
         state.overflowed |= !is_end || !began_at_the_first;
+        state.is_unread = state.overflowed;
         for name in names {
             if !state.channels.contains_key(&name) {
                 state.channels.insert(name.clone(), Channel { has_new: true, ..Channel::default() });
@@ -220,7 +240,9 @@ impl Lineup {
 
     /// Channels may wait in the tables.
     pub(super) fn set_overflowed(&self) {
-        self.state.lock().overflowed = true;
+        let mut state = self.state.lock();
+        (state.overflowed, state.is_unread) = (true, true);
+        drop(state);
         self.changed.notify_one();
     }
 
@@ -246,47 +268,53 @@ mod tests {
     }
 
     fn names(lineup: &Lineup) -> Vec<Box<str>> {
-        std::iter::from_fn(|| lineup.next(Instant::now()).ok().map(|(name, _)| name)).collect()
+        std::iter::from_fn(|| lineup.next(Instant::now()).ok().map(|next| next.channel)).collect()
     }
 
     #[test]
     fn channels_take_turns_and_leave_when_they_have_nothing() {
         let lineup = lineup();
-        ["a", "b", "a"].into_iter().for_each(|name| lineup.arrived(name.into()));
+        ["a", "b", "a"].into_iter().for_each(|name| lineup.arrived(name.into(), 0));
         assert_eq!(names(&lineup), [Box::from("a"), Box::from("b")]);
-        lineup.arrived("a".into());
+        lineup.arrived("a".into(), 3);
         assert!(names(&lineup).is_empty(), "it is being sent");
-        lineup.ended("b".into(), Turn::Settled { has_more: false });
-        lineup.ended("a".into(), Turn::Settled { has_more: false });
+        lineup.ended("b".into(), Turn::Settled { has_more: false, from: 0 });
+        lineup.ended("a".into(), Turn::Settled { has_more: false, from: 0 });
         assert_eq!(names(&lineup), [Box::from("a")], "an event came meanwhile");
-        lineup.ended("a".into(), Turn::Settled { has_more: false });
+        lineup.ended("a".into(), Turn::Settled { has_more: false, from: 0 });
         assert!(names(&lineup).is_empty());
     }
 
     #[test]
     fn failed_channel_lets_others_go_first() {
         let lineup = lineup();
-        ["a", "b"].into_iter().for_each(|name| lineup.arrived(name.into()));
-        let (name, failures) = lineup.next(Instant::now()).expect("a channel");
-        assert_eq!((&*name, failures), ("a", 0));
+        ["a", "b"].into_iter().for_each(|name| lineup.arrived(name.into(), 7));
+        let Next { channel: name, failures, from } = lineup.next(Instant::now()).expect("a channel");
+        assert_eq!((&*name, failures, from), ("a", 0, 7));
         let not_before = Instant::now() + Duration::from_secs(60);
         lineup.ended(name, Turn::Failed { not_before });
         assert_eq!(names(&lineup), [Box::from("b")]);
         assert_eq!(lineup.next(Instant::now()), Err(Some(not_before)));
-        assert_eq!(lineup.next(not_before), Ok((Box::from("a"), 1)));
+        assert_eq!(lineup.next(not_before), Ok(Next { channel: Box::from("a"), failures: 1, from: 7 }));
     }
 
     #[test]
     fn channels_beyond_the_bound_are_read_from_the_tables() {
         let lineup = lineup();
-        (0..CHANNELS_MAX + 1).for_each(|number| lineup.arrived(format!("{number}").into()));
+        (0..CHANNELS_MAX + 1).for_each(|number| lineup.arrived(format!("{number}").into(), 5));
         assert_eq!(lineup.wants_more(), None, "there is no room");
         for name in names(&lineup) {
-            lineup.ended(name, Turn::Settled { has_more: false });
+            lineup.ended(name, Turn::Settled { has_more: false, from: 0 });
         }
         assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX)));
+        lineup.arrived("while reading".into(), 6);
         lineup.add(vec!["1024".into()], true);
-        assert_eq!(names(&lineup), [Box::from("1024")]);
+        for name in ["while reading", "1024"] {
+            let next = lineup.next(Instant::now()).expect("a channel");
+            assert_eq!((&*next.channel, next.from), (name, 0), "earlier events may wait");
+        }
+        lineup.arrived("afterwards".into(), 8);
+        assert_eq!(lineup.next(Instant::now()).map(|next| next.from), Ok(8));
         assert_eq!(lineup.wants_more(), None);
     }
 }

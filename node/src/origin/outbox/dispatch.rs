@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use super::board::{Lineup, Turn};
+use super::board::{Lineup, Next, Turn};
 use super::settings::{Sending, TargetSettings};
 use super::store::{Batch, BatchBounds, Fixed};
 use super::writer::Settle;
@@ -64,10 +64,10 @@ pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
         let mut wake = pace.not_before.filter(|until| *until > now);
         while wake.is_none() && sending.len() < pace.allowed {
             match lineup.next(now) {
-                Ok((channel, failures)) => {
+                Ok(next) => {
                     let (engine, lineup) = (Arc::clone(&engine), Arc::clone(&lineup));
                     let known = known.clone();
-                    sending.push(async move { engine.take_turn(&lineup, channel, failures, known).await });
+                    sending.push(async move { engine.take_turn(&lineup, next, known).await });
                 }
                 Err(first) => {
                     wake = first;
@@ -142,8 +142,7 @@ impl Engine {
     async fn take_turn(
         self: Arc<Self>,
         lineup: &Arc<Lineup>,
-        channel: Box<str>,
-        failures: u32,
+        Next { channel, failures, from }: Next,
         known: Known,
     ) -> Ended {
         let unasked = |turn| Ended { channel: channel.clone(), turn, success: None, not_before: None };
@@ -159,7 +158,7 @@ impl Engine {
         let sending = known.settings().filter(|_| unsent.is_none()).map(|settings| settings.sending);
         let bounds = sending.map_or(FEW, |sending| sending.bounds);
         let (target, name) = (lineup.target.clone(), channel.clone());
-        let read = self.read(move |tables| tables.batch(&target, &name, bounds)).await;
+        let read = self.read(move |tables| tables.batch(&target, (&name, from), bounds)).await;
         let batch = match read {
             Ok(batch) => batch,
             Err(error) => {
@@ -168,14 +167,14 @@ impl Engine {
             }
         };
         if batch.events.is_empty() {
-            return unasked(Turn::Settled { has_more: batch.has_more });
+            return unasked(Turn::Settled { has_more: batch.has_more, from });
         }
         let (Some(settings), None) = (known.settings(), unsent) else {
             let dead_reason = (unsent == Some(Unsent::Dead)).then(|| GONE.into());
             return match self.settle(lineup, &channel, &batch, dead_reason).await {
                 Ok(()) => {
                     count_discarded(unsent, batch.events.len());
-                    unasked(Turn::Settled { has_more: true })
+                    unasked(Turn::Settled { has_more: true, from: batch.end() })
                 }
                 Err(_) => unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
             };
@@ -285,7 +284,10 @@ impl Engine {
             tracing::warn!(target: OFTEN, target = %lineup.target, channel, %reason, events = count, "events became dead letters");
         }
         match self.settle(lineup, channel, batch, dead_reason).await {
-            Ok(()) => (Turn::Settled { has_more: batch.has_more }, Some(is_delivered), not_before),
+            Ok(()) => {
+                let turn = Turn::Settled { has_more: batch.has_more, from: batch.end() };
+                (turn, Some(is_delivered), not_before)
+            }
             // The target has it; it will receive the batch once more.
             Err(_) => (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(is_delivered), not_before),
         }

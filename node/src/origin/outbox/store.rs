@@ -80,6 +80,13 @@ pub(super) struct Batch {
     pub(super) has_more: bool,
 }
 
+impl Batch {
+    /// The sequence behind its last event.
+    pub(super) fn end(&self) -> u64 {
+        self.events.last().map_or(0, |(last, _)| last + 1)
+    }
+}
+
 /// Bounds of a batch that is not fixed yet; it has one event at least.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BatchBounds {
@@ -167,16 +174,17 @@ impl Tables {
         self.dead.keyspace().contains_key(keys::dead(target, sequence)).map_err(StoreError::failed)
     }
 
-    /// The batch of the channel that is to be sent next: the fixed one, else the oldest events of one source, node and rule.
+    /// The batch of the channel that is to be sent next, of which no event waits below `from`: the fixed one, else the oldest events of one source, node and rule.
     pub(super) fn batch(
         &self,
         target: &TargetId,
-        channel: &str,
+        (channel, from): (&str, u64),
         bounds: BatchBounds,
     ) -> Result<Batch, StoreError> {
         let mut batch = Batch { fixed: self.fixed(target, channel)?, ..Batch::default() };
         let mut bytes = 0;
-        for row in self.waiting.keyspace().prefix(keys::channel(target, channel)) {
+        let (first, last) = (keys::waiting(target, channel, from), keys::waiting(target, channel, u64::MAX));
+        for row in self.waiting.keyspace().range(first..=last) {
             let key = row.key().map_err(StoreError::failed)?;
             let Some((_, _, sequence)) = keys::parse_waiting(&key) else { continue };
             let Some(event) = self.event(sequence)? else { continue };

@@ -83,7 +83,7 @@ struct Effects {
     answers: Vec<Answer>,
     changes: HashMap<TargetId, Change>,
     /// Channels with new events.
-    arrived: Vec<(TargetId, Box<str>)>,
+    arrived: Vec<(TargetId, Box<str>, u64)>,
     /// Pairs of target and event that the group settles.
     settled: HashSet<(TargetId, u64)>,
     /// Those of them without a row after the group.
@@ -140,8 +140,8 @@ impl Writer {
                 !effects.changes.contains_key(target) || self.depths.of(target).events > 0
             });
             super::count_dead(effects.dead, effects.dropped);
-            for (target, channel) in effects.arrived {
-                self.board.arrived(&target, channel);
+            for (target, channel, sequence) in effects.arrived {
+                self.board.arrived(&target, channel, sequence);
             }
         }
         for done in effects.put {
@@ -257,7 +257,7 @@ impl Writer {
             change.events += 1;
             change.bytes += i64::from(bytes);
             self.oldest.entry(target.clone()).or_insert(sequence);
-            effects.arrived.push((target.clone(), event.channel.clone()));
+            effects.arrived.push((target.clone(), event.channel.clone(), sequence));
         }
     }
 
