@@ -7,6 +7,7 @@ import itertools
 import os
 import secrets
 import time
+import uuid
 
 import schemathesis
 
@@ -27,11 +28,15 @@ def before_call(context, case, kwargs):
     is_turn = next(CALLS) % 2 == 1
     if is_turn and "ruleId" in case.path_parameters and RULES:
         case.path_parameters["id"], case.path_parameters["ruleId"] = RULES.pop()
-    elif is_turn and operation == "deleteQueue" and len(QUEUES) > 1:
-        case.path_parameters["id"] = QUEUES.pop(0)
+    elif operation == "deleteQueue" and (is_turn or case.path_parameters["id"] in QUEUES):
+        # The latest stays, for calls that follow.
+        case.path_parameters["id"] = QUEUES.pop(0) if len(QUEUES) > 1 else str(uuid.uuid4())
+        RULES[:] = [rule for rule in RULES if rule[0] in QUEUES]
     elif is_turn and "id" in case.path_parameters and QUEUES:
         case.path_parameters["id"] = QUEUES[-1]
     body = case.body
+    if is_turn and operation == "putQueue" and isinstance(body, dict) and "name" in body:
+        case.body = body = {**body, "name": f"queue-{len(QUEUES)}"}
     if isinstance(body, dict) and body.get("keyName") == EXAMPLE:
         body = {**body, "keyName": KEY_NAME, "timestamp": int(time.time() * 1000), "nonce": secrets.token_hex(16)}
         if "mac" in body:
@@ -45,7 +50,9 @@ def before_call(context, case, kwargs):
 def after_call(context, case, response):
     operation = case.operation.definition.raw.get("operationId")
     if response.status_code == 200 and operation == "putQueue":
-        QUEUES.append(response.json()["queue"]["id"])
+        # A second call with a name edits the queue.
+        queue = response.json()["queue"]["id"]
+        QUEUES[:] = [other for other in QUEUES if other != queue] + [queue]
     if response.status_code == 200 and operation == "addRule":
         RULES.append((case.path_parameters["id"], response.json()["rule"]["id"]))
     with open(os.environ["OPENAPI_ANSWERS"], "a") as answers:

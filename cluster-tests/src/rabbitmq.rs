@@ -78,6 +78,11 @@ impl RabbitMq {
         format!("{amqp}{}", self.vhost.replace('/', "%2f"))
     }
 
+    /// The address of the management API, with the user who may do all.
+    pub fn management(&self) -> &str {
+        &self.management
+    }
+
     /// For a node that has its queues here.
     pub fn queues(&self, options: NodeOptions) -> NodeOptions {
         options

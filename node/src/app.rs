@@ -44,6 +44,7 @@ use crate::model::{Clock, Limits};
 use crate::origin::history::HistoryStore;
 pub use crate::origin::history::Progress;
 use crate::origin::metering::Meter;
+use crate::origin::queues::Queues;
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
@@ -184,7 +185,7 @@ impl App {
             connections,
             shards: Arc::clone(&shards),
             meter: Arc::clone(&meter),
-            queues: queues.clone(),
+            queues: queues.clone().filter(Queues::has_broker),
             limits: Arc::clone(&limits),
             files: Arc::clone(&client_files),
             clock: clock.clone(),

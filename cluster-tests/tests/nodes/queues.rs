@@ -441,7 +441,8 @@ async fn key_consumes_its_own_queues_and_nothing_else() {
     let narrowed = async { while narrow.try_next().await.is_some() {} };
     tokio::time::timeout(Duration::from_secs(60), narrowed).await.expect("it loses its consumer within 60 s");
     assert!(guest.is_connected(), "a user of the broker itself stays");
-    assert!(node.metric("fanfare_queue_connections_closed_total").await >= 1.0);
+    let counted = async || node.metric("fanfare_queue_connections_closed_total").await >= 1.0;
+    wait_until(SOON, "the count of closed connections", counted).await;
     assert!(node.metric("fanfare_broker_checks_total").await >= 10.0);
     let log = node.log();
     assert!(
@@ -473,5 +474,28 @@ async fn program_of_the_guide_consumes_with_a_key() {
     let mut refused = run("other:secret");
     assert!(!refused.ended_within(2 * SOON).await.success());
     assert!(refused.stderr().concat().contains("ACCESS_REFUSED"), "{:?}", refused.stderr());
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_without_a_broker_keeps_what_queues_are_owed() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let mut node = node(&broker).await;
+    make(&node, "q").await;
+    let addresses = ["FANFARE_AMQP_URL", "FANFARE_AMQP_MANAGEMENT_URL"];
+    let management = broker.management().to_owned();
+    let given = [broker.url(), management];
+    addresses.iter().for_each(|name| node.set_environment(name, ""));
+    node.stop().await;
+    node.restart().await;
+    assert!(node.log().contains("this node has no broker"), "{}", node.log());
+    publish(&node, "a", json!({"data": "owed"})).await;
+    assert_eq!(call(&node, "GET", "/api/queues", Value::Null).await.status, 503);
+    for (name, value) in addresses.iter().zip(&given) {
+        node.set_environment(name, value);
+    }
+    node.stop().await;
+    node.restart().await;
+    assert_eq!(data(&broker.consume("acme:q").await.next().await), "owed");
     node.assert_no_panic();
 }

@@ -97,7 +97,8 @@ impl OwnOutbox {
 
     fn is_needed(&self) -> bool {
         let has_target = |account: &Arc<Account>| !account.integrations.is_empty();
-        self.queues.is_some() || self.accounts.current().accounts().any(has_target)
+        let has_queues = |queues: &Queues| queues.has_broker() || !queues.catalog().is_empty();
+        self.queues.as_ref().is_some_and(has_queues) || self.accounts.current().accounts().any(has_target)
     }
 
     async fn open_now(self: &Arc<Self>) -> Result<(), StoreError> {
@@ -111,7 +112,7 @@ impl OwnOutbox {
             let clients = Arc::new(clients);
             let (webhooks, aws) = (Webhooks::new(Arc::clone(&clients)), Aws::new(clients));
             let brokers =
-                queues.as_ref().map_or_else(|| Brokers::new(node_id), |queues| queues.brokers().clone());
+                queues.as_ref().and_then(Queues::brokers).cloned().unwrap_or_else(|| Brokers::new(node_id));
             let catalog = queues.as_ref().map(|queues| queues.catalog().clone());
             let transport = Arc::new(Senders { webhooks, aws, brokers, queues: queues.clone() });
             Outbox::open(folder, limits, clock, node_id, (accounts, catalog), transport)

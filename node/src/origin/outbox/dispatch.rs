@@ -10,10 +10,11 @@ use tokio::time::Instant;
 use super::board::{Lineup, Next, Turn};
 use super::settings::{Sending, TargetSettings};
 use super::store::{Batch, BatchBounds, Fixed};
-use super::writer::Settle;
+use super::writer::{Job, Settle};
 use super::{Engine, count_attempt, event};
 use crate::accounts::Account;
 use crate::model::AccountId;
+use crate::origin::disk::queue::Weight;
 use crate::origin::history::StoreError;
 use crate::origin::queues::{Catalog, Found};
 use crate::origin::targets::{Delivery, Endpoint, Outcome, TargetKind};
@@ -215,6 +216,15 @@ impl Engine {
         Ok(fixed.event_id)
     }
 
+    /// Writes that the target has the batch, behind all that was to be written before.
+    fn settle_later(&self, lineup: &Lineup, channel: &str, batch: &Batch) {
+        let sequences = batch.events.iter().map(|(sequence, _)| *sequence).collect();
+        let (target, channel) = (lineup.target.clone(), channel.into());
+        let settle = Settle { target, channel, sequences, dead_reason: None, answer: None };
+        // Refused when the node stops: then the batch is sent once more after the next start.
+        let _ = self.queue.push_begun(Weight { items: 1, bytes: 0 }, Job::Settle(settle));
+    }
+
     async fn settle(
         &self,
         lineup: &Lineup,
@@ -224,7 +234,7 @@ impl Engine {
     ) -> Result<(), StoreError> {
         let sequences = batch.events.iter().map(|(sequence, _)| *sequence).collect();
         let (target, channel) = (lineup.target.clone(), channel.into());
-        self.written(|answer| Settle { target, channel, sequences, dead_reason, answer }).await
+        self.written(|answer| Settle { target, channel, sequences, dead_reason, answer: Some(answer) }).await
     }
 
     async fn attempt(
@@ -257,14 +267,14 @@ impl Engine {
         let dead_reason: Option<Box<str>> = match outcome {
             Outcome::Delivered => None,
             Outcome::Unavailable { reason, after } if !is_over => {
-                tracing::warn!(target: OFTEN, target = %lineup.target, reason, "target is unavailable");
+                tracing::warn!(target: OFTEN, destination = %lineup.target, reason, "target is unavailable");
                 let next = Instant::now() + after;
                 return (Turn::Waits { not_before: next }, Some(false), Some(next));
             }
             Outcome::Unavailable { reason, .. } => Some(reason.into()),
             Outcome::Retry { reason, after } => {
                 if !is_over {
-                    tracing::warn!(target: OFTEN, target = %lineup.target, channel, reason, failures, "delivery failed and is tried again");
+                    tracing::warn!(target: OFTEN, destination = %lineup.target, channel, reason, failures, "delivery failed and is tried again");
                     not_before = after.map(|after| Instant::now() + after);
                     let next = Instant::now() + backoff(failures);
                     return (Turn::Failed { not_before: next }, Some(false), not_before);
@@ -273,22 +283,22 @@ impl Engine {
             }
             Outcome::Rejected { reason } => Some(reason.into()),
             Outcome::Gone => {
-                tracing::error!(target = %lineup.target, "target answered 410 and is disabled until the directory changes");
+                tracing::error!(destination = %lineup.target, "target answered 410 and is disabled until the directory changes");
                 if self.disable(lineup, Some(settings.hash)).await.is_err() {
                     return (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(false), None);
                 }
                 Some(GONE.into())
             }
         };
-        if let Some(reason) = &dead_reason {
-            tracing::warn!(target: OFTEN, target = %lineup.target, channel, %reason, events = count, "events became dead letters");
-        }
+        let turn = Turn::Settled { has_more: batch.has_more, from: batch.end() };
+        let Some(reason) = &dead_reason else {
+            // The next batch need not wait for it: after a fault before that the target receives this one once more.
+            self.settle_later(lineup, channel, batch);
+            return (turn, Some(is_delivered), not_before);
+        };
+        tracing::warn!(target: OFTEN, destination = %lineup.target, channel, %reason, events = count, "events became dead letters");
         match self.settle(lineup, channel, batch, dead_reason).await {
-            Ok(()) => {
-                let turn = Turn::Settled { has_more: batch.has_more, from: batch.end() };
-                (turn, Some(is_delivered), not_before)
-            }
-            // The target has it; it will receive the batch once more.
+            Ok(()) => (turn, Some(is_delivered), not_before),
             Err(_) => (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(is_delivered), not_before),
         }
     }

@@ -181,7 +181,9 @@ impl Tables {
         (channel, from): (&str, u64),
         bounds: BatchBounds,
     ) -> Result<Batch, StoreError> {
-        let mut batch = Batch { fixed: self.fixed(target, channel)?, ..Batch::default() };
+        // One that was sent and is about to be settled is none any more.
+        let fixed = self.fixed(target, channel)?.filter(|fixed| fixed.last >= from);
+        let mut batch = Batch { fixed, ..Batch::default() };
         let mut bytes = 0;
         let (first, last) = (keys::waiting(target, channel, from), keys::waiting(target, channel, u64::MAX));
         for row in self.waiting.keyspace().range(first..=last) {

@@ -50,7 +50,8 @@ pub(super) struct Settle {
     pub(super) sequences: Vec<u64>,
     /// None: the target has them.
     pub(super) dead_reason: Option<Box<str>>,
-    pub(super) answer: Answer,
+    /// None: nothing waits for it.
+    pub(super) answer: Option<Answer>,
 }
 
 /// Bounds of what one target may have.
@@ -200,7 +201,7 @@ impl Writer {
                     }
                 }
                 Job::Settle(Settle { target, channel, sequences, dead_reason, answer }) => {
-                    effects.answers.push(answer);
+                    effects.answers.extend(answer);
                     settles.push((target, channel, sequences, dead_reason));
                 }
                 Job::Disable { target, settings, answer } => {
@@ -214,8 +215,14 @@ impl Writer {
             return Ok(());
         }
         let mut batch = OwnedWriteBatch::with_capacity(self.tables.database.clone(), weight.items * 3);
+        // What a batch of rows writes twice has no order, and a channel fixes its next batch after it has settled one.
+        let fixed_rows: HashSet<Vec<u8>> =
+            fixes.iter().map(|(target, channel, _)| keys::channel(target, channel)).collect();
         for (target, channel, sequences, dead_reason) in settles {
-            batch.remove(self.tables.batches.keyspace(), keys::channel(&target, &channel));
+            let row = keys::channel(&target, &channel);
+            if !fixed_rows.contains(&row) {
+                batch.remove(self.tables.batches.keyspace(), row);
+            }
             self.settle(&mut batch, &target, &sequences, dead_reason.as_deref(), effects)?;
         }
         for (target, settings) in disabled {

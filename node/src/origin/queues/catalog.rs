@@ -112,7 +112,7 @@ impl Catalog {
     }
 
     /// No account has a queue.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.accounts.read().values().all(|of_account| of_account.definitions.queues.is_empty())
     }
 

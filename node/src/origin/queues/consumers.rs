@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::broker::Broker;
 use super::definitions::Definition;
 use super::{BrokerError, BrokerQueue, Catalog};
 use crate::accounts::{Accounts, Key};
@@ -78,16 +79,17 @@ impl super::service::Inner {
     /// Closes connections of keys that were changed or revoked since the last look, and of consumers that may not consume their queue any
     /// more. Users whom the broker itself knows are its operator's.
     pub(super) async fn close_forbidden(&self, seen: &mut SeenKeys) -> Result<(), BrokerError> {
+        let Some(broker) = &self.broker else { return Ok(()) };
         let directory = self.accounts.current();
         let is_gone = |user: &str| {
             let key = directory.key(user);
             seen.has_changed(user, key) || key.is_some_and(|key| !may_consume(key))
         };
-        let connections = self.broker.management.connections().await?;
+        let connections = broker.management.connections().await?;
         let gone = connections.into_iter().filter(|connected| is_gone(&connected.user));
         let mut forbidden: HashSet<(String, String)> =
             gone.map(|connected| (connected.name, connected.user)).collect();
-        let consumers = self.broker.management.consumers().await?;
+        let consumers = broker.management.consumers().await?;
         let may_not = consumers.into_iter().filter(|consumer| {
             let (user, name) = (&consumer.channel_details.user, &consumer.queue.name);
             directory.key(user).is_some()
@@ -98,25 +100,25 @@ impl super::service::Inner {
             may_not.map(|consumer| (consumer.channel_details.connection_name, consumer.channel_details.user)),
         );
         if !forbidden.is_empty() {
-            self.close(forbidden).await?;
+            close(broker, forbidden).await?;
         }
         seen.0.extend(directory.keys().map(|key| (Arc::clone(&key.name), Arc::clone(key))));
         Ok(())
     }
+}
 
-    /// Closes each, whatever becomes of the others.
-    async fn close(&self, connections: HashSet<(String, String)>) -> Result<(), BrokerError> {
-        let own: HashSet<String> = self.broker.management.users().await?.into_iter().collect();
-        let mut outcome = Ok(());
-        for (connection, user) in connections.into_iter().filter(|(_, user)| !own.contains(user)) {
-            match self.broker.management.close_connection(&connection).await {
-                Ok(()) => {
-                    metrics::counter!("fanfare_queue_connections_closed_total").increment(1);
-                    tracing::info!(target: OFTEN, key = %user, "connection to the broker was closed: its key was changed or may not consume");
-                }
-                Err(error) => outcome = Err(error),
+/// Closes each, whatever becomes of the others.
+async fn close(broker: &Broker, connections: HashSet<(String, String)>) -> Result<(), BrokerError> {
+    let own: HashSet<String> = broker.management.users().await?.into_iter().collect();
+    let mut outcome = Ok(());
+    for (connection, user) in connections.into_iter().filter(|(_, user)| !own.contains(user)) {
+        match broker.management.close_connection(&connection).await {
+            Ok(()) => {
+                metrics::counter!("fanfare_queue_connections_closed_total").increment(1);
+                tracing::info!(target: OFTEN, key = %user, "connection to the broker was closed: its key was changed or may not consume");
             }
+            Err(error) => outcome = Err(error),
         }
-        outcome
     }
+    outcome
 }

@@ -151,7 +151,10 @@ impl Management {
         if status.is_success() || (deletes && status.as_u16() == 404) {
             return Ok(answer);
         }
-        let text = if status.as_u16() == 401 { String::new() } else { reason(answer).await };
+        let text = match status.as_u16() {
+            401 => ": its user is unknown, has another password, or is no administrator".to_owned(),
+            _ => reason(answer).await,
+        };
         Err(BrokerError(format!("the management API answered {status} {text}").trim_end().to_owned()))
     }
 }

@@ -13,7 +13,7 @@ use super::broker::Broker;
 use super::consumers::{BrokerRequest, SeenKeys, is_allowed};
 use super::definitions::{Definitions, new_id};
 use super::management::Management;
-use super::{BrokerQueue, Catalog, Found, QueueError};
+use super::{BrokerError, BrokerQueue, Catalog, Found, QueueError};
 use crate::accounts::{Account, Accounts};
 use crate::model::{AccountId, AmqpUrl, Capability};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError, StoredQueues};
@@ -24,6 +24,8 @@ use crate::telemetry::OFTEN;
 const REFRESH: Duration = Duration::from_secs(2);
 /// Connections whose key was revoked or narrowed are found by then.
 const CONNECTIONS: Duration = Duration::from_secs(15);
+/// What is owed to queues waits for so long where there is no broker.
+const NO_BROKER: Duration = Duration::from_secs(10);
 /// Attempts to store a change while other nodes store theirs.
 const ATTEMPTS: usize = 8;
 
@@ -39,7 +41,8 @@ pub struct Queues {
 pub(super) struct Inner {
     pub(super) catalog: Catalog,
     pub(super) accounts: Arc<Accounts>,
-    pub(super) broker: Broker,
+    /// None: what is owed to queues waits in the outbox.
+    pub(super) broker: Option<Broker>,
     store: Arc<dyn HistoryStore>,
     store_wait: Duration,
     /// One change at a time on this node.
@@ -56,19 +59,20 @@ pub struct BrokerAddresses {
 }
 
 impl Queues {
-    /// Reads the queues in the store; the broker is not asked for anything yet.
+    /// Reads the queues in the store; the broker is not asked for anything yet. Without one the queues are known, and nothing else.
     ///
     /// # Errors
     /// The store cannot be read.
     pub async fn open(
-        addresses: &BrokerAddresses,
-        (brokers, client): (&Brokers, Client),
+        broker: Option<(&BrokerAddresses, &Brokers, Client)>,
         store: &Arc<dyn HistoryStore>,
         accounts: &Arc<Accounts>,
         store_wait: Duration,
     ) -> Result<Self, StoreError> {
-        let management = Management::new(client, &addresses.management, addresses.amqp.vhost());
-        let broker = Broker { brokers: brokers.clone(), url: addresses.amqp.clone(), management };
+        let broker = broker.map(|(addresses, brokers, client)| {
+            let management = Management::new(client, &addresses.management, addresses.amqp.vhost());
+            Broker { brokers: brokers.clone(), url: addresses.amqp.clone(), management }
+        });
         let inner = Inner {
             catalog: Catalog::default(),
             accounts: Arc::clone(accounts),
@@ -82,9 +86,14 @@ impl Queues {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The connections to this broker and others.
-    pub fn brokers(&self) -> &Brokers {
-        &self.inner.broker.brokers
+    /// The connections to its broker and others.
+    pub fn brokers(&self) -> Option<&Brokers> {
+        self.inner.broker.as_ref().map(|broker| &broker.brokers)
+    }
+
+    /// The node has a broker for them.
+    pub fn has_broker(&self) -> bool {
+        self.inner.broker.is_some()
     }
 
     /// To be called once, where there may be other nodes.
@@ -115,13 +124,11 @@ impl Queues {
     pub async fn watch_connections(self) {
         let mut seen = SeenKeys::default();
         loop {
-            tokio::time::sleep(CONNECTIONS).await;
-            if self.inner.catalog.is_empty() {
-                continue;
-            }
+            // Also before there is a queue, so that a broker that cannot be used is told at the start.
             if let Err(error) = self.inner.close_forbidden(&mut seen).await {
                 tracing::warn!(target: OFTEN, %error, "connections to the broker were not looked at");
             }
+            tokio::time::sleep(CONNECTIONS).await;
         }
     }
 
@@ -143,7 +150,7 @@ impl Queues {
             definitions.put(&account.id, &request, account.queue_limit, capability)
         };
         let planned = self.inner.plan(&account.id, put)?;
-        self.inner.broker.declare(&BrokerQueue::of(&planned)).await?;
+        self.inner.broker()?.declare(&BrokerQueue::of(&planned)).await?;
         let queue = self.inner.change(&account.id, put).await?;
         self.inner.apply_bound(&queue).await?;
         Ok(CreatedQueue { physical: BrokerQueue::of(&queue).physical.into(), queue })
@@ -156,7 +163,7 @@ impl Queues {
         id: &str,
     ) -> Result<QueueState, QueueError> {
         let queue = self.inner.catalog.of(account).definitions.covered(id, capability)?.queue.clone();
-        let (ready, consumers) = self.inner.broker.count(&BrokerQueue::of(&queue)).await?;
+        let (ready, consumers) = self.inner.broker()?.count(&BrokerQueue::of(&queue)).await?;
         Ok(QueueState { queue, ready, consumers })
     }
 
@@ -185,10 +192,10 @@ impl Queues {
         let remove = |definitions: &mut Definitions| definitions.remove(id, capability);
         let queue = self.inner.plan(account, remove)?;
         // First, so that a broker that cannot be reached leaves all as it was.
-        self.inner.broker.delete(&BrokerQueue::of(&queue)).await?;
+        self.inner.broker()?.delete(&BrokerQueue::of(&queue)).await?;
         self.inner.change(account, remove).await?;
         // An event that was on its way may have made it anew.
-        if let Err(error) = self.inner.broker.delete(&BrokerQueue::of(&queue)).await {
+        if let Err(error) = self.inner.broker()?.delete(&BrokerQueue::of(&queue)).await {
             tracing::warn!(%error, "a deleted queue may be left on the broker");
         }
         Ok(queue.name)
@@ -230,11 +237,16 @@ impl Queues {
 
     /// The answer to a question of the broker.
     pub fn allows(&self, request: BrokerRequest<'_>) -> bool {
-        is_allowed(&self.inner.accounts, &self.inner.catalog, self.inner.broker.url.vhost(), request)
+        let Some(broker) = &self.inner.broker else { return false };
+        is_allowed(&self.inner.accounts, &self.inner.catalog, broker.url.vhost(), request)
     }
 }
 
 impl Inner {
+    fn broker(&self) -> Result<&Broker, QueueError> {
+        self.broker.as_ref().ok_or_else(|| BrokerError("there is none".to_owned()).into())
+    }
+
     /// A row that cannot be read is told, and changes nothing.
     async fn refresh(&self) -> Result<(), StoreError> {
         let store = Arc::clone(&self.store);
@@ -247,16 +259,20 @@ impl Inner {
 
     /// Makes one attempt. A queue that the broker does not have is made anew, unless it was deleted meanwhile.
     async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
-        if let Some(outcome) = self.broker.send(queue, delivery).await {
+        let Some(broker) = &self.broker else {
+            let reason = "account has queues and this node has no broker (--amqp-url)".to_owned();
+            return Outcome::Unavailable { reason, after: NO_BROKER };
+        };
+        if let Some(outcome) = broker.send(queue, delivery).await {
             return outcome;
         }
         let is_there = || self.catalog.has_physical(&queue.physical);
         let made = match is_there() {
-            true => self.broker.declare(queue).await,
+            true => broker.declare(queue).await,
             false => Ok(()),
         };
         if !is_there() {
-            let deleted = self.broker.delete(queue).await;
+            let deleted = broker.delete(queue).await;
             return Outcome::retry(
                 deleted.err().map_or("the queue was deleted".to_owned(), |e| e.to_string()),
             );
@@ -272,7 +288,7 @@ impl Inner {
     async fn apply_bound(&self, queue: &Queue) -> Result<(), QueueError> {
         let account = AccountId::new(&queue.account_id);
         match self.catalog.find(&account, &queue.id) {
-            Found::Queue(queue) => Ok(self.broker.set_max_length(&queue).await?),
+            Found::Queue(queue) => Ok(self.broker()?.set_max_length(&queue).await?),
             Found::Deleted | Found::Unknown => Err(QueueError::UnknownQueue),
         }
     }

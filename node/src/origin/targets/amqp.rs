@@ -18,7 +18,7 @@ use lapin::runtime::default_runtime;
 use lapin::tcp::{AsyncTcpStream, TLSConfig};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::uri::{AMQPScheme, AMQPUri};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
@@ -45,6 +45,8 @@ const UNUSED: Duration = Duration::from_secs(60);
 const IS_BLOCKED: &str = "the broker blocks publishers (connection.blocked)";
 const REASON_CHARACTERS: usize = 200;
 const PERSISTENT: u8 = 2;
+/// The broker has no such queue or exchange.
+const NOT_FOUND: u16 = 404;
 
 /// The connections to all brokers. Cheap to clone.
 #[derive(Clone)]
@@ -126,11 +128,11 @@ impl Brokers {
         self.broker(url).publish(publish, delivery).await
     }
 
-    /// Messages that wait in a queue of the broker, and its consumers.
+    /// Messages that wait in a queue of the broker, and its consumers; none: there is no such queue.
     ///
     /// # Errors
-    /// The broker cannot be reached, or has no such queue.
-    pub async fn count(&self, url: &AmqpUrl, queue: &str) -> Result<(u64, u64), String> {
+    /// The broker cannot be reached, or refuses.
+    pub async fn count(&self, url: &AmqpUrl, queue: &str) -> Result<Option<(u64, u64)>, String> {
         let broker = self.broker(url);
         let counted = async {
             let live = broker.live().await.map_err(|(reason, _)| reason)?;
@@ -142,8 +144,11 @@ impl Brokers {
             let queue = ShortString::try_new(queue).map_err(|_| "the name is too long".to_owned())?;
             let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
             let found = channel.queue_declare(queue, passive, FieldTable::default()).await;
-            let counts = found.map(|found| (found.message_count().into(), found.consumer_count().into()));
-            counts.map_err(|error| reason(&error))
+            match found {
+                Ok(found) => Ok(Some((found.message_count().into(), found.consumer_count().into()))),
+                Err(error) if is_not_found(&error) => Ok(None),
+                Err(error) => Err(reason(&error)),
+            }
         };
         timeout(CONNECT, counted).await.unwrap_or_else(|_| Err("it did not answer in time".to_owned()))
     }
@@ -326,6 +331,10 @@ fn properties(delivery: &Delivery) -> BasicProperties {
 
 fn wait(failures: u32) -> Duration {
     RECONNECT.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(RECONNECT_MAX)
+}
+
+fn is_not_found(error: &lapin::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ProtocolError(error) if error.get_id() == NOT_FOUND)
 }
 
 /// The broker's text, which holds no credential.
