@@ -222,7 +222,7 @@ impl Drop for Own {
     fn drop(&mut self) {
         let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
         drop(keeper.stdin.take());
-        // What it could not end it has said.
+        // The keeper has said why, where it could not end the broker.
         let _ = keeper.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! What events are delivered to in measurements: a receiver of webhooks, and a loop that publishes to a broker alone.
+//! Receivers of events in measurements: a receiver of webhooks, and a loop that publishes to a broker alone.
 
 pub mod confirm;
 pub mod receiver;

@@ -18,7 +18,7 @@ use crate::histogram::Histogram;
 const TIMESTAMP: &[u8] = b"\"timestamp\":";
 const HUGE_BYTES: u64 = 1 << 30;
 
-/// What the receiver has taken since it was asked last.
+/// The events that the receiver has taken since the last call.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
     pub events: u64,

@@ -144,7 +144,7 @@ async fn path_names_the_channel_and_needs_a_capability() {
         assert_eq!((answer.status, answer.json()), (200, details(name, [1, 1, 1, 0], "cluster")), "{path}");
         assert!(answer.header("x-service-node-id").is_some());
     }
-    // What names an operation still does.
+    // A path that names an operation still does.
     assert_eq!(get(&node, "room/history", KEY).await.json(), json!({"messages": []}));
     assert_eq!(get(&node, "room/presence", KEY).await.json()["members"], json!([]));
     for (path, key, status) in [
@@ -233,7 +233,7 @@ async fn attach_with_occupancy_tells_the_counts_and_changes() {
     let mut first = watching(&node, "").await;
     until_told(&mut first, [1, 1, 1, 0], "cluster").await;
     let mut second = watching(&node, "?format=msgpack").await;
-    // What was counted last, and then what is counted now.
+    // The count before, and then the present one.
     until_told(&mut second, [2, 2, 2, 0], "cluster").await;
     until_told(&mut first, [2, 2, 2, 0], "cluster").await;
     let reader = attached(&node, READER, &["subscribe"]).await;
@@ -311,7 +311,7 @@ fn hooked(options: NodeOptions, asks: &Receiver, other: &Receiver) -> NodeOption
     options.directory(directory, KEY).environment("FANFARE_WEBHOOK_ALLOW", "127.0.0.1")
 }
 
-/// What came, in its order: the source, and of whichever node.
+/// The events in their order: the source, and of whichever node.
 fn sources(receiver: &Receiver) -> Vec<(String, String)> {
     let text = |envelope: &Value, name: &str| envelope[name].as_str().expect("a text").to_owned();
     let received = receiver.received();

@@ -483,8 +483,7 @@ async fn node_without_a_broker_keeps_what_queues_are_owed() {
     let mut node = node(&broker).await;
     make(&node, "q").await;
     let addresses = ["FANFARE_AMQP_URL", "FANFARE_AMQP_MANAGEMENT_URL"];
-    let management = broker.management().to_owned();
-    let given = [broker.url(), management];
+    let given = [broker.url(), broker.management().to_owned()];
     addresses.iter().for_each(|name| node.set_environment(name, ""));
     node.stop().await;
     node.restart().await;

@@ -43,7 +43,7 @@ pub struct SnsTarget {
     pub batching: AwsBatching,
 }
 
-/// Where a service of AWS is, and with which credentials it is asked.
+/// The address of a service of AWS, and the credentials for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AwsAccess {
     pub region: Box<str>,
@@ -111,12 +111,12 @@ pub struct AwsBatching {
 }
 
 impl LambdaTarget {
-    /// What AWS takes in an asynchronous invocation, since October 2025 and not yet in all regions.
+    /// The bytes that AWS takes in an asynchronous invocation, since October 2025 and not yet in all regions.
     pub const ENVELOPE_BYTES_MAX: usize = 1024 * 1024;
 }
 
 impl SnsTarget {
-    /// What AWS takes in a message, with the names, types and values of its attributes.
+    /// The bytes that AWS takes in a message, with the names, types and values of its attributes.
     pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
     /// The topic keeps the order of the messages of a group.
@@ -125,7 +125,7 @@ impl SnsTarget {
     }
 }
 
-/// What the table says of both secrets; the inner `None` was reported.
+/// The table's entries of both secrets; the inner `None` was reported.
 pub(super) struct Secrets {
     pub(super) key: Option<Option<Secret>>,
     pub(super) token: Option<Option<Secret>>,

@@ -1,4 +1,4 @@
-//! What a node does every few seconds or minutes.
+//! Work that a node does every few seconds or minutes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::tasks::{OnStop, Tasks};
 use crate::telemetry;
 
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// What expired is dropped this often.
+/// Expired rows are dropped this often.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// The recent messages of channels are looked through at least this often.
 const RINGS_SWEEP_MS_MAX: u64 = 5_000;

@@ -265,7 +265,7 @@ impl From<StoreError> for Refusal {
     }
 }
 
-/// What the broker or the store said is for the log, not for the client.
+/// The text of the broker or the store is for the log, not for the client.
 impl From<QueueError> for Refusal {
     fn from(error: QueueError) -> Self {
         let kind = match error {

@@ -21,7 +21,7 @@ impl Publisher {
             source,
             &wanting,
             Box::new(move |result| {
-                // Who waits for it may have been cancelled.
+                // The waiting task may have been cancelled.
                 answer.send(result.is_ok()).ok();
             }),
         );

@@ -111,7 +111,7 @@ impl Receiver {
         format!("http://{}{path}", self.address)
     }
 
-    /// What it has taken since it was asked last.
+    /// The events that it has taken since the last call.
     fn tally(&self) -> Result<Tally> {
         let page = Http::connect(self.address, None)?.get("/tally")?.success("the tally")?;
         Ok(serde_json::from_slice(&page)?)

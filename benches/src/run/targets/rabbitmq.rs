@@ -40,7 +40,7 @@ impl RabbitMq {
 
 impl Drop for RabbitMq {
     fn drop(&mut self) {
-        // What it could not end it has said.
+        // The keeper has said why, where it could not end the broker.
         drop(self.keeper.take().map(Companion::end));
     }
 }

@@ -37,7 +37,7 @@ mod tests {
     const COUNT: AttachedCount =
         AttachedCount { connections: 3, publishers: 2, subscribers: 1, is_told: true };
 
-    /// What the node makes of what its only peer answers.
+    /// The node's count from the answer of its only peer.
     async fn answered(answer: Answer) -> Option<Vec<AttachedCount>> {
         let node = Node::new();
         node.has_a_link();

@@ -18,7 +18,7 @@ use crate::hub::Hub;
 use crate::model::{AttachedCount, ChannelKey};
 use crate::publish::Publisher;
 
-/// What a client is told of a channel is at most one change in this time.
+/// A client is told of at most one change of a channel in this time.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Channels that clients begin to watch are counted together if they come within this time.
 const GATHER: Duration = Duration::from_millis(50);
@@ -116,12 +116,12 @@ pub(super) struct Watches {
 struct Watch {
     /// Bit per shard that has clients to tell.
     shards: u64,
-    /// What they were told last.
+    /// The count that they were told last.
     told: Option<Arc<Told>>,
 }
 
 impl Watches {
-    /// Clients of the shard watch the channel from now on, and are told what follows. What others were told last, if it was counted.
+    /// Clients of the shard watch the channel from now on, and are told what follows. The count that others were told last, if there was one.
     pub(super) fn begin(&self, key: &ChannelKey, shard: usize) -> Option<Arc<Told>> {
         let told = {
             let mut channels = self.channels.lock();
@@ -179,7 +179,7 @@ impl Watches {
         }
     }
 
-    /// What was told within the last second waits for the next round.
+    /// A channel of which clients were told within the last second waits for the next round.
     fn due(&self, now: Instant) -> Vec<ChannelKey> {
         let is_due = |told: &Arc<Told>| now.saturating_duration_since(told.at) >= TELL_EVERY;
         let channels = self.channels.lock();

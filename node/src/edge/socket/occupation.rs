@@ -19,7 +19,7 @@ use crate::auth::Principal;
 use crate::model::{AttachedCount, ChannelKey, ChannelName, pattern_matches};
 use crate::publish::Publisher;
 
-/// What comes and goes within this time is looked at together, so that a client that comes back at once is not told of.
+/// Connections that come and go within this time is looked at together, so that a client that comes back at once is not told of.
 const GATHER: Duration = Duration::from_secs(1);
 /// How often all that was told is held against what is.
 const VERIFY_EVERY: Duration = Duration::from_secs(60);
@@ -51,7 +51,7 @@ struct State {
     told: HashMap<ChannelKey, Arc<Account>>,
 }
 
-/// What follows from the counts of a channel.
+/// The event that follows from the counts of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Nothing,
@@ -185,7 +185,7 @@ impl Occupations {
         self.look_again([(key.clone(), Arc::clone(account))]);
     }
 
-    /// What was noted since then is newer.
+    /// A note since then is newer.
     fn look_again(&self, channels: impl IntoIterator<Item = (ChannelKey, Arc<Account>)>) {
         let noted = &mut self.state.lock().noted;
         for (key, account) in channels {

@@ -312,7 +312,7 @@ struct Attempt<'a> {
     settings: &'a TargetSettings,
 }
 
-/// What becomes of events that are not sent.
+/// The end of events that are not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unsent {
     /// Their target is disabled: they are dead letters.

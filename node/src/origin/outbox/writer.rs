@@ -215,7 +215,7 @@ impl Writer {
             return Ok(());
         }
         let mut batch = OwnedWriteBatch::with_capacity(self.tables.database.clone(), weight.items * 3);
-        // What a batch of rows writes twice has no order, and a channel fixes its next batch after it has settled one.
+        // A row that one commit writes twice has no order, and a channel fixes its next batch after it has settled one.
         let fixed_rows: HashSet<Vec<u8>> =
             fixes.iter().map(|(target, channel, _)| keys::channel(target, channel)).collect();
         for (target, channel, sequences, dead_reason) in settles {

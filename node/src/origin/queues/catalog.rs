@@ -42,7 +42,7 @@ struct RuleFeed {
     presence: bool,
 }
 
-/// What chooses an event for a queue.
+/// The choice of an event for a queue.
 #[derive(Debug, Clone)]
 struct FedBy {
     /// None: the queue has no rules.

@@ -113,7 +113,7 @@ impl Management {
         format!("api/{kind}/{}/{}", self.vhost, encode_channel(name))
     }
 
-    /// What is not there counts as deleted.
+    /// A thing that is missing counts as deleted.
     async fn delete(&self, path: &str) -> Result<(), BrokerError> {
         self.call(Method::DELETE, path, None::<&()>).await.map(drop)
     }

@@ -24,7 +24,7 @@ use crate::telemetry::OFTEN;
 const REFRESH: Duration = Duration::from_secs(2);
 /// Connections whose key was revoked or narrowed are found by then.
 const CONNECTIONS: Duration = Duration::from_secs(15);
-/// What is owed to queues waits for so long where there is no broker.
+/// Events for queues wait for so long on a node without a broker.
 const NO_BROKER: Duration = Duration::from_secs(10);
 /// Attempts to store a change while other nodes store theirs.
 const ATTEMPTS: usize = 8;
@@ -293,7 +293,7 @@ impl Inner {
         }
     }
 
-    /// What the change would make, without making it.
+    /// The result of the change, without making it.
     fn plan<T>(
         &self,
         account: &AccountId,

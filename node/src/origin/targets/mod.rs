@@ -47,7 +47,7 @@ impl TargetKind {
         }
     }
 
-    /// What is counted for the account: of deliveries, and of failed attempts.
+    /// The kinds that are counted for the account: of deliveries, and of failed attempts.
     pub fn usage(self) -> (UsageKind, UsageKind) {
         match self {
             Self::Webhook => (UsageKind::Webhook, UsageKind::WebhookFailed),

@@ -50,7 +50,7 @@ pub(super) struct Watching(HashMap<ChannelKey, Watchers>);
 #[derive(Debug, Default)]
 struct Watchers {
     slots: HashSet<u32>,
-    /// What all of them were told last.
+    /// The count that all of them were told last.
     told: Option<Arc<Told>>,
 }
 
@@ -162,7 +162,7 @@ impl Shard {
             count += AttachedCount { connections: silent, publishers: silent, ..AttachedCount::default() };
             count
         };
-        // Who asked may have gone meanwhile.
+        // The asker may have gone meanwhile.
         reply.send(keys.iter().map(count).collect()).ok();
     }
 }

@@ -20,7 +20,7 @@ impl QueueRows {
         batch: &mut OwnedWriteBatch,
         rows: Vec<StoredQueues>,
     ) -> fjall::Result<Vec<bool>> {
-        // What the batch has is not in the table yet.
+        // Rows of the batch are not in the table yet.
         let mut put: HashMap<AccountId, u64> = HashMap::new();
         let mut outcomes = Vec::new();
         for StoredQueues { account, revision, definitions } in rows {

@@ -33,7 +33,7 @@ const CODE_BYTES_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Answer {
     status: u16,
-    /// What AWS calls the error.
+    /// The name that AWS gives the error.
     code: Option<String>,
     after: Option<Duration>,
     text: String,
@@ -56,7 +56,7 @@ impl Answer {
         self.code.as_deref().is_some_and(|code| BAD_KEYS.contains(&code))
     }
 
-    /// What an operator can mend (a permission, a name, keys, a clock) is tried again, so that it costs no event.
+    /// A fault that an operator can mend (a permission, a name, keys, a clock) is tried again, so that it costs no event.
     pub(super) fn outcome(&self) -> Outcome {
         if self.is_good() {
             return Outcome::Delivered;

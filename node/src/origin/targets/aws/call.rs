@@ -88,7 +88,7 @@ impl Caller {
     }
 }
 
-/// What comes of the body in time, up to [`ANSWER_BYTES`]. The status has decided, whatever comes after it.
+/// The part of the body that comes in time, up to [`ANSWER_BYTES`]. The status has decided, whatever comes after it.
 async fn read(response: &mut Response, until: Instant) -> String {
     let mut body = Vec::new();
     while let Ok(Ok(Some(part))) = timeout_at(until, response.chunk()).await {

@@ -25,7 +25,7 @@ use sign::Service;
 
 /// The type of each attribute of a message.
 const STRING: &str = "String";
-/// What SNS takes as a group of messages.
+/// The bytes that SNS takes as a group of messages.
 const GROUP_BYTES_MAX: usize = 128;
 
 /// Invokes functions and publishes to topics.

@@ -114,7 +114,7 @@ impl Session {
         self.state.lock().assumed.clone().filter(|assumed| now_ms < assumed.expires_ms)
     }
 
-    /// What the attempt before this one found, where that still counts.
+    /// The result of the attempt before this one, where that still counts.
     fn settled(&self, now_ms: u64) -> Option<Result<Arc<AwsKeys>, String>> {
         let state = self.state.lock();
         match (&state.assumed, &state.failed) {

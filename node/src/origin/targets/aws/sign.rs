@@ -27,7 +27,7 @@ impl Service {
     }
 }
 
-/// What is signed besides the time and the place.
+/// The parts that are signed besides the time and the place.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unsigned<'a> {
     pub(super) method: &'a str,
