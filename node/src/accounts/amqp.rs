@@ -167,7 +167,7 @@ mod tests {
         let account = directory.account(&AccountId::new("a")).expect("the account");
         match &account.integrations[0].target {
             Target::Amqp(target) => Ok(AmqpTarget::clone(target)),
-            other => panic!("{other:?}"),
+            other => Err(format!("an AMQP target is expected: {other:?}")),
         }
     }
 

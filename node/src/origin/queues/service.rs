@@ -110,7 +110,7 @@ impl Queues {
         self.inner.refresh().await
     }
 
-    /// Never returns: reads the store again.
+    /// Reads the store again and again; returns at once where no other node has it.
     pub async fn follow_store(self) {
         while self.inner.store.is_shared() {
             tokio::time::sleep(REFRESH).await;

@@ -106,7 +106,7 @@ impl Brokers {
         Self { node_id: Arc::clone(node_id), brokers: Arc::default() }
     }
 
-    /// Makes one attempt for a target of the directory, which is over within the target's `timeout`.
+    /// Makes one attempt for a target of the directory. Behind an open connection it is over within the target's `timeout`.
     pub async fn send(&self, target: &AmqpTarget, delivery: &Delivery) -> Outcome {
         let values = TemplateValues {
             account_id: &delivery.account_id,
