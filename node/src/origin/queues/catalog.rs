@@ -116,9 +116,10 @@ impl Catalog {
         self.accounts.read().values().all(|of_account| of_account.definitions.queues.is_empty())
     }
 
-    /// An account has the queue of this name on the broker.
-    pub(super) fn has_physical(&self, physical: &str) -> bool {
-        BrokerQueue::parse(physical).is_some_and(|(account, name)| self.of(&account).named(name).is_ok())
+    /// The queue that has this name on the broker by now.
+    pub(super) fn by_physical(&self, physical: &str) -> Option<BrokerQueue> {
+        let (account, name) = BrokerQueue::parse(physical)?;
+        self.of(&account).named(name).ok().map(|found| BrokerQueue::of(&found.queue))
     }
 
     /// Takes rows of the store up, as far as they are newer. One that cannot be read is told, and changes nothing.

@@ -93,7 +93,7 @@ impl super::service::Inner {
         let may_not = consumers.into_iter().filter(|consumer| {
             let (user, name) = (&consumer.channel_details.user, &consumer.queue.name);
             directory.key(user).is_some()
-                && self.catalog.has_physical(name)
+                && self.catalog.by_physical(name).is_some()
                 && !may_read(&self.accounts, &self.catalog, user, name)
         });
         forbidden.extend(

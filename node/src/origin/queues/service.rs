@@ -266,12 +266,13 @@ impl Inner {
         if let Some(outcome) = broker.send(queue, delivery).await {
             return outcome;
         }
-        let is_there = || self.catalog.has_physical(&queue.physical);
-        let made = match is_there() {
-            true => broker.declare(queue).await,
-            false => Ok(()),
+        // With the bound of now: it may have been deleted and made again under its name.
+        let present = || self.catalog.by_physical(&queue.physical);
+        let made = match present() {
+            Some(present) => broker.declare(&present).await,
+            None => Ok(()),
         };
-        if !is_there() {
+        if present().is_none() {
             let deleted = broker.delete(queue).await;
             return Outcome::retry(
                 deleted.err().map_or("the queue was deleted".to_owned(), |e| e.to_string()),
