@@ -14,6 +14,7 @@ mod peers;
 mod queues;
 mod rebalance;
 mod runs;
+mod stopped;
 mod store;
 mod stored;
 mod tokens;
@@ -53,6 +54,7 @@ use cluster::{Gossip, HasMet, OfNode};
 pub use copy::copy_history;
 use operators::Operators;
 use outbox::OwnOutbox;
+pub use stopped::StoppedOutbox;
 pub use store::{apply_schema, read_password};
 
 /// Connections on their way to the HTTP side.

@@ -7,6 +7,7 @@ pub mod frame;
 pub mod http;
 pub mod json;
 pub mod msgpack;
+pub mod outbox;
 pub mod path;
 #[cfg(feature = "peer")]
 pub mod peer;

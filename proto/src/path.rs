@@ -74,7 +74,12 @@ pub fn decode(encoded: &str) -> Result<String, PathError> {
 
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
+/// Percent-encodes one part of a path.
+pub fn encode(part: &str) -> String {
+    utf8_percent_encode(part, ENCODED).to_string()
+}
+
 /// The form that always names this channel in a path.
 pub fn encode_channel(channel: &str) -> String {
-    utf8_percent_encode(channel, ENCODED).to_string()
+    encode(channel)
 }

@@ -40,6 +40,7 @@ mod one_way_cut;
 mod open_files;
 mod operators;
 mod order_per_publisher;
+mod outbox_operators;
 mod own_certificates;
 mod partition_heals;
 mod pause_is_a_death;

@@ -83,11 +83,12 @@ impl Operators {
         queues: Option<Queues>,
         metrics: PrometheusHandle,
     ) -> AdminState {
-        let [ready, drain, members, rebalance] = [(); 4].map(|()| Arc::clone(self));
+        let [outbox, ready, drain, members, rebalance] = [(); 5].map(|()| Arc::clone(self));
         AdminState {
             metrics,
             token: Arc::new(token),
             queues,
+            outbox: Arc::new(move || outbox.outbox.opened()),
             readiness: Arc::new(move || ready.readiness()),
             drain: Arc::new(move || drain.ask_drain()),
             members: Arc::new(move || members.members()),

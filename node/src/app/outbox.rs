@@ -50,6 +50,24 @@ impl Transport for Senders {
     }
 }
 
+/// To targets of all kinds.
+pub(super) fn transport(
+    webhook_allow: &[AllowRule],
+    node_id: &Arc<str>,
+    queues: Option<&Queues>,
+) -> Result<Arc<dyn Transport>, StoreError> {
+    let clients = Clients::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
+    let clients = Arc::new(clients);
+    let (webhooks, aws) = (Webhooks::new(Arc::clone(&clients)), Aws::new(clients));
+    let brokers = queues.and_then(Queues::brokers).cloned().unwrap_or_else(|| Brokers::new(node_id));
+    Ok(Arc::new(Senders { webhooks, aws, brokers, queues: queues.cloned() }))
+}
+
+/// In the data folder.
+pub(super) fn folder(config: &Config) -> PathBuf {
+    config.data_dir.join("outbox")
+}
+
 /// The outbox, from when it is open on.
 pub(super) struct OwnOutbox {
     folder: PathBuf,
@@ -75,7 +93,7 @@ impl OwnOutbox {
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Self>, StartError> {
         let own = Arc::new(Self {
-            folder: config.data_dir.join("outbox"),
+            folder: folder(config),
             limits: config.limits.clone(),
             clock: clock.clone(),
             node_id: Arc::clone(node_id),
@@ -107,14 +125,8 @@ impl OwnOutbox {
             development::make_private_folder(&own.folder)
                 .map_err(|error| StoreError::Failed(format!("{}: {error}", own.folder.display())))?;
             let Self { folder, limits, clock, node_id, accounts, webhook_allow, queues, .. } = &*own;
-            let clients =
-                Clients::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
-            let clients = Arc::new(clients);
-            let (webhooks, aws) = (Webhooks::new(Arc::clone(&clients)), Aws::new(clients));
-            let brokers =
-                queues.as_ref().and_then(Queues::brokers).cloned().unwrap_or_else(|| Brokers::new(node_id));
+            let transport = transport(webhook_allow, node_id, queues.as_ref())?;
             let catalog = queues.as_ref().map(|queues| queues.catalog().clone());
-            let transport = Arc::new(Senders { webhooks, aws, brokers, queues: queues.clone() });
             Outbox::open(folder, limits, clock, node_id, (accounts, catalog), transport)
         });
         let outbox = opened.await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))?;
@@ -140,6 +152,11 @@ impl OwnOutbox {
             }
             tokio::time::sleep(MEASURE).await;
         }
+    }
+
+    /// None while there is nothing to send to.
+    pub(super) fn opened(&self) -> Option<Outbox> {
+        self.opened.get().cloned()
     }
 
     /// `Failed` while the disk does not take what is written.

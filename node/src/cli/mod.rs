@@ -7,6 +7,7 @@ mod failure;
 mod history;
 mod inspect;
 mod key;
+mod outbox;
 mod output;
 mod presence;
 mod publish;
@@ -57,6 +58,11 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
             Some(("copy", matches)) => history::copy(&configuration(matches)?, matches),
             _ => Err(Failure::usage("history: only copy is known")),
         },
+        Some(("outbox", matches)) => {
+            let (_, of) =
+                matches.subcommand().ok_or_else(|| Failure::usage("outbox: a command is missing"))?;
+            outbox::run(matches, &configuration(of)?)
+        }
         Some(("webhook", matches)) => match matches.subcommand() {
             Some(("listen", matches)) => webhook::listen(parsed(matches)?),
             _ => Err(Failure::usage("webhook: only listen is known")),
@@ -83,6 +89,7 @@ fn command() -> Command {
         .subcommand(key_command())
         .subcommand(schema_command())
         .subcommand(history::command())
+        .subcommand(outbox::command())
         .subcommand(webhook::command())
         .subcommand(
             Command::new("check-config")

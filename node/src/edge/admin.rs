@@ -2,6 +2,7 @@
 
 mod broker;
 mod members;
+mod outbox;
 mod serve;
 mod token;
 
@@ -18,6 +19,7 @@ use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::errors::CHALLENGE;
+use crate::origin::outbox::Outbox;
 use crate::origin::queues::Queues;
 use crate::pulse;
 use crate::telemetry::AdminRefusal;
@@ -33,6 +35,8 @@ pub struct AdminState {
     pub token: Arc<AdminToken>,
     /// For the questions of the broker that has them.
     pub queues: Option<Queues>,
+    /// None while the node has nothing to send to.
+    pub outbox: Arc<dyn Fn() -> Option<Outbox> + Send + Sync>,
     /// Asked on each request of `/ready`; must not block.
     pub readiness: Arc<dyn Fn() -> Readiness + Send + Sync>,
     /// Asks the node to stop as SIGTERM does; once is enough.
@@ -107,6 +111,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/rebalance", post(rebalance))
         .route("/debug/members", get(members::members))
         .merge(broker::routes())
+        .merge(outbox::routes())
         .method_not_allowed_fallback(|| async {
             refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
         })

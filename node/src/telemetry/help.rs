@@ -1,6 +1,6 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 34] = [
+const COUNTERS: [(&str, &str); 35] = [
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
     ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
@@ -26,6 +26,7 @@ const COUNTERS: [(&str, &str); 34] = [
     ("fanfare_outbox_discarded_total", "Events of deleted queues that were discarded"),
     ("fanfare_outbox_dead_letters_total", "Events that became dead letters"),
     ("fanfare_outbox_dead_letters_dropped_total", "Dead letters dropped, since there were too many"),
+    ("fanfare_outbox_retried_total", "Dead letters that an operator let wait again"),
     ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
     ("fanfare_forwards_taken_total", "Publishes taken from peers"),
     ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),

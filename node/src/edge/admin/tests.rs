@@ -17,7 +17,8 @@ fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (Adm
     let (token, drain) = (Arc::new(token), Arc::new(drain));
     let rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync> =
         Arc::new(move || Box::pin(async move { done }));
-    (AdminState { metrics, token, queues: None, readiness, drain, members, rebalance }, folder)
+    let outbox = Arc::new(|| None);
+    (AdminState { metrics, token, queues: None, outbox, readiness, drain, members, rebalance }, folder)
 }
 
 fn view() -> MembersView {

@@ -75,6 +75,11 @@ impl AdminToken {
         Ok(Self(token.to_owned()))
     }
 
+    /// The value of the header `authorization` by which an operator asks.
+    pub fn authorization(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+
     pub(super) fn is(&self, given: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(given).into()
     }

@@ -124,6 +124,12 @@ impl Board {
         is_empty
     }
 
+    pub(super) fn all_disabled(&self) -> Vec<TargetId> {
+        let targets = self.targets.lock();
+        let disabled = targets.values().filter(|lineup| lineup.disabled().is_some());
+        disabled.map(|lineup| lineup.target.clone()).collect()
+    }
+
     /// The settings under which the target is disabled.
     pub(super) fn disabled(&self, target: &TargetId) -> Option<u64> {
         self.targets.lock().get(target).and_then(|lineup| lineup.disabled())

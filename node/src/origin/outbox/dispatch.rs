@@ -11,7 +11,7 @@ use super::board::{Lineup, Next, Turn};
 use super::settings::{Sending, TargetSettings};
 use super::store::{Batch, BatchBounds, Fixed};
 use super::writer::{Job, Settle};
-use super::{Engine, count_attempt, event};
+use super::{Engine, TargetId, count_attempt, event};
 use crate::accounts::Account;
 use crate::model::AccountId;
 use crate::origin::disk::queue::Weight;
@@ -56,7 +56,7 @@ pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
     loop {
         engine.fill(&lineup).await;
         let now = Instant::now();
-        let known = engine.settings(&lineup);
+        let known = engine.settings(&lineup.target);
         if matches!(known, Known::Deleted) && sending.is_empty() && engine.has_ended(&lineup) {
             return;
         }
@@ -122,13 +122,13 @@ impl Engine {
         has_ended
     }
 
-    fn settings(&self, lineup: &Lineup) -> Known {
-        let (account, integration) = lineup.target.parts();
+    pub(super) fn settings(&self, target: &TargetId) -> Known {
+        let (account, integration) = target.parts();
         let directory = self.accounts.current();
         let Some(account) = directory.account(&AccountId::new(account)).map(Arc::clone) else {
             return Known::Absent;
         };
-        if let Some(queue_id) = lineup.target.queue_id() {
+        if let Some(queue_id) = target.queue_id() {
             return self
                 .queues
                 .as_ref()

@@ -9,6 +9,7 @@ mod depth;
 mod dispatch;
 mod event;
 mod keys;
+mod operator;
 mod routes;
 mod settings;
 mod store;
@@ -42,6 +43,7 @@ use board::Board;
 pub use depth::Depth;
 use depth::Depths;
 pub use event::{Addressee, Event, Source, TargetId};
+pub use operator::EventQuery;
 pub use routes::Routes;
 use store::{Fixed, Tables};
 use writer::{Job, Settle, TargetBounds, Writer};
@@ -76,6 +78,7 @@ struct Engine {
     queues: Option<Catalog>,
     transport: Arc<dyn Transport>,
     clock: Clock,
+    bounds: TargetBounds,
     /// From the writing of an event on; an attempt that fails later is the last.
     retry_ms: u64,
     /// From where the oldest event of each target is looked for.
@@ -131,6 +134,7 @@ impl Outbox {
             queues,
             transport,
             clock: clock.clone(),
+            bounds,
             retry_ms: limits.integration_retry_ms,
             oldest: Mutex::default(),
             thread: Mutex::new(Some(thread.map_err(StoreError::failed)?)),

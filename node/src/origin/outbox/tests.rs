@@ -1,3 +1,5 @@
+mod operator;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;

@@ -40,6 +40,8 @@ pub(super) enum Job {
     Fix { target: TargetId, channel: Box<str>, first: u64, fixed: Fixed, answer: Answer },
     /// Ends a batch.
     Settle(Settle),
+    /// Lets dead letters of a target wait for it again, as new events; answers how many.
+    Retry { target: TargetId, sequences: Vec<u64>, answer: oneshot::Sender<Result<u64, StoreError>> },
     /// Writes whether a target is disabled, and by which settings of it.
     Disable { target: TargetId, settings: Option<u64>, answer: Answer },
 }
@@ -93,6 +95,10 @@ struct Effects {
     fixed: HashMap<(TargetId, Box<str>), u64>,
     /// Fixes that cannot be.
     late: Vec<Answer>,
+    /// Dead letters that the group lets wait again.
+    retried: HashSet<(TargetId, u64)>,
+    /// How many of them each one asked for.
+    counts: Vec<(oneshot::Sender<Result<u64, StoreError>>, u64)>,
     /// Something that must outlast a loss of power.
     is_lasting: bool,
     dead: u64,
@@ -154,6 +160,9 @@ impl Writer {
         for late in effects.late {
             let _ = late.send(Err(StoreError::Busy));
         }
+        for (answer, count) in effects.counts {
+            let _ = answer.send(result.clone().map(|()| count));
+        }
         for answer in effects.answers {
             // A caller that has gone needs no answer.
             let _ = answer.send(result.clone());
@@ -183,8 +192,8 @@ impl Writer {
         weight: Weight,
         effects: &mut Effects,
     ) -> Result<(), StoreError> {
-        let (mut events, mut fixes, mut settles, mut disabled) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut events, mut fixes, mut settles, mut disabled, mut retries) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         // All jobs are taken apart before anything can fail, so that each has its answer.
         for job in jobs {
             match job {
@@ -204,6 +213,10 @@ impl Writer {
                     effects.answers.extend(answer);
                     settles.push((target, channel, sequences, dead_reason));
                 }
+                Job::Retry { target, sequences, answer } => {
+                    effects.counts.push((answer, 0));
+                    retries.push((effects.counts.len() - 1, target, sequences));
+                }
                 Job::Disable { target, settings, answer } => {
                     effects.answers.push(answer);
                     disabled.push((target, settings));
@@ -211,7 +224,8 @@ impl Writer {
             }
         }
         self.status.usable()?;
-        if events.is_empty() && fixes.is_empty() && settles.is_empty() && disabled.is_empty() {
+        let has_rows = !(events.is_empty() && fixes.is_empty() && settles.is_empty() && disabled.is_empty());
+        if !has_rows && retries.is_empty() {
             return Ok(());
         }
         let mut batch = OwnedWriteBatch::with_capacity(self.tables.database.clone(), weight.items * 3);
@@ -238,6 +252,9 @@ impl Writer {
         for (target, channel, fixed) in fixes {
             batch.insert(self.tables.batches.keyspace(), keys::channel(&target, &channel), fixed.encode());
             effects.fixed.insert((target, channel), fixed.last);
+        }
+        for (index, target, sequences) in retries {
+            effects.counts[index].1 = self.give_back(&mut batch, &target, &sequences, effects)?;
         }
         for event in events {
             self.put(&mut batch, &event, effects);
@@ -322,6 +339,37 @@ impl Writer {
         Ok(())
     }
 
+    /// Puts dead letters of a target as new events for it alone, so that they change no batch that is fixed; returns how many it has.
+    fn give_back(
+        &mut self,
+        batch: &mut OwnedWriteBatch,
+        target: &TargetId,
+        sequences: &[u64],
+        effects: &mut Effects,
+    ) -> Result<u64, StoreError> {
+        let mut count = 0;
+        for &sequence in sequences {
+            let row = keys::dead(target, sequence);
+            let found = self.tables.dead.keyspace().get(&row).map_err(StoreError::failed)?;
+            let Some(dead) = found.and_then(|value| Dead::decode(&value)) else { continue };
+            let Some(event) = self.tables.event(sequence)? else { continue };
+            let Some(addressee) = event.addressee(target).cloned() else { continue };
+            if !effects.retried.insert((target.clone(), sequence)) {
+                continue;
+            }
+            batch.remove(self.tables.dead.keyspace(), row);
+            let change = effects.change(target);
+            change.dead_events -= 1;
+            change.dead_bytes -= i64::from(dead.bytes);
+            effects.removed.insert((target.clone(), sequence));
+            self.forget(batch, target, sequence, &event, effects)?;
+            let written_ms = self.clock.line_ms();
+            self.put(batch, &Event { written_ms, targets: vec![addressee], ..event }, effects);
+            count += 1;
+        }
+        Ok(count)
+    }
+
     /// Moves the oldest events of full targets to the dead letters, and drops the oldest dead letters of targets with too many.
     fn trim(&mut self, batch: &mut OwnedWriteBatch, effects: &mut Effects) -> Result<(), StoreError> {
         let touched: Vec<TargetId> = effects.changes.keys().cloned().collect();
@@ -394,6 +442,9 @@ impl Writer {
             let (Some((_, sequence)), Some(dead)) = (keys::parse_dead(&key), Dead::decode(&value)) else {
                 continue;
             };
+            if effects.retried.contains(&(target.clone(), sequence)) {
+                continue;
+            }
             freed += u64::from(dead.bytes);
             batch.remove(self.tables.dead.keyspace(), &*key);
             let change = effects.change(target);
