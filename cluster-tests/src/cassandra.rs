@@ -3,15 +3,15 @@
 use std::io::{BufRead as _, BufReader};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::policies::host_filter::AllowListHostFilter;
-use tempfile::TempDir;
 
 use crate::network::Host;
+use crate::script::Script;
 use crate::{NodeOptions, SOON, wait_for};
 
 /// Where the server is that all tests of a run share; `cassandra/with` sets it.
@@ -28,7 +28,8 @@ const KEYSPACE: &str = "t_";
 pub struct Cassandra {
     /// The contact points, each an address and a port.
     points: Arc<[String]>,
-    own: Option<Arc<Own>>,
+    /// Of a server that ends with the test.
+    own: Option<Arc<Script>>,
 }
 
 /// A test's turn at a server that it may kill.
@@ -40,13 +41,6 @@ impl Deref for Turn {
     fn deref(&self) -> &Cassandra {
         self.0.as_ref().expect("a turn begins with a server")
     }
-}
-
-/// A server that ends with the test.
-struct Own {
-    folder: TempDir,
-    /// Ends the server when its input closes, so also when this process is killed.
-    keeper: Mutex<Child>,
 }
 
 impl Cassandra {
@@ -122,10 +116,8 @@ impl Cassandra {
     }
 
     /// `start` gives what the script prints.
-    fn start_by(start: impl FnOnce(&Own) -> Option<String>) -> Option<Self> {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let keeper = keeper(&folder);
-        let own = Own { folder, keeper: Mutex::new(keeper) };
+    fn start_by(start: impl FnOnce(&Script) -> Option<String>) -> Option<Self> {
+        let own = Script::new("cassandra/cassandra", &["signal", "KILL"]);
         let points = start(&own);
         if points.is_none() {
             crate::not_run("Cassandra cannot be started");
@@ -210,30 +202,6 @@ impl Cassandra {
     }
 }
 
-impl Own {
-    /// What it prints; none when it fails.
-    fn run(&self, arguments: &[&str]) -> Option<String> {
-        let output = Command::new(script("cassandra"))
-            .args(arguments)
-            .arg("--dir")
-            .arg(self.folder.path())
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output()
-            .expect("the script can be started");
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(keeper.stdin.take());
-        // What it could not end it has said.
-        let _ = keeper.wait();
-    }
-}
-
 /// Drops the keyspaces of test processes that have ended: each table takes memory, and a small server ends with some hundreds.
 fn drop_what_was_left(points: &Arc<[String]>) {
     let server = Cassandra { points: Arc::clone(points), own: None };
@@ -262,18 +230,6 @@ fn split(points: &str) -> Arc<[String]> {
 
 fn script(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("cassandra").join(name)
-}
-
-fn keeper(folder: &TempDir) -> Child {
-    use std::os::unix::process::CommandExt as _;
-    Command::new("sh")
-        .args(["-c", "cat >/dev/null; \"$0\" signal KILL --dir \"$1\" 2>/dev/null; rm -rf \"$1\""])
-        .arg(script("cassandra"))
-        .arg(folder.path())
-        .stdin(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .expect("a shell can be started")
 }
 
 /// Ends when its input closes, which is at the end of this process.

@@ -25,6 +25,7 @@ pub mod raw;
 pub mod receiver;
 pub mod ring;
 pub mod roaming;
+mod script;
 pub mod socket;
 mod system;
 pub mod tls;

@@ -1,19 +1,16 @@
 //! A real RabbitMQ: one that the tests of a process share, each with a vhost of its own, or one of a test's own that it may kill.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use lapin::options::{BasicAckOptions, BasicConsumeOptions};
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
+use crate::script::Script;
 use crate::{NodeOptions, Response, SOON, http, wait_for, wait_until};
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/rabbitmq/rabbitmq");
 /// Knows all of the broker.
 const ADMIN: &str = "guest:guest";
 
@@ -24,14 +21,7 @@ pub struct RabbitMq {
     amqp: String,
     management: String,
     vhost: String,
-    own: Arc<Own>,
-}
-
-/// A broker that ends with the last of its handles, or with this process.
-struct Own {
-    folder: TempDir,
-    /// Ends the broker when its input closes.
-    keeper: Mutex<Child>,
+    script: Arc<Script>,
 }
 
 impl RabbitMq {
@@ -54,17 +44,15 @@ impl RabbitMq {
     /// A broker of a test's own; `auth` is asked about users that it does not know. None where it cannot be started, which `CI=true`
     /// forbids. Blocks.
     pub fn start(auth: Option<&str>) -> Option<Self> {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let keeper = Mutex::new(keeper(&folder));
-        let own = Arc::new(Own { folder, keeper });
+        let script = Arc::new(Script::new("rabbitmq/rabbitmq", &["end"]));
         let auth: Vec<_> = auth.into_iter().flat_map(|url| ["--auth-http", url]).collect();
-        let Some(urls) = own.run(&[&["start"], &auth[..]].concat()) else {
+        let Some(urls) = script.run(&[&["start"], &auth[..]].concat()) else {
             crate::not_run("RabbitMQ cannot be started");
             return None;
         };
         let (amqp, management) = urls.split_once(' ').expect("two addresses");
         let amqp = amqp.strip_suffix("%2f").expect("the first vhost").to_owned();
-        Some(Self { amqp, management: management.to_owned(), vhost: "/".to_owned(), own })
+        Some(Self { amqp, management: management.to_owned(), vhost: "/".to_owned(), script })
     }
 
     /// With the user who may do all.
@@ -92,7 +80,7 @@ impl RabbitMq {
 
     /// Waits until a durable queue is in the files of the broker, which writes them a moment after it has answered.
     pub async fn until_kept(&self, queue: &str) {
-        let folder = self.own.folder.path().join("data/test@localhost");
+        let folder = self.script.folder().join("data/test@localhost");
         let is_kept = || {
             let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
             let texts =
@@ -104,12 +92,12 @@ impl RabbitMq {
 
     /// Sends a signal to the broker.
     pub fn signal(&self, signal: &str) {
-        assert!(self.own.run(&["signal", signal]).is_some(), "the broker takes the signal {signal}");
+        assert!(self.script.run(&["signal", signal]).is_some(), "the broker takes the signal {signal}");
     }
 
     /// Starts the broker again after its end, on the same ports and data. Blocks.
     pub fn restart(&self) {
-        assert!(self.own.run(&["start"]).is_some(), "the broker starts again");
+        assert!(self.script.run(&["start"]).is_some(), "the broker starts again");
     }
 
     /// A call of the management API.
@@ -201,40 +189,4 @@ impl Taken {
     pub fn is_connected(&self) -> bool {
         self.connection.status().connected()
     }
-}
-
-impl Own {
-    /// What it prints; none when it fails.
-    fn run(&self, arguments: &[&str]) -> Option<String> {
-        let output = Command::new(SCRIPT)
-            .args(arguments)
-            .arg("--dir")
-            .arg(self.folder.path())
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output()
-            .expect("the script can be started");
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(keeper.stdin.take());
-        // The keeper has said why, where it could not end the broker.
-        let _ = keeper.wait();
-    }
-}
-
-fn keeper(folder: &TempDir) -> Child {
-    use std::os::unix::process::CommandExt as _;
-    Command::new("sh")
-        .args(["-c", "cat >/dev/null; \"$0\" end --dir \"$1\"; rm -rf \"$1\""])
-        .arg(PathBuf::from(SCRIPT))
-        .arg(folder.path())
-        .stdin(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .expect("a shell can be started")
 }

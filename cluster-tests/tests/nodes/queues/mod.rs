@@ -1,28 +1,23 @@
-//! Queues of accounts on a real RabbitMQ: the calls under `/api/queues`, what feeds a queue, and what a broker's end does.
+//! Queues of accounts on a real RabbitMQ: the calls under `/api/queues`, and what feeds a queue.
+
+mod consumers;
+mod outages;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::python::PIKA;
-use fanfare_cluster_tests::rabbitmq::{Taken, TakenMessage};
+use fanfare_cluster_tests::rabbitmq::TakenMessage;
 use fanfare_cluster_tests::{
-    Cassandra, Directory, Node, NodeOptions, Proxy, RabbitMq, Response, Running, SOON, Socket, http, python,
-    wait_until,
+    Cassandra, Directory, Node, NodeOptions, RabbitMq, Response, SOON, Socket, http, wait_until,
 };
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
-use lapin::types::FieldTable;
-use lapin::{BasicProperties, Connection, ConnectionProperties};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 const NARROW: &str = "secret.narrow";
 const LACKING: &str = "secret.lacking";
 const OTHER: &str = "secret.other";
-/// A slash must be percent-encoded in the path.
-const ADMIN_TOKEN: &str = "an/admin-token-of-the-tests";
 /// Several nodes of a database on a busy machine take their time.
 const STORE_WAIT_MS: u64 = 8_000;
 /// A first attempt after an outage comes within this time.
@@ -278,37 +273,6 @@ async fn pause_bound_and_missing_queue_lose_nothing_owed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queues_and_what_they_are_owed_survive_a_kill() {
-    let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {
-        return;
-    };
-    let mut node = node(&broker).await;
-    let id = make(&node, "q").await;
-    broker.until_kept("acme:q").await;
-    broker.signal("KILL");
-    for number in 0..20 {
-        publish(&node, "a", json!({"data": number})).await;
-    }
-    let refused = call(&node, "POST", "/api/queues", json!({"name": "other"})).await;
-    assert_eq!(refused.status, 503, "{}", refused.error());
-    node.kill();
-    node.restart().await;
-    publish(&node, "a", json!({"data": 20})).await;
-    let listed = call(&node, "GET", "/api/queues", Value::Null).await.json();
-    assert_eq!(listed["queues"][0]["id"], json!(id), "{listed}");
-    let again = broker.clone();
-    tokio::task::spawn_blocking(move || again.restart()).await.expect("restarted");
-    let mut consumer = broker.consume("acme:q").await;
-    let mut next = 0;
-    while next <= 20 {
-        let number = data(&consumer.next().await).as_u64().expect("a number");
-        assert!(number <= next, "{number} came before {next}");
-        next = next.max(number + 1);
-    }
-    node.assert_no_panic();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn scylla_three_nodes_feed_a_queue_once_each() {
     let (Some(broker), Some(cassandra)) = (RabbitMq::shared().await, Cassandra::shared()) else { return };
     let keyspace = cassandra.keyspace();
@@ -357,144 +321,4 @@ async fn scylla_three_nodes_feed_a_queue_once_each() {
     for node in nodes {
         node.assert_no_panic();
     }
-}
-
-/// A broker that asks the node behind the relay about keys, by the admin token of the folder.
-async fn asking(folder: &Path) -> Option<(RabbitMq, Proxy)> {
-    std::fs::write(folder.join("admin-token"), format!("{ADMIN_TOKEN}\n")).expect("a writable folder");
-    let relay = Proxy::to(([127, 0, 0, 1], 1).into()).await;
-    let url = format!("http://{}/broker/{}", relay.addr(), ADMIN_TOKEN.replace('/', "%2F"));
-    let broker = tokio::task::spawn_blocking(move || RabbitMq::start(Some(&url))).await.expect("started")?;
-    Some((broker, relay))
-}
-
-async fn consume_as(broker: &RabbitMq, user: &str, queue: &str) -> lapin::Result<Taken> {
-    let connection = Connection::connect(&broker.url_as(user), ConnectionProperties::default()).await?;
-    Taken::from(connection, queue).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn key_consumes_its_own_queues_and_nothing_else() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let Some((broker, relay)) = asking(folder.path()).await else { return };
-    let of_keys = |narrow: &str| {
-        Directory::default()
-            .account("acme")
-            .key("k1", "secret", ALL)
-            .key("narrow", "secret", narrow)
-            .key("lacking", "secret", r#"{ "*" = ["subscribe", "publish"] }"#)
-            .revoked_key("gone", "secret")
-            .account("other")
-            .key("other", "secret", ALL)
-    };
-    let orders = r#"{ "orders:*" = ["amqp-subscribe"] }"#;
-    let token_file = folder.path().join("admin-token");
-    let options = NodeOptions::default().directory(of_keys(orders), KEY);
-    let options = options.environment("FANFARE_ADMIN_TOKEN_FILE", &token_file.to_string_lossy());
-    let node = Node::start(broker.queues(options)).await;
-    relay.turn_to(node.admin());
-    let all = make(&node, "all").await;
-    let some = make(&node, "some").await;
-    add_rule(&node, &some, json!({"sourcePattern": "orders:*"})).await;
-    assert_eq!(call_as(OTHER, &node, "POST", "/api/queues", &json!({"name": "all"})).await.status, 200);
-
-    publish(&node, "orders:1", json!({"data": 1})).await;
-    for (user, queue) in [("k1:secret", "acme:all"), ("narrow:secret", "acme:some")] {
-        let mut consumer = consume_as(&broker, user, queue).await.expect(queue);
-        assert_eq!(data(&consumer.next().await), 1, "{queue}");
-    }
-    for (user, queue) in [
-        ("k1:wrong", "acme:all"),
-        ("k1:secret.k1", "acme:all"),
-        ("gone:secret", "acme:all"),
-        ("lacking:secret", "acme:all"),
-        ("narrow:secret", "acme:all"),
-        ("k1:secret", "other:all"),
-        ("k1:secret", "acme:missing"),
-    ] {
-        let refused = consume_as(&broker, user, queue).await.err().map(|error| error.to_string());
-        let refused = refused.unwrap_or_else(|| panic!("{user} consumes {queue}"));
-        assert!(refused.contains("ACCESS_REFUSED"), "{user} {queue}: {refused}");
-    }
-    let attempt = async || {
-        let url = broker.url_as("k1:secret");
-        let connection = Connection::connect(&url, ConnectionProperties::default()).await.expect("logged in");
-        connection.create_channel().await.expect("a channel")
-    };
-    let declared = attempt().await;
-    let declared =
-        declared.queue_declare("mine".into(), QueueDeclareOptions::default(), FieldTable::default());
-    assert!(declared.await.is_err_and(|error| error.to_string().contains("ACCESS_REFUSED")), "no declare");
-    let published = attempt().await;
-    published.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
-    let (options, none) = (BasicPublishOptions::default(), BasicProperties::default());
-    let published = published.basic_publish("".into(), "acme:all".into(), options, b"{}", none).await;
-    let refused = match published {
-        Ok(confirm) => confirm.await.err(),
-        Err(error) => Some(error),
-    };
-    assert!(refused.is_some_and(|error| error.to_string().contains("ACCESS_REFUSED")), "no publish");
-
-    let mut narrow = consume_as(&broker, "narrow:secret", "acme:some").await.expect("a consumer");
-    let guest = broker.consume("acme:some").await;
-    node.replace_directory(&of_keys(r#"{ "bills:*" = ["amqp-subscribe"] }"#));
-    let narrowed = async { while narrow.try_next().await.is_some() {} };
-    tokio::time::timeout(Duration::from_secs(60), narrowed).await.expect("it loses its consumer within 60 s");
-    assert!(guest.is_connected(), "a user of the broker itself stays");
-    let counted = async || node.metric("fanfare_queue_connections_closed_total").await >= 1.0;
-    wait_until(SOON, "the count of closed connections", counted).await;
-    assert!(node.metric("fanfare_broker_checks_total").await >= 10.0);
-    let log = node.log();
-    assert!(
-        !log.contains(ADMIN_TOKEN) && !log.contains("secret.k1") && !log.contains("guest:guest"),
-        "{log}"
-    );
-    assert_eq!(call(&node, "GET", &format!("/api/queues/{all}"), Value::Null).await.json()["consumers"], 0);
-    node.assert_no_panic();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn program_of_the_guide_consumes_with_a_key() {
-    let python = tokio::task::spawn_blocking(|| python(PIKA)).await.expect("fetched");
-    let Some(python) = python else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    let Some((broker, relay)) = asking(folder.path()).await else { return };
-    let token_file = folder.path().join("admin-token");
-    let options = NodeOptions::default().directory(directory(), KEY);
-    let options = options.environment("FANFARE_ADMIN_TOKEN_FILE", &token_file.to_string_lossy());
-    let node = Node::start(broker.queues(options)).await;
-    relay.turn_to(node.admin());
-    make(&node, "jobs").await;
-    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/consume/consume.py");
-    let run = |user: &str| Running::other(&python, &[program, &broker.url_as(user), "acme:jobs"]);
-    let consumer = run("k1:secret");
-    publish(&node, "orders:1", json!({"data": {"total": 7}})).await;
-    let printed = async || consumer.stdout().iter().any(|line| line == "orders:1 {\"total\": 7}");
-    wait_until(SOON, "the line of the event", printed).await;
-    let mut refused = run("other:secret");
-    assert!(!refused.ended_within(2 * SOON).await.success());
-    assert!(refused.stderr().concat().contains("ACCESS_REFUSED"), "{:?}", refused.stderr());
-    node.assert_no_panic();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn node_without_a_broker_keeps_what_queues_are_owed() {
-    let Some(broker) = RabbitMq::shared().await else { return };
-    let mut node = node(&broker).await;
-    make(&node, "q").await;
-    let addresses = ["FANFARE_AMQP_URL", "FANFARE_AMQP_MANAGEMENT_URL"];
-    let given = [broker.url(), broker.management().to_owned()];
-    addresses.iter().for_each(|name| node.set_environment(name, ""));
-    node.stop().await;
-    node.restart().await;
-    assert!(node.log().contains("this node has no broker"), "{}", node.log());
-    publish(&node, "a", json!({"data": "owed"})).await;
-    assert_eq!(call(&node, "GET", "/api/queues", Value::Null).await.status, 503);
-    for (name, value) in addresses.iter().zip(&given) {
-        node.set_environment(name, value);
-    }
-    node.stop().await;
-    node.restart().await;
-    assert_eq!(data(&broker.consume("acme:q").await.next().await), "owed");
-    node.assert_no_panic();
 }

@@ -1,0 +1,63 @@
+//! A server that a script runs in a folder of its own, and that ends with its last handle or with this process.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use tempfile::TempDir;
+
+/// The script of one server; it takes a command, its options, and the folder as `--dir`.
+pub(crate) struct Script {
+    program: PathBuf,
+    folder: TempDir,
+    /// Ends the server when its input closes, so also when this process is killed.
+    keeper: Mutex<Child>,
+}
+
+impl Script {
+    /// `program` is named below this crate's folder, and `end` is its command that ends the server, which does not run yet.
+    pub(crate) fn new(program: &str, end: &[&str]) -> Self {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(program);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let keeper = Mutex::new(keeper(&program, folder.path(), end));
+        Self { program, folder, keeper }
+    }
+
+    /// Runs a command of the script, and gives its output; none when it fails, which the script says on stderr. Blocks.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Option<String> {
+        let output = Command::new(&self.program)
+            .args(arguments)
+            .arg("--dir")
+            .arg(self.folder.path())
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("the script can be started");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(keeper.stdin.take());
+        // The keeper has said why, where it could not end the server.
+        let _ = keeper.wait();
+    }
+}
+
+fn keeper(program: &Path, folder: &Path, end: &[&str]) -> Child {
+    use std::os::unix::process::CommandExt as _;
+    Command::new("sh")
+        .args(["-c", "cat >/dev/null; dir=$1; shift; \"$0\" \"$@\" --dir \"$dir\"; rm -rf \"$dir\""])
+        .args([program, folder])
+        .args(end)
+        .stdin(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .expect("a shell can be started")
+}

@@ -1,0 +1,59 @@
+//! Queues while their broker fails: what they are owed waits in the outbox.
+
+use serde_json::{Value, json};
+
+use super::{call, data, make, node, publish};
+use fanfare_cluster_tests::RabbitMq;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queues_and_what_they_are_owed_survive_a_kill() {
+    let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {
+        return;
+    };
+    let mut node = node(&broker).await;
+    let id = make(&node, "q").await;
+    broker.until_kept("acme:q").await;
+    broker.signal("KILL");
+    for number in 0..20 {
+        publish(&node, "a", json!({"data": number})).await;
+    }
+    let refused = call(&node, "POST", "/api/queues", json!({"name": "other"})).await;
+    assert_eq!(refused.status, 503, "{}", refused.error());
+    node.kill();
+    node.restart().await;
+    publish(&node, "a", json!({"data": 20})).await;
+    let listed = call(&node, "GET", "/api/queues", Value::Null).await.json();
+    assert_eq!(listed["queues"][0]["id"], json!(id), "{listed}");
+    let again = broker.clone();
+    tokio::task::spawn_blocking(move || again.restart()).await.expect("restarted");
+    let mut consumer = broker.consume("acme:q").await;
+    let mut next = 0;
+    while next <= 20 {
+        let number = data(&consumer.next().await).as_u64().expect("a number");
+        assert!(number <= next, "{number} came before {next}");
+        next = next.max(number + 1);
+    }
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_without_a_broker_keeps_what_queues_are_owed() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let mut node = node(&broker).await;
+    make(&node, "q").await;
+    let addresses = ["FANFARE_AMQP_URL", "FANFARE_AMQP_MANAGEMENT_URL"];
+    let given = [broker.url(), broker.management().to_owned()];
+    addresses.iter().for_each(|name| node.set_environment(name, ""));
+    node.stop().await;
+    node.restart().await;
+    assert!(node.log().contains("this node has no broker"), "{}", node.log());
+    publish(&node, "a", json!({"data": "owed"})).await;
+    assert_eq!(call(&node, "GET", "/api/queues", Value::Null).await.status, 503);
+    for (name, value) in addresses.iter().zip(&given) {
+        node.set_environment(name, value);
+    }
+    node.stop().await;
+    node.restart().await;
+    assert_eq!(data(&broker.consume("acme:q").await.next().await), "owed");
+    node.assert_no_panic();
+}
