@@ -4,6 +4,7 @@ mod help;
 mod limits;
 mod often;
 mod refusals;
+mod repeats;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal as _, Write};
@@ -21,6 +22,7 @@ use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 pub use limits::Limit;
 pub use often::{OFTEN, tell_held_back};
 pub use refusals::{AdminRefusal, PeerRefusal, count_close, count_loss, count_nack, count_tls_failure};
+pub use repeats::Repeats;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {

@@ -108,6 +108,8 @@ async fn no_answer_log_or_metric_has_a_secret() {
     let check = "/broker/canary-of-admin-token/user?username=k1&password=canary-of-consumer";
     assert_eq!(ask(admin, "GET", check, &[], "").await, 200);
     assert_eq!(ask(admin, "GET", &check.replace("admin", "other"), &[], "").await, 401);
+    let as_name = "/broker/canary-of-admin-token/user?username=canary-of-key&password=k1";
+    assert_eq!(ask(admin, "GET", as_name, &[], "").await, 200, "the secret in the place of the name");
     let form = "username=k1&password=canary-of-consumer";
     assert_eq!(ask(admin, "POST", "/broker/canary-of-admin-token/vhost", &[], form).await, 200);
     assert_eq!(

@@ -8,6 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::amqp::AmqpTarget;
 use super::aws::{LambdaTarget, SnsTarget};
+use super::parse::is_key_name;
 use super::reader::Mistake;
 use super::secret::Secret;
 use super::webhook::WebhookTarget;
@@ -45,6 +46,13 @@ impl Directory {
     /// Also finds a revoked key.
     pub fn key(&self, name: &str) -> Option<&Arc<Key>> {
         self.keys.get(name)
+    }
+
+    /// The name of a key that a client has sent, where a log may have it: in the form of one, and no secret that was put in its place.
+    pub fn loggable<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let is_secret = || self.keys().any(|key| key.secret.matches(name.as_bytes()));
+        let is_loggable = self.key(name).is_some() || (is_key_name(name) && !is_secret());
+        is_loggable.then_some(name)
     }
 
     pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {

@@ -1,20 +1,12 @@
 //! Why a credential was refused. It is counted and logged for the operator; the client is told none of it.
 
 use std::fmt;
-use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
-use subtle::ConstantTimeEq as _;
 
 use crate::accounts::{Directory, is_key_name};
+use crate::telemetry::Repeats;
 
 const FAILURES: &str = "fanfare_auth_failures_total";
-/// One reason and key is logged once in this time.
-const EVERY: Duration = Duration::from_secs(10);
-/// Reasons and keys that are told apart by the log; further ones share a place, so at most so many lines come in `EVERY`.
-const PLACES: usize = 256;
 
 macro_rules! reasons {
     ($($variant:ident $name:literal $text:literal)*) => {
@@ -100,23 +92,14 @@ impl From<Reason> for Refused {
 }
 
 /// Counts every refusal, and logs each reason and known key once in a while.
-pub(super) struct Refusals {
-    places: Box<[Mutex<Place>]>,
-    hasher: RandomState,
-}
-
-#[derive(Default)]
-struct Place {
-    logged: Option<Instant>,
-    held_back: u64,
-}
+pub(super) struct Refusals(Repeats);
 
 impl Refusals {
     pub(super) fn new() -> Self {
         for reason in Reason::ALL {
             metrics::counter!(FAILURES, "reason" => reason.name()).increment(0);
         }
-        Self { places: (0..PLACES).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
+        Self(Repeats::default())
     }
 
     pub(super) fn note(&self, refused: &Refused, address: Option<IpAddr>, directory: &Directory) {
@@ -124,46 +107,17 @@ impl Refusals {
         metrics::counter!(FAILURES, "reason" => reason.name()).increment(1);
         let known = key_name.as_deref().filter(|name| directory.key(name).is_some());
         // Names that no key has share one place, or a client could fill the log with invented ones.
-        let place = self.hasher.hash_one((reason, known)) as usize % PLACES;
-        let Some(held_back) = self.places[place].lock().happens(Instant::now()) else { return };
-        let kid = known.or_else(|| key_name.as_deref().filter(|name| !is_secret(name, directory)));
+        let Some(held_back) = self.0.happens(&(reason, known)) else { return };
+        let kid = key_name.as_deref().and_then(|name| directory.loggable(name));
         let address = address.map(tracing::field::display);
         let detail = detail.as_deref();
         tracing::info!(reason = reason.name(), detail, kid, address, held_back, "credential refused");
     }
 }
 
-impl Place {
-    /// How many were held back since the last line, where a line is due.
-    fn happens(&mut self, now: Instant) -> Option<u64> {
-        if self.logged.is_some_and(|logged| now.duration_since(logged) < EVERY) {
-            self.held_back += 1;
-            return None;
-        }
-        self.logged = Some(now);
-        Some(std::mem::take(&mut self.held_back))
-    }
-}
-
-/// A client may have put the secret where the name of the key belongs.
-fn is_secret(name: &str, directory: &Directory) -> bool {
-    directory.keys().any(|key| key.secret.as_bytes().ct_eq(name.as_bytes()).into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_place_logs_once_in_a_while_and_says_how_many_were_held_back() {
-        let begun = Instant::now();
-        let at = |seconds: u64| begun + Duration::from_secs(seconds);
-        let mut place = Place::default();
-        assert_eq!(place.happens(begun), Some(0));
-        assert_eq!((place.happens(at(1)), place.happens(at(9))), (None, None));
-        assert_eq!(place.happens(at(10)), Some(2));
-        assert_eq!(place.happens(at(20)), Some(0));
-    }
 
     #[test]
     fn a_key_name_is_kept_only_in_the_form_of_one() {

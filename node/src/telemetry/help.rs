@@ -1,8 +1,9 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 35] = [
+const COUNTERS: [(&str, &str); 36] = [
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
     ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
+    ("fanfare_broker_refusals_total", "Users of the broker refused, by reason"),
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_nacks_total", "Requests over sockets refused, by code"),
     ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener refused, by reason"),

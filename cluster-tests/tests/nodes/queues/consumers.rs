@@ -104,6 +104,7 @@ async fn key_consumes_its_own_queues_and_nothing_else() {
     let counted = async || node.metric("fanfare_queue_connections_closed_total").await >= 1.0;
     wait_until(SOON, "the count of closed connections", counted).await;
     assert!(node.metric("fanfare_broker_checks_total").await >= 10.0);
+    assert_refusals_are_told(&node).await;
     let log = node.log();
     assert!(
         !log.contains(ADMIN_TOKEN) && !log.contains("secret.k1") && !log.contains("guest:guest"),
@@ -111,6 +112,27 @@ async fn key_consumes_its_own_queues_and_nothing_else() {
     );
     assert_eq!(call(&node, "GET", &format!("/api/queues/{all}"), Value::Null).await.json()["consumers"], 0);
     node.assert_no_panic();
+}
+
+/// Of a node that has refused users of the broker for each of these reasons.
+async fn assert_refusals_are_told(node: &Node) {
+    for (reason, key) in [
+        ("bad_secret", "k1"),
+        ("revoked_key", "gone"),
+        ("no_capability", "lacking"),
+        ("not_covered", "narrow"),
+        ("other_account", "k1"),
+        ("unknown_queue", "k1"),
+        ("not_reading", "k1"),
+    ] {
+        let counter = format!("fanfare_broker_refusals_total{{reason=\"{reason}\"}}");
+        assert!(node.metric(&counter).await >= 1.0, "{reason}");
+        let parts = ["user of the broker refused", reason, key];
+        let is_told = async || node.log().lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        wait_until(SOON, &format!("the line of {reason} and {key}"), is_told).await;
+    }
+    let counter = "fanfare_broker_refusals_total{reason=\"other_vhost\"}";
+    assert_eq!(node.metric(counter).await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

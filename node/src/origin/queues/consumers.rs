@@ -4,11 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::broker::Broker;
-use super::definitions::Definition;
 use super::{BrokerError, BrokerQueue, Catalog};
 use crate::accounts::{Accounts, Key};
 use crate::model::{KeyName, Operation};
-use crate::telemetry::OFTEN;
+use crate::telemetry::{OFTEN, Repeats};
+
+const DENIALS: &str = "fanfare_broker_refusals_total";
 
 /// A question of RabbitMQ's HTTP auth backend.
 #[derive(Clone, Copy)]
@@ -16,44 +17,149 @@ pub enum BrokerRequest<'a> {
     User { username: &'a str, password: &'a str },
     Vhost { username: &'a str, vhost: &'a str },
     Resource { username: &'a str, vhost: &'a str, kind: &'a str, name: &'a str, permission: &'a str },
-    Topic,
+    Topic { username: &'a str },
+}
+
+impl BrokerRequest<'_> {
+    fn username(&self) -> &str {
+        match self {
+            Self::User { username, .. }
+            | Self::Vhost { username, .. }
+            | Self::Resource { username, .. }
+            | Self::Topic { username } => username,
+        }
+    }
+
+    /// The label of the metric and the field of the log.
+    pub fn check(&self) -> &'static str {
+        match self {
+            Self::User { .. } => "user",
+            Self::Vhost { .. } => "vhost",
+            Self::Resource { .. } => "resource",
+            Self::Topic { .. } => "topic",
+        }
+    }
+}
+
+/// Why a user of the broker is refused. It is counted and logged for the operator; the broker is told none of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Denial {
+    UnknownKey,
+    BadSecret,
+    RevokedKey,
+    /// The key has `amqp-subscribe` on no channel.
+    NoCapability,
+    OtherVhost,
+    /// Keys neither write nor configure, and read nothing but queues.
+    NotReading,
+    OtherAccount,
+    UnknownQueue,
+    /// The capability does not cover every channel that feeds the queue.
+    NotCovered,
+    /// The node has no broker.
+    NoBroker,
+}
+
+impl Denial {
+    const ALL: [Self; 10] = [
+        Self::UnknownKey,
+        Self::BadSecret,
+        Self::RevokedKey,
+        Self::NoCapability,
+        Self::OtherVhost,
+        Self::NotReading,
+        Self::OtherAccount,
+        Self::UnknownQueue,
+        Self::NotCovered,
+        Self::NoBroker,
+    ];
+
+    /// The label of the metric and the field of the log.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::UnknownKey => "unknown_key",
+            Self::BadSecret => "bad_secret",
+            Self::RevokedKey => "revoked_key",
+            Self::NoCapability => "no_capability",
+            Self::OtherVhost => "other_vhost",
+            Self::NotReading => "not_reading",
+            Self::OtherAccount => "other_account",
+            Self::UnknownQueue => "unknown_queue",
+            Self::NotCovered => "not_covered",
+            Self::NoBroker => "no_broker",
+        }
+    }
+}
+
+/// Counts every refusal, and logs each reason and known key once in a while.
+pub(super) struct Denials(Repeats);
+
+impl Denials {
+    pub(super) fn new() -> Self {
+        for reason in Denial::ALL {
+            metrics::counter!(DENIALS, "reason" => reason.name()).increment(0);
+        }
+        Self(Repeats::default())
+    }
+
+    pub(super) fn note(&self, denial: Denial, request: BrokerRequest<'_>, accounts: &Accounts) {
+        let reason = denial.name();
+        metrics::counter!(DENIALS, "reason" => reason).increment(1);
+        let directory = accounts.current();
+        let username = request.username();
+        let known = directory.key(username).map(|key| &key.name);
+        let Some(held_back) = self.0.happens(&(denial, known)) else { return };
+        let key = directory.loggable(username);
+        tracing::info!(check = request.check(), reason, key, held_back, "user of the broker refused");
+    }
 }
 
 /// The answer, by the directory and the queues of this moment.
-pub(super) fn is_allowed(
+pub(super) fn check(
     accounts: &Accounts,
     catalog: &Catalog,
     vhost: &str,
     request: BrokerRequest<'_>,
-) -> bool {
+) -> Result<(), Denial> {
+    let directory = accounts.current();
+    let key = directory.key(request.username()).ok_or(Denial::UnknownKey)?;
     match request {
-        BrokerRequest::User { username, password } => {
-            let directory = accounts.current();
-            let key = directory.key(username);
-            key.is_some_and(|key| key.secret.matches(password.as_bytes()) && may_consume(key))
+        BrokerRequest::User { password, .. } if !key.secret.matches(password.as_bytes()) => {
+            return Err(Denial::BadSecret);
         }
-        BrokerRequest::Vhost { username, vhost: asked } => {
-            asked == vhost && accounts.current().key(username).is_some_and(|key| may_consume(key))
+        BrokerRequest::Vhost { vhost: asked, .. } | BrokerRequest::Resource { vhost: asked, .. }
+            if asked != vhost =>
+        {
+            return Err(Denial::OtherVhost);
         }
-        BrokerRequest::Resource { username, vhost: asked, kind: "queue", name, permission: "read" } => {
-            asked == vhost && may_read(accounts, catalog, username, name)
-        }
-        BrokerRequest::Resource { .. } | BrokerRequest::Topic => false,
+        _ => {}
+    }
+    may_consume(key)?;
+    match request {
+        BrokerRequest::User { .. } | BrokerRequest::Vhost { .. } => Ok(()),
+        BrokerRequest::Resource { kind: "queue", name, permission: "read", .. } => may_read(catalog, key, name),
+        BrokerRequest::Resource { .. } | BrokerRequest::Topic { .. } => Err(Denial::NotReading),
     }
 }
 
-fn may_consume(key: &Key) -> bool {
-    key.active && key.capability.grants_anywhere(Operation::AmqpSubscribe)
+fn may_consume(key: &Key) -> Result<(), Denial> {
+    if !key.active {
+        return Err(Denial::RevokedKey);
+    }
+    let may = key.capability.grants_anywhere(Operation::AmqpSubscribe);
+    if may { Ok(()) } else { Err(Denial::NoCapability) }
 }
 
-/// Whether the key of this name may read the queue of this name on the broker, or its dead letters.
-fn may_read(accounts: &Accounts, catalog: &Catalog, key_name: &str, physical: &str) -> bool {
-    let directory = accounts.current();
-    let Some(key) = directory.key(key_name).filter(|key| may_consume(key)) else { return false };
-    let Some((account, name)) = BrokerQueue::parse(physical) else { return false };
+/// Whether the key may read the queue of this name on the broker, or its dead letters.
+fn may_read(catalog: &Catalog, key: &Key, physical: &str) -> Result<(), Denial> {
+    may_consume(key)?;
+    let (account, name) = BrokerQueue::parse(physical).ok_or(Denial::UnknownQueue)?;
+    if key.account.id != account {
+        return Err(Denial::OtherAccount);
+    }
     let of_account = catalog.of(&account);
-    let is_covered = |found: &Definition| found.is_covered_by(&key.capability);
-    key.account.id == account && of_account.named(name).is_ok_and(is_covered)
+    let found = of_account.named(name).map_err(|_| Denial::UnknownQueue)?;
+    if found.is_covered_by(&key.capability) { Ok(()) } else { Err(Denial::NotCovered) }
 }
 
 /// Every key that the directory had at some look, as it was at the last one.
@@ -83,7 +189,7 @@ impl super::service::Inner {
         let directory = self.accounts.current();
         let is_gone = |user: &str| {
             let key = directory.key(user);
-            seen.has_changed(user, key) || key.is_some_and(|key| !may_consume(key))
+            seen.has_changed(user, key) || key.is_some_and(|key| may_consume(key).is_err())
         };
         let connections = broker.management.connections().await?;
         let gone = connections.into_iter().filter(|connected| is_gone(&connected.user));
@@ -92,9 +198,8 @@ impl super::service::Inner {
         let consumers = broker.management.consumers().await?;
         let may_not = consumers.into_iter().filter(|consumer| {
             let (user, name) = (&consumer.channel_details.user, &consumer.queue.name);
-            directory.key(user).is_some()
-                && self.catalog.by_physical(name).is_some()
-                && !may_read(&self.accounts, &self.catalog, user, name)
+            let refuses = |key: &Arc<Key>| may_read(&self.catalog, key, name).is_err();
+            self.catalog.by_physical(name).is_some() && directory.key(user).is_some_and(refuses)
         });
         forbidden.extend(
             may_not.map(|consumer| (consumer.channel_details.connection_name, consumer.channel_details.user)),

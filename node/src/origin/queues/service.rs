@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::broker::Broker;
-use super::consumers::{BrokerRequest, SeenKeys, is_allowed};
+use super::consumers::{BrokerRequest, Denial, Denials, SeenKeys, check};
 use super::definitions::{Definitions, new_id};
 use super::management::Management;
 use super::{BrokerError, BrokerQueue, Catalog, Found, QueueError};
@@ -48,6 +48,7 @@ pub(super) struct Inner {
     /// One change at a time on this node.
     changes: Mutex<()>,
     peers: OnceLock<PeersTold>,
+    denials: Denials,
 }
 
 /// The addresses of the broker of the queues.
@@ -81,6 +82,7 @@ impl Queues {
             store_wait,
             changes: Mutex::default(),
             peers: OnceLock::new(),
+            denials: Denials::new(),
         };
         inner.refresh().await?;
         Ok(Self { inner: Arc::new(inner) })
@@ -235,10 +237,12 @@ impl Queues {
         self.inner.send(queue, delivery).await
     }
 
-    /// The answer to a question of the broker.
+    /// The answer to a question of the broker; a refusal is logged with its reason.
     pub fn allows(&self, request: BrokerRequest<'_>) -> bool {
-        let Some(broker) = &self.inner.broker else { return false };
-        is_allowed(&self.inner.accounts, &self.inner.catalog, broker.url.vhost(), request)
+        let Inner { accounts, catalog, broker, denials, .. } = &*self.inner;
+        let vhost = broker.as_ref().map(|broker| broker.url.vhost()).ok_or(Denial::NoBroker);
+        let checked = vhost.and_then(|vhost| check(accounts, catalog, vhost, request));
+        checked.inspect_err(|denial| denials.note(*denial, request, accounts)).is_ok()
     }
 }
 

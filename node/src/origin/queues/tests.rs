@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use fanfare_proto::queue::{Filter, FilterSource, QueueEdit, QueueRequest, RuleRequest};
 
-use super::consumers::is_allowed;
+use super::consumers::{Denial, check};
 use super::definitions::Definitions;
 use super::*;
 use crate::accounts::Accounts;
@@ -205,51 +205,58 @@ const DIRECTORY: &str = r#"
 "#;
 
 #[test]
-fn broker_is_told_who_may_consume() {
+fn broker_is_told_which_key_may_consume_and_the_log_why_not() {
     let accounts = Accounts::from_text(DIRECTORY).expect("a directory");
     let mut definitions = Definitions::default();
     definitions.put(&account(), &request("every"), None, &everything()).expect("made");
     let some = definitions.put(&account(), &request("some"), None, &everything()).expect("made");
     definitions.add_rule(&some.id, &rule("orders:*", None), &everything()).expect("added");
     let catalog = catalog(&definitions);
-    let asked = |request| is_allowed(&accounts, &catalog, "/", request);
+    let asked = |request| check(&accounts, &catalog, "/", request);
     for (username, password, expected) in [
-        ("all", "s.1", true),
-        ("orders", "s.2", true),
-        ("all", "s.1.all", false),
-        ("all", "", false),
-        ("revoked", "s.3", false),
-        ("lacks", "s.4", false),
-        ("nobody", "s.1", false),
+        ("all", "s.1", Ok(())),
+        ("orders", "s.2", Ok(())),
+        ("all", "s.1.all", Err(Denial::BadSecret)),
+        ("all", "", Err(Denial::BadSecret)),
+        ("revoked", "s.3", Err(Denial::RevokedKey)),
+        ("revoked", "s.1", Err(Denial::BadSecret)),
+        ("lacks", "s.4", Err(Denial::NoCapability)),
+        ("nobody", "s.1", Err(Denial::UnknownKey)),
     ] {
         assert_eq!(asked(BrokerRequest::User { username, password }), expected, "{username} {password}");
     }
-    for (username, vhost, expected) in [("all", "/", true), ("all", "v", false), ("lacks", "/", false)] {
+    for (username, vhost, expected) in [
+        ("all", "/", Ok(())),
+        ("all", "v", Err(Denial::OtherVhost)),
+        ("lacks", "/", Err(Denial::NoCapability)),
+        ("nobody", "/", Err(Denial::UnknownKey)),
+    ] {
         assert_eq!(asked(BrokerRequest::Vhost { username, vhost }), expected, "{username} {vhost}");
     }
     let resource = |username, kind, name, permission| {
         asked(BrokerRequest::Resource { username, vhost: "/", kind, name, permission })
     };
     for (username, name, expected) in [
-        ("all", "acme:every", true),
-        ("all", "acme:every:dead", true),
-        ("all", "acme:some", true),
-        ("orders", "acme:some", true),
-        ("orders", "acme:every", false),
-        ("other", "acme:every", false),
-        ("other", "other:every", false),
-        ("revoked", "acme:every", false),
-        ("all", "acme:missing", false),
-        ("all", "acme", false),
-        ("all", "acme:every:dead:dead", false),
-        ("all", "internal", false),
+        ("all", "acme:every", Ok(())),
+        ("all", "acme:every:dead", Ok(())),
+        ("all", "acme:some", Ok(())),
+        ("orders", "acme:some", Ok(())),
+        ("orders", "acme:every", Err(Denial::NotCovered)),
+        ("other", "acme:every", Err(Denial::OtherAccount)),
+        ("other", "other:every", Err(Denial::UnknownQueue)),
+        ("revoked", "acme:every", Err(Denial::RevokedKey)),
+        ("all", "acme:missing", Err(Denial::UnknownQueue)),
+        ("all", "acme", Err(Denial::UnknownQueue)),
+        ("all", "acme:every:dead:dead", Err(Denial::UnknownQueue)),
+        ("all", "internal", Err(Denial::UnknownQueue)),
     ] {
         assert_eq!(resource(username, "queue", name, "read"), expected, "{username} {name}");
     }
     for (kind, permission) in
         [("queue", "write"), ("queue", "configure"), ("exchange", "read"), ("topic", "read")]
     {
-        assert!(!resource("all", kind, "acme:every", permission), "{kind} {permission}");
+        let refused = resource("all", kind, "acme:every", permission);
+        assert_eq!(refused, Err(Denial::NotReading), "{kind} {permission}");
     }
-    assert!(!asked(BrokerRequest::Topic));
+    assert_eq!(asked(BrokerRequest::Topic { username: "all" }), Err(Denial::NotReading));
 }
