@@ -66,6 +66,12 @@ impl RabbitMq {
         format!("{amqp}{}", self.vhost.replace('/', "%2f"))
     }
 
+    /// Of AMQP.
+    pub fn addr(&self) -> SocketAddr {
+        let (_, host) = self.amqp.split_once('@').expect("a user");
+        host.trim_end_matches('/').parse().expect("an address")
+    }
+
     /// The address of the management API, with the user who may do all.
     pub fn management(&self) -> &str {
         &self.management

@@ -1,5 +1,6 @@
 //! What the tests of several modules need of a directory, of a store of credentials and of a store of messages.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::future::ready;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::model::{
     PresenceEvent, Published, Revocation, Stamp, StampedIds,
 };
 use crate::origin::history::{
-    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, KeptBy, StoreError,
+    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, KeptBy, StoreError, StoredQueues,
 };
 use crate::origin::metering::MetricRow;
 
@@ -71,6 +72,14 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
     }
 
     fn read_metrics(&self, _: AccountId, _: u64, _: usize) -> Result<Vec<MetricRow>, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn queues(&self, _: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
+        Err(StoreError::Off)
+    }
+
+    fn put_queues(&self, _: StoredQueues) -> Result<bool, StoreError> {
         Err(StoreError::Off)
     }
 }
@@ -131,6 +140,14 @@ impl<S: FakeStore> HistoryStore for S {
         rows_max: usize,
     ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
         Box::pin(ready(FakeStore::read_metrics(self, account, from_ms, rows_max)))
+    }
+
+    fn queues(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
+        FakeStore::queues(self, known)
+    }
+
+    fn put_queues(&self, row: StoredQueues) -> BoxFuture<'static, Result<bool, StoreError>> {
+        Box::pin(ready(FakeStore::put_queues(self, row)))
     }
 
     fn sweep(&self, _: u64) -> Result<(), StoreError> {

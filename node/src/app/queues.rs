@@ -43,6 +43,7 @@ pub(super) async fn open(
     tasks.spawn("queues", OnStop::Cancel, queues.clone().follow_store());
     if queues.has_broker() {
         tasks.spawn("broker connections", OnStop::Cancel, queues.clone().watch_connections());
+        tasks.spawn("queues on the broker", OnStop::Cancel, queues.clone().keep_up());
     } else if !queues.catalog().is_empty() {
         tracing::warn!(
             "account has queues and this node has no broker (--amqp-url): what they are owed waits"

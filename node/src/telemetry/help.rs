@@ -1,6 +1,6 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 36] = [
+const COUNTERS: [(&str, &str); 37] = [
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
     ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
     ("fanfare_broker_refusals_total", "Users of the broker refused, by reason"),
@@ -51,6 +51,7 @@ const COUNTERS: [(&str, &str); 36] = [
         "fanfare_queue_rows_unreadable_total",
         "Readings of an account's queues that failed, as of a later version",
     ),
+    ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
     ("fanfare_queue_limit_refusals_total", "Queues and rules refused for the ceiling of their account"),
     ("fanfare_tenant_counts_told_total", "Times that a peer was told of changed numbers of connections"),
     (
@@ -59,13 +60,14 @@ const COUNTERS: [(&str, &str); 36] = [
     ),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];
-const GAUGES: [(&str, &str); 11] = [
+const GAUGES: [(&str, &str); 12] = [
     ("fanfare_connections_max", "Sockets and event streams that the node admits"),
     ("fanfare_degraded", "1 while a part of the node fails, by reason"),
     ("fanfare_open_files", "Files that the process has open"),
     ("fanfare_outbox_bytes", "Bytes of events that wait for integrations, by kind"),
     ("fanfare_outbox_dead_letters", "Events that integrations will not receive any more, by kind"),
     ("fanfare_occupied_channels", "Channels of this node that integrations were told are occupied"),
+    ("fanfare_outbox_absent_events", "Events that wait for a target that the directory does not have"),
     ("fanfare_outbox_events", "Events that wait for integrations, by kind"),
     ("fanfare_outbox_oldest_seconds", "Age of the oldest event that waits for an integration, by kind"),
     ("fanfare_open_files_max", "Files that the process may open"),

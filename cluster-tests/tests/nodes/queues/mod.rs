@@ -2,6 +2,7 @@
 
 mod consumers;
 mod outages;
+mod upkeep;
 
 use std::collections::HashMap;
 use std::time::Duration;

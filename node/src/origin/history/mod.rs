@@ -9,6 +9,7 @@ pub(super) mod record;
 mod runs;
 mod scylla;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -159,8 +160,9 @@ pub trait HistoryStore: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(StoreError::Off)))
     }
 
-    /// The queues of all accounts, one row for each. `Off`: the store keeps none. Blocks on the disk or the database.
-    fn queues(&self) -> Result<Vec<StoredQueues>, StoreError> {
+    /// The queues of all accounts whose revision is not the `known` one, a row for each. `Off`: the store keeps none. Blocks on the disk or
+    /// the database, and costs little more than the revisions where few have changed.
+    fn queues(&self, _known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
         Err(StoreError::Off)
     }
 

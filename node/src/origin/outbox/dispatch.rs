@@ -53,10 +53,15 @@ struct Ended {
 pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
     let mut sending = FuturesUnordered::new();
     let mut pace = Pace { allowed: 1, not_before: None };
+    let mut is_absent = false;
     loop {
         engine.fill(&lineup).await;
         let now = Instant::now();
         let known = engine.settings(&lineup.target);
+        let was_absent = std::mem::replace(&mut is_absent, matches!(known, Known::Absent));
+        if is_absent && !was_absent {
+            engine.tell_absent(&lineup.target);
+        }
         if matches!(known, Known::Deleted) && sending.is_empty() && engine.has_ended(&lineup) {
             return;
         }
@@ -122,7 +127,20 @@ impl Engine {
         has_ended
     }
 
-    pub(super) fn settings(&self, target: &TargetId) -> Known {
+    /// Not before the target is there again is it told once more.
+    fn tell_absent(&self, target: &TargetId) {
+        let events = self.depths.of(target).events;
+        if events > 0 {
+            tracing::warn!(target: OFTEN, destination = %target, events, "events wait, since the directory does not have their target");
+        }
+    }
+
+    /// The directory, or the store of queues, does not have the target.
+    pub(super) fn is_absent(&self, target: &TargetId) -> bool {
+        matches!(self.settings(target), Known::Absent)
+    }
+
+    fn settings(&self, target: &TargetId) -> Known {
         let (account, integration) = target.parts();
         let directory = self.accounts.current();
         let Some(account) = directory.account(&AccountId::new(account)).map(Arc::clone) else {

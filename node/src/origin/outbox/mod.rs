@@ -263,11 +263,14 @@ impl Outbox {
         account.integrations.iter().find(|found| *found.id == *integration).map(|found| found.kind.into())
     }
 
-    /// Sets the gauges of each kind: events and bytes that wait, dead letters, and the age of the oldest event that waits.
+    /// Sets the gauges of each kind: events and bytes that wait, dead letters, and the age of the oldest event that waits; and that of the
+    /// events whose target is not there.
     pub async fn measure(&self) {
         const STEPS: usize = 20_000;
         let mut kinds = [(); TargetKind::ALL.len()].map(|()| (Depth::default(), 0_u64));
+        let mut absent = 0;
         for (target, depth) in self.depths() {
+            absent += if self.engine.is_absent(&target) { depth.events } else { 0 };
             let Some(kind) = self.kind(&target) else { continue };
             let oldest_ms = if depth.events == 0 { None } else { self.oldest_ms(&target, STEPS).await };
             let age_ms =
@@ -278,6 +281,7 @@ impl Outbox {
             sum.dead_events += depth.dead_events;
             *oldest = age_ms.max(*oldest);
         }
+        metrics::gauge!("fanfare_outbox_absent_events").set(absent as f64);
         for (kind, (depth, age_ms)) in TargetKind::ALL.into_iter().zip(kinds) {
             let kind = kind.as_str();
             metrics::gauge!("fanfare_outbox_events", "kind" => kind).set(depth.events as f64);

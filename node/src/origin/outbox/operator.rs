@@ -5,7 +5,6 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::outbox::{EventPage, EventState, EventView, Retried, TargetState};
 use serde_json::value::RawValue;
 
-use super::dispatch::Known;
 use super::event::Event;
 use super::store::{Dead, Tables};
 use super::writer::Job;
@@ -54,7 +53,7 @@ impl Outbox {
             targets.push(TargetState {
                 kind: self
                     .kind(&target)
-                    .filter(|_| self.is_known(&target))
+                    .filter(|_| !self.engine.is_absent(&target))
                     .map(|kind| kind.as_str().to_owned()),
                 target: target.to_string(),
                 waiting_events: depth.events,
@@ -66,11 +65,6 @@ impl Outbox {
             });
         }
         targets
-    }
-
-    /// The directory, or the store of the queues, has the target.
-    fn is_known(&self, target: &TargetId) -> bool {
-        !matches!(self.engine.settings(target), Known::Absent)
     }
 
     /// Events that wait come channel by channel, dead letters in the order in which they were written.

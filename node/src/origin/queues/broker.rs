@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::management::Management;
+use super::management::{Management, Policy};
 use super::{BrokerError, BrokerQueue, DEAD};
 use crate::model::AmqpUrl;
 use crate::origin::targets::{Brokers, Delivery, Outcome, Publish, Published};
@@ -24,9 +24,7 @@ pub(super) struct Broker {
 impl Broker {
     /// Makes the queue and that of its dead letters, as far as they are missing, and sets its bound.
     pub(super) async fn declare(&self, queue: &BrokerQueue) -> Result<(), BrokerError> {
-        let pattern = format!("^[a-z0-9-]+:[A-Za-z0-9._-]+{DEAD}$");
-        let bound = json!({ "max-length-bytes": DEAD_BYTES_MAX });
-        self.management.put_policy(DEAD_POLICY, &pattern, bound).await?;
+        self.management.put_policy(&Self::bound_of_the_dead()).await?;
         self.management.put_queue(&queue.dead(), json!({})).await?;
         // Before the queue, so that it has its bound from the start.
         self.set_max_length(queue).await?;
@@ -39,17 +37,33 @@ impl Broker {
 
     /// By a policy, since the arguments of a queue cannot change. The oldest message goes to the dead letters.
     pub(super) async fn set_max_length(&self, queue: &BrokerQueue) -> Result<(), BrokerError> {
-        let policy = policy_of(queue);
-        let Some(max_length) = queue.max_length else { return self.management.delete_policy(&policy).await };
-        let definition = json!({ "max-length": max_length, "overflow": "drop-head" });
+        match Self::bound(queue) {
+            Some(policy) => self.management.put_policy(&policy).await,
+            None => self.management.delete_policy(&Self::policy_name(queue)).await,
+        }
+    }
+
+    /// The policy that bounds the queue; none: it has no bound.
+    pub(super) fn bound(queue: &BrokerQueue) -> Option<Policy> {
+        let definition = json!({ "max-length": queue.max_length?, "overflow": "drop-head" });
         // A queue's name holds no special character of a pattern but the dot.
         let pattern = format!("^{}$", queue.physical.replace('.', "\\."));
-        self.management.put_policy(&policy, &pattern, definition).await
+        Some(Policy::new(Self::policy_name(queue), pattern, definition))
+    }
+
+    /// The policy that bounds all queues of dead letters.
+    pub(super) fn bound_of_the_dead() -> Policy {
+        let pattern = format!("^[a-z0-9-]+:[A-Za-z0-9._-]+{DEAD}$");
+        Policy::new(DEAD_POLICY.to_owned(), pattern, json!({ "max-length-bytes": DEAD_BYTES_MAX }))
+    }
+
+    pub(super) fn policy_name(queue: &BrokerQueue) -> String {
+        format!("fanfare {}", queue.physical)
     }
 
     pub(super) async fn delete(&self, queue: &BrokerQueue) -> Result<(), BrokerError> {
         // First, since only this needs more than the right to the queues: a user without it is refused before anything is gone.
-        self.management.delete_policy(&policy_of(queue)).await?;
+        self.management.delete_policy(&Self::policy_name(queue)).await?;
         self.management.delete_queue(&queue.physical).await?;
         self.management.delete_queue(&queue.dead()).await
     }
@@ -70,8 +84,4 @@ impl Broker {
             Published::Returned => None,
         }
     }
-}
-
-fn policy_of(queue: &BrokerQueue) -> String {
-    format!("fanfare {}", queue.physical)
 }

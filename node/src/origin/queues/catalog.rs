@@ -116,6 +116,19 @@ impl Catalog {
         self.accounts.read().values().all(|of_account| of_account.definitions.queues.is_empty())
     }
 
+    /// Every queue.
+    pub(super) fn all(&self) -> Vec<BrokerQueue> {
+        let accounts = self.accounts.read();
+        let queues = accounts.values().flat_map(|of_account| &of_account.definitions.queues);
+        queues.map(|found| BrokerQueue::of(&found.queue)).collect()
+    }
+
+    /// The revisions of the rows that are known.
+    pub(super) fn revisions(&self) -> HashMap<AccountId, u64> {
+        let accounts = self.accounts.read();
+        accounts.iter().map(|(account, of_account)| (account.clone(), of_account.revision)).collect()
+    }
+
     /// The queue that has this name on the broker by now.
     pub(super) fn by_physical(&self, physical: &str) -> Option<BrokerQueue> {
         let (account, name) = BrokerQueue::parse(physical)?;

@@ -137,7 +137,9 @@ pub(super) fn check(
     may_consume(key)?;
     match request {
         BrokerRequest::User { .. } | BrokerRequest::Vhost { .. } => Ok(()),
-        BrokerRequest::Resource { kind: "queue", name, permission: "read", .. } => may_read(catalog, key, name),
+        BrokerRequest::Resource { kind: "queue", name, permission: "read", .. } => {
+            may_read(catalog, key, name)
+        }
         BrokerRequest::Resource { .. } | BrokerRequest::Topic { .. } => Err(Denial::NotReading),
     }
 }

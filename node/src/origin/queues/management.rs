@@ -16,6 +16,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Consumers and users of one broker.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 const REASON_CHARACTERS: usize = 200;
+/// Of policies: one with a lower priority does not hold beside them.
+const PRIORITY: i64 = 10;
 
 /// The management API of a broker, for one vhost.
 pub(super) struct Management {
@@ -50,8 +52,26 @@ pub(super) struct Connected {
     pub(super) user: String,
 }
 
+/// A policy of queues whose names match the pattern.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Policy {
+    #[serde(skip_serializing)]
+    pub(super) name: String,
+    pattern: String,
+    definition: Value,
+    #[serde(rename = "apply-to")]
+    apply_to: String,
+    priority: i64,
+}
+
+impl Policy {
+    pub(super) fn new(name: String, pattern: String, definition: Value) -> Self {
+        Self { name, pattern, definition, apply_to: "queues".to_owned(), priority: PRIORITY }
+    }
+}
+
 #[derive(Deserialize)]
-struct User {
+struct Named {
     name: String,
 }
 
@@ -75,16 +95,18 @@ impl Management {
         self.delete(&self.of_vhost("queues", name)).await
     }
 
-    /// The policy of queues whose names match the pattern, in place of an earlier one of its name.
-    pub(super) async fn put_policy(
-        &self,
-        name: &str,
-        pattern: &str,
-        definition: Value,
-    ) -> Result<(), BrokerError> {
-        let body =
-            json!({ "pattern": pattern, "definition": definition, "apply-to": "queues", "priority": 10 });
-        self.call(Method::PUT, &self.of_vhost("policies", name), Some(&body)).await.map(drop)
+    /// The names of all queues.
+    pub(super) async fn queues(&self) -> Result<Vec<String>, BrokerError> {
+        self.names(&format!("api/queues/{}?columns=name&disable_stats=true", self.vhost)).await
+    }
+
+    /// In place of an earlier one of its name.
+    pub(super) async fn put_policy(&self, policy: &Policy) -> Result<(), BrokerError> {
+        self.call(Method::PUT, &self.of_vhost("policies", &policy.name), Some(policy)).await.map(drop)
+    }
+
+    pub(super) async fn policies(&self) -> Result<Vec<Policy>, BrokerError> {
+        self.list(&format!("api/policies/{}", self.vhost)).await
     }
 
     pub(super) async fn delete_policy(&self, name: &str) -> Result<(), BrokerError> {
@@ -101,12 +123,16 @@ impl Management {
 
     /// The users that the broker itself knows.
     pub(super) async fn users(&self) -> Result<Vec<String>, BrokerError> {
-        let users: Vec<User> = self.list("api/users").await?;
-        Ok(users.into_iter().map(|user| user.name).collect())
+        self.names("api/users").await
     }
 
     pub(super) async fn close_connection(&self, name: &str) -> Result<(), BrokerError> {
         self.delete(&format!("api/connections/{}", encode_channel(name))).await
+    }
+
+    async fn names(&self, path: &str) -> Result<Vec<String>, BrokerError> {
+        let rows: Vec<Named> = self.list(path).await?;
+        Ok(rows.into_iter().map(|row| row.name).collect())
     }
 
     fn of_vhost(&self, kind: &str, name: &str) -> String {

@@ -11,6 +11,7 @@ mod management;
 mod service;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 
 use std::fmt;
 
@@ -39,6 +40,11 @@ impl BrokerQueue {
     fn of(queue: &Queue) -> Self {
         let physical = format!("{}:{}", queue.account_id, queue.name).into();
         Self { physical, max_length: queue.max_length }
+    }
+
+    /// By its name alone, without a bound.
+    fn unbound(physical: Box<str>) -> Self {
+        Self { physical, max_length: None }
     }
 
     fn dead(&self) -> String {

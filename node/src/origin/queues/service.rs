@@ -1,5 +1,6 @@
 //! The calls that list and change queues, and the upkeep of them.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,15 +14,15 @@ use super::broker::Broker;
 use super::consumers::{BrokerRequest, Denial, Denials, SeenKeys, check};
 use super::definitions::{Definitions, new_id};
 use super::management::Management;
-use super::{BrokerError, BrokerQueue, Catalog, Found, QueueError};
+use super::{BrokerError, BrokerQueue, Catalog, Found, QueueError, upkeep};
 use crate::accounts::{Account, Accounts};
 use crate::model::{AccountId, AmqpUrl, Capability};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError, StoredQueues};
 use crate::origin::targets::{Brokers, Delivery, Outcome};
 use crate::telemetry::OFTEN;
 
-/// A change that another node has made and not told is known by then.
-const REFRESH: Duration = Duration::from_secs(2);
+/// A change that another node has made and could not tell is known by then.
+const REFRESH: Duration = Duration::from_secs(5);
 /// Connections whose key was revoked or narrowed are found by then.
 const CONNECTIONS: Duration = Duration::from_secs(15);
 /// Events for queues wait for so long on a node without a broker.
@@ -35,7 +36,7 @@ pub type PeersTold = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 /// The queues of all accounts. Cheap to clone.
 #[derive(Clone)]
 pub struct Queues {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 pub(super) struct Inner {
@@ -49,6 +50,8 @@ pub(super) struct Inner {
     changes: Mutex<()>,
     peers: OnceLock<PeersTold>,
     denials: Denials,
+    /// Names on the broker of queues that were made anew there, how often, until the store is known to have them still.
+    pub(super) unsettled: parking_lot::Mutex<HashMap<Box<str>, u64>>,
 }
 
 /// The addresses of the broker of the queues.
@@ -83,6 +86,7 @@ impl Queues {
             changes: Mutex::default(),
             peers: OnceLock::new(),
             denials: Denials::new(),
+            unsettled: parking_lot::Mutex::default(),
         };
         inner.refresh().await?;
         Ok(Self { inner: Arc::new(inner) })
@@ -112,7 +116,7 @@ impl Queues {
         self.inner.refresh().await
     }
 
-    /// Reads the store again and again; returns at once where no other node has it.
+    /// Looks for changes in the store again and again; returns at once where no other node has it.
     pub async fn follow_store(self) {
         while self.inner.store.is_shared() {
             tokio::time::sleep(REFRESH).await;
@@ -196,8 +200,11 @@ impl Queues {
         // First, so that a broker that cannot be reached leaves all as it was.
         self.inner.broker()?.delete(&BrokerQueue::of(&queue)).await?;
         self.inner.change(account, remove).await?;
-        // An event that was on its way may have made it anew.
-        if let Err(error) = self.inner.broker()?.delete(&BrokerQueue::of(&queue)).await {
+        let on_broker = BrokerQueue::of(&queue);
+        // An event that was on its way may have made it anew, as may another call since, which is to stay.
+        if self.inner.catalog.by_physical(&on_broker.physical).is_none()
+            && let Err(error) = self.inner.broker()?.delete(&on_broker).await
+        {
             tracing::warn!(%error, "a deleted queue may be left on the broker");
         }
         Ok(queue.name)
@@ -247,14 +254,14 @@ impl Queues {
 }
 
 impl Inner {
-    fn broker(&self) -> Result<&Broker, QueueError> {
+    pub(super) fn broker(&self) -> Result<&Broker, QueueError> {
         self.broker.as_ref().ok_or_else(|| BrokerError("there is none".to_owned()).into())
     }
 
-    /// A row that cannot be read is told, and changes nothing.
-    async fn refresh(&self) -> Result<(), StoreError> {
-        let store = Arc::clone(&self.store);
-        let read = tokio::task::spawn_blocking(move || store.queues());
+    /// Reads the rows that have changed. One that cannot be read is told, and changes nothing.
+    pub(super) async fn refresh(&self) -> Result<(), StoreError> {
+        let (store, known) = (Arc::clone(&self.store), self.catalog.revisions());
+        let read = tokio::task::spawn_blocking(move || store.queues(&known));
         let rows: BoxFuture<'static, _> =
             Box::pin(async { read.await.unwrap_or_else(|error| Err(StoreError::failed(error))) });
         self.catalog.take(self.in_time(rows).await?);
@@ -270,23 +277,14 @@ impl Inner {
         if let Some(outcome) = broker.send(queue, delivery).await {
             return outcome;
         }
-        // With the bound of now: it may have been deleted and made again under its name.
-        let present = || self.catalog.by_physical(&queue.physical);
-        let made = match present() {
-            Some(present) => broker.declare(&present).await,
-            None => Ok(()),
-        };
-        if present().is_none() {
-            let deleted = broker.delete(queue).await;
-            return Outcome::retry(
-                deleted.err().map_or("the queue was deleted".to_owned(), |e| e.to_string()),
-            );
+        match self.make_anew(queue).await {
+            Ok(true) => {
+                upkeep::tell_repaired("queue", queue);
+                Outcome::retry("the queue was missing on the broker")
+            }
+            Ok(false) => Outcome::retry("the queue was deleted"),
+            Err(error) => Outcome::retry(error.to_string()),
         }
-        if let Err(error) = made {
-            return Outcome::retry(error.to_string());
-        }
-        tracing::warn!(target: OFTEN, queue = %queue.physical, "queue was missing on the broker and is made anew");
-        Outcome::retry("the queue was missing on the broker")
     }
 
     /// Gives the queue on the broker the bound that it has by now.

@@ -1,3 +1,6 @@
+mod upkeep;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use fanfare_proto::queue::{Filter, FilterSource, QueueEdit, QueueRequest, RuleRequest};

@@ -1,5 +1,7 @@
 //! The queues of accounts.
 
+use std::collections::HashMap;
+
 use super::Place;
 use super::bench::{Bench, wait};
 use crate::model::AccountId;
@@ -10,7 +12,14 @@ fn row(account: &str, revision: u64, definitions: &str) -> StoredQueues {
 }
 
 fn stored(bench: &Bench<'_>) -> Vec<StoredQueues> {
-    let mut rows = bench.store.queues().expect("read");
+    changed(bench, &[])
+}
+
+/// Rows whose revisions are not these.
+fn changed(bench: &Bench<'_>, known: &[(&str, u64)]) -> Vec<StoredQueues> {
+    let known: HashMap<_, _> =
+        known.iter().map(|(account, revision)| (AccountId::new(account), *revision)).collect();
+    let mut rows = bench.store.queues(&known).expect("read");
     rows.sort_by(|one, other| one.account.cmp(&other.account));
     rows
 }
@@ -29,7 +38,12 @@ pub(crate) fn queues_change_by_their_revision(place: &dyn Place) {
     assert!(!put(&bench, row("a", 4, "early")));
     let expected = [row("a", 2, "two"), row("b", 1, "other \u{1f600}")];
     assert_eq!(stored(&bench), expected);
-    assert_eq!(stored(&bench.reopen()), expected);
+    let bench = bench.reopen();
+    assert_eq!(stored(&bench), expected);
+    assert_eq!(changed(&bench, &[("a", 2), ("b", 1)]), []);
+    assert_eq!(changed(&bench, &[("a", 1), ("b", 1)]), expected[..1]);
+    assert_eq!(changed(&bench, &[("a", 2), ("c", 1)]), expected[1..]);
+    assert_eq!(changed(&bench, &[("c", 1)]), expected);
 }
 
 pub(crate) fn of_changes_at_once_one_is_made(place: &dyn Place) {

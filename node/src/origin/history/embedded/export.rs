@@ -1,5 +1,6 @@
 //! All that a store holds, read in one order while no node uses it.
 
+use std::collections::HashMap;
 use std::ops::Bound;
 use std::path::Path;
 
@@ -119,7 +120,7 @@ impl Export {
         }
         let revocations = Revocations::all(partitions).map_err(failed)?;
         let members = self.opened.members.all().map_err(failed)?;
-        let queues = self.opened.queues.all()?;
+        let queues = self.opened.queues.changed(&HashMap::new())?;
         let mut pieces = revocations
             .chunks(PIECE_ROWS)
             .map(|revocations| Piece::Revocations(revocations.to_vec()))

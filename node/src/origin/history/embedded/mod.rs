@@ -22,6 +22,7 @@ mod writer;
 mod tests;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -288,12 +289,12 @@ impl HistoryStore for Embedded {
         self.asked(|answer| Read::Metrics { account, from_ms, rows_max, answer })
     }
 
-    fn queues(&self) -> Result<Vec<StoredQueues>, StoreError> {
+    fn queues(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
         if !self.history {
             return Err(StoreError::Off);
         }
         let queues = self.queues.lock().clone().ok_or(StoreError::ShutDown)?;
-        queues.all()
+        queues.changed(known)
     }
 
     fn put_queues(&self, row: StoredQueues) -> BoxFuture<'static, Result<bool, StoreError>> {

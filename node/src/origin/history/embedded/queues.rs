@@ -39,18 +39,21 @@ impl QueueRows {
         Ok(outcomes)
     }
 
-    /// Every row, in no order.
-    pub(super) fn all(&self) -> Result<Vec<StoredQueues>, StoreError> {
-        let mut all = Vec::new();
+    /// The rows whose revision is not the known one, in no order.
+    pub(super) fn changed(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
+        let mut changed = Vec::new();
         for row in self.0.keyspace().iter() {
             let (key, value) = row.into_inner().map_err(failed)?;
             let account = std::str::from_utf8(&key).map_err(failed)?;
             let (revision, definitions) =
                 read(&value).ok_or_else(|| failed("the stored queues of an account are damaged"))?;
             let account = AccountId::new(account);
-            all.push(StoredQueues { account, revision, definitions: definitions.into() });
+            if known.get(&account) == Some(&revision) {
+                continue;
+            }
+            changed.push(StoredQueues { account, revision, definitions: definitions.into() });
         }
-        Ok(all)
+        Ok(changed)
     }
 }
 

@@ -339,6 +339,8 @@ statements! {
     insert_queues: "INSERT INTO {}.account_queues (account, revision, definitions) VALUES (?, ?, ?) IF NOT EXISTS";
     update_queues: "UPDATE {}.account_queues SET revision = ?, definitions = ? WHERE account = ? IF revision = ?";
     account_queues: "SELECT account, revision, definitions FROM {}.account_queues";
+    queue_revisions: "SELECT account, revision FROM {}.account_queues";
+    queues_of: "SELECT revision, definitions FROM {}.account_queues WHERE account = ?";
     insert_member: "INSERT INTO {}.members (node_id, account, channel, connection_id, client_id, epoch, data, \
         timestamp_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?";
     delete_member: "DELETE FROM {}.members USING TIMESTAMP ? WHERE node_id = ? AND account = ? AND channel = ? \

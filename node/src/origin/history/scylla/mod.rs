@@ -30,6 +30,7 @@ mod writes;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -275,9 +276,9 @@ impl HistoryStore for Scylla {
         self.shared.runtime.block_on(revocations::all(&self.shared))
     }
 
-    fn queues(&self) -> Result<Vec<StoredQueues>, StoreError> {
+    fn queues(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
         self.shared.usable()?;
-        self.shared.runtime.block_on(queues::all(&self.shared))
+        self.shared.runtime.block_on(queues::changed(&self.shared, known))
     }
 
     fn put_queues(&self, row: StoredQueues) -> BoxFuture<'static, Result<bool, StoreError>> {

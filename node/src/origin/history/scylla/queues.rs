@@ -1,11 +1,16 @@
 //! The queues of accounts: one row for each account, which changes by its revision.
 
-use futures_util::TryStreamExt as _;
+use std::collections::HashMap;
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::values::{conditional, natural, number};
 use super::{Shared, failed};
 use crate::model::AccountId;
 use crate::origin::history::{StoreError, StoredQueues};
+
+/// Rows that are read at the same time.
+const READS: usize = 16;
 
 pub(super) async fn put(shared: &Shared, row: StoredQueues) -> Result<bool, StoreError> {
     let StoredQueues { account, revision, definitions } = row;
@@ -26,8 +31,30 @@ pub(super) async fn copy(shared: &Shared, row: &StoredQueues) -> Result<(), Stor
     put(shared, StoredQueues { revision: 1, ..row.clone() }).await.map(drop)
 }
 
-/// Every row, in no order.
-pub(super) async fn all(shared: &Shared) -> Result<Vec<StoredQueues>, StoreError> {
+/// The rows whose revision is not the known one, in no order. Where none is known all are read at once, and else those alone that have
+/// changed.
+pub(super) async fn changed(
+    shared: &Shared,
+    known: &HashMap<AccountId, u64>,
+) -> Result<Vec<StoredQueues>, StoreError> {
+    if known.is_empty() {
+        return all(shared).await;
+    }
+    let database = shared.database();
+    let found = database.session.execute_iter(database.statements.queue_revisions.clone(), ()).await;
+    let mut found = found.map_err(failed)?.rows_stream::<(String, i64)>().map_err(failed)?;
+    let mut changed = Vec::new();
+    while let Some((account, revision)) = found.try_next().await.map_err(failed)? {
+        let account = AccountId::new(&account);
+        if known.get(&account) != Some(&natural(revision)) {
+            changed.push(one(shared, account));
+        }
+    }
+    let rows = stream::iter(changed).buffer_unordered(READS).try_collect::<Vec<_>>().await?;
+    Ok(rows.into_iter().flatten().collect())
+}
+
+async fn all(shared: &Shared) -> Result<Vec<StoredQueues>, StoreError> {
     let database = shared.database();
     let found = database.session.execute_iter(database.statements.account_queues.clone(), ()).await;
     let mut found = found.map_err(failed)?.rows_stream::<(String, i64, String)>().map_err(failed)?;
@@ -37,4 +64,16 @@ pub(super) async fn all(shared: &Shared) -> Result<Vec<StoredQueues>, StoreError
         rows.push(StoredQueues { account, revision: natural(revision), definitions: definitions.into() });
     }
     Ok(rows)
+}
+
+async fn one(shared: &Shared, account: AccountId) -> Result<Option<StoredQueues>, StoreError> {
+    let database = shared.database();
+    let asked = database.session.execute_unpaged(&database.statements.queues_of, (account.as_str(),)).await;
+    let rows = asked.map_err(failed)?.into_rows_result().map_err(failed)?;
+    let row = rows.maybe_first_row::<(i64, String)>().map_err(failed)?;
+    Ok(row.map(|(revision, definitions)| StoredQueues {
+        account,
+        revision: natural(revision),
+        definitions: definitions.into(),
+    }))
 }

@@ -1,0 +1,77 @@
+//! Queues and bounds that are missing on the broker, and accounts that are missing in the directory.
+
+use std::time::Duration;
+
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Proxy, RabbitMq, SOON, wait_until};
+use serde_json::{Value, json};
+
+use super::{KEY, OTHER, call, call_as, data, directory, make, node, publish};
+
+/// A round of the upkeep comes within this time.
+const KEPT_UP: Duration = Duration::from_secs(75);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bound_and_queue_are_put_back_without_an_event() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let node = node(&broker).await;
+    let id = make(&node, "q").await;
+    let bounded = call(&node, "PATCH", &format!("/api/queues/{id}"), json!({"maxLength": 2})).await;
+    assert_eq!(bounded.status, 200, "{}", bounded.error());
+    assert_eq!(call_as(OTHER, &node, "POST", "/api/queues", &json!({"name": "q"})).await.status, 200);
+    let vhost = broker.url();
+    let vhost = vhost.rsplit('/').next().expect("a vhost");
+    let [policy, queue] =
+        [format!("/api/policies/{vhost}/fanfare%20acme%3Aq"), format!("/api/queues/{vhost}/other%3Aq")];
+    let policy_now = async || broker.call("GET", &policy, &json!({})).await;
+    let before = policy_now().await.json();
+    let changed = json!({"pattern": "^acme:q$", "definition": {"max-length": 9}, "apply-to": "queues"});
+    assert_eq!(broker.call("PUT", &policy, &changed).await.status, 204);
+    assert_eq!(broker.call("DELETE", &queue, &json!({})).await.status, 204);
+    wait_until(KEPT_UP, "the bound", async || policy_now().await.json() == before).await;
+    let is_there = async || broker.call("GET", &queue, &json!({})).await.status == 200;
+    wait_until(KEPT_UP, "the queue", is_there).await;
+    assert_eq!(broker.call("DELETE", &policy, &json!({})).await.status, 204);
+    let is_back = async || policy_now().await.status == 200 && policy_now().await.json() == before;
+    wait_until(KEPT_UP, "the bound again", is_back).await;
+    let repaired = async |kind| node.metric(&format!("fanfare_queue_repairs_total{{kind=\"{kind}\"}}")).await;
+    assert_eq!((repaired("policy").await, repaired("queue").await), (2.0, 1.0));
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_an_account_that_is_gone_wait_and_are_told() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let relay = Proxy::to(broker.addr()).await;
+    let url = broker.url().replace(&broker.addr().to_string(), &relay.addr().to_string());
+    let options = broker.queues(NodeOptions::default().directory(directory(), KEY));
+    let node = Node::start(options.environment("FANFARE_AMQP_URL", &url)).await;
+    make(&node, "q").await;
+    relay.turn_away();
+    relay.cut();
+    for number in 0..3 {
+        publish(&node, "a", json!({"data": number})).await;
+    }
+    let absent = async |expected: f64| {
+        let is_so = async || node.metric("fanfare_outbox_absent_events").await == expected;
+        wait_until(SOON, &format!("{expected} events of absent targets"), is_so).await;
+    };
+    absent(0.0).await;
+    node.replace_directory(&Directory::default().account("other").key("other", "secret", ALL));
+    absent(3.0).await;
+    let lines = || {
+        let log = node.log();
+        log.lines().filter(|line| line.contains("the directory does not have their target")).count()
+    };
+    wait_until(SOON, "the line", async || lines() > 0).await;
+    relay.turn_to(broker.addr());
+    node.replace_directory(&directory());
+    let mut consumer = broker.consume("acme:q").await;
+    for number in 0..3 {
+        let next = tokio::time::timeout(KEPT_UP, consumer.try_next()).await.expect("in time");
+        assert_eq!(data(&next.expect("a message")), Value::from(number));
+    }
+    absent(0.0).await;
+    assert_eq!(lines(), 1, "{}", node.log());
+    node.assert_no_panic();
+}

@@ -1,0 +1,233 @@
+//! The upkeep over a broker's management API that holds queues and policies, and nothing else.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{Method, StatusCode, Uri};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::origin::history::HistoryStore;
+use crate::origin::targets::{Brokers, client_tls};
+use crate::testing::FakeStore;
+
+const STORE_WAIT: Duration = Duration::from_secs(5);
+
+/// Every thing by its path.
+#[derive(Clone, Default)]
+struct Things(Arc<Mutex<BTreeMap<String, Value>>>);
+
+impl Things {
+    fn names(&self, kind: &str) -> Vec<String> {
+        let things = self.0.lock();
+        let of_kind = things.iter().filter(|(path, _)| path.starts_with(&format!("/api/{kind}/")));
+        of_kind.map(|(_, thing)| thing["name"].as_str().expect("a name").to_owned()).collect()
+    }
+
+    fn remove(&self, kind: &str, name: &str) {
+        let mut things = self.0.lock();
+        things.retain(|path, thing| !(path.starts_with(&format!("/api/{kind}/")) && thing["name"] == name));
+    }
+
+    fn max_length(&self) -> Option<u64> {
+        let things = self.0.lock();
+        things.values().find_map(|thing| thing["definition"]["max-length"].as_u64())
+    }
+}
+
+async fn answer(State(things): State<Things>, method: Method, uri: Uri, body: Bytes) -> (StatusCode, String) {
+    let path = uri.path().to_owned();
+    let mut things = things.0.lock();
+    match method {
+        Method::PUT => {
+            let mut thing: Value = serde_json::from_slice(&body).expect("JSON");
+            let (_, name) = path.rsplit_once('/').expect("a name");
+            thing["name"] = fanfare_proto::path::decode(name).expect("a name").into();
+            things.insert(path, thing);
+            (StatusCode::NO_CONTENT, String::new())
+        }
+        Method::DELETE => {
+            things.remove(&path);
+            (StatusCode::NO_CONTENT, String::new())
+        }
+        _ => {
+            let listed: Vec<_> = things
+                .iter()
+                .filter(|(of, _)| of.starts_with(&format!("{path}/")))
+                .map(|(_, thing)| thing)
+                .collect();
+            (StatusCode::OK, json!(listed).to_string())
+        }
+    }
+}
+
+/// One row, and a moment at which it cannot be read.
+#[derive(Default)]
+struct Rows {
+    row: Mutex<Option<StoredQueues>>,
+    fails: AtomicBool,
+}
+
+impl FakeStore for Arc<Rows> {
+    fn queues(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(StoreError::Busy);
+        }
+        let row = self.row.lock().clone();
+        Ok(row.into_iter().filter(|row| known.get(&row.account) != Some(&row.revision)).collect())
+    }
+
+    fn put_queues(&self, row: StoredQueues) -> Result<bool, StoreError> {
+        let mut stored = self.row.lock();
+        let is_next = stored.as_ref().map_or(0, |stored| stored.revision) + 1 == row.revision;
+        if is_next {
+            *stored = Some(row);
+        }
+        Ok(is_next)
+    }
+}
+
+/// A broker and a store that nodes share; no node tells another of a change.
+struct Shared {
+    things: Things,
+    rows: Arc<Rows>,
+    management: url::Url,
+    _serving: JoinSet<()>,
+}
+
+impl Shared {
+    async fn start() -> Self {
+        let things = Things::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let management = format!("http://u:p@{}", listener.local_addr().expect("bound"));
+        let router = Router::new().fallback(answer).with_state(things.clone());
+        let mut serving = JoinSet::new();
+        serving.spawn(async move { drop(axum::serve(listener, router).await) });
+        Self {
+            things,
+            rows: Arc::default(),
+            management: management.parse().expect("a URL"),
+            _serving: serving,
+        }
+    }
+
+    async fn node(&self) -> Queues {
+        let accounts = Arc::new(Accounts::from_text(DIRECTORY).expect("a directory"));
+        let amqp = crate::model::AmqpUrl::parse("amqp://u:p@127.0.0.1:1/%2f").expect("an address");
+        let addresses = BrokerAddresses { amqp, management: self.management.clone() };
+        let brokers = Brokers::new(&"n".into());
+        let tls = client_tls().expect("TLS");
+        let client =
+            reqwest::Client::builder().use_preconfigured_tls(tls).no_proxy().build().expect("a client");
+        let broker = Some((&addresses, &brokers, client));
+        let store: Arc<dyn HistoryStore> = Arc::new(Arc::clone(&self.rows));
+        Queues::open(broker, &store, &accounts, STORE_WAIT).await.expect("opened")
+    }
+}
+
+async fn put(node: &Queues, name: &str, max_length: Option<u64>) -> String {
+    let edit = QueueEdit { max_length: Some(max_length), enabled: None };
+    let request = QueueRequest { edit, ..request(name) };
+    let accounts = Accounts::from_text(DIRECTORY).expect("a directory").current();
+    let acme = accounts.account(&account()).expect("an account");
+    node.put(acme, &everything(), request).await.expect("made").queue.id
+}
+
+#[tokio::test]
+async fn missing_and_changed_things_are_put_back() {
+    let shared = Shared::start().await;
+    let node = shared.node().await;
+    node.inner.keep_up().await.expect("without a queue there is nothing to do");
+    put(&node, "q.1", Some(7)).await;
+    put(&node, "free", None).await;
+    let whole = shared.things.0.lock().clone();
+    assert_eq!(whole.len(), 6, "two queues with those of their dead letters, and two policies: {whole:?}");
+    for (kind, name) in [
+        ("queues", "acme:q.1"),
+        ("queues", "acme:q.1:dead"),
+        ("queues", "acme:free"),
+        ("policies", "fanfare acme:q.1"),
+        ("policies", "fanfare-dead-letters"),
+    ] {
+        shared.things.remove(kind, name);
+        node.inner.keep_up().await.expect("kept up");
+        assert_eq!(*shared.things.0.lock(), whole, "{kind} {name}");
+    }
+    let set = |field: &str, value: Value| {
+        let mut things = shared.things.0.lock();
+        let policy = things.values_mut().find(|thing| thing["name"] == "fanfare acme:q.1");
+        policy.expect("a policy")[field] = value;
+    };
+    for (field, value) in [
+        ("definition", json!({"max-length": 8, "overflow": "drop-head"})),
+        ("pattern", json!("x")),
+        ("priority", json!(1)),
+    ] {
+        set(field, value);
+        node.inner.keep_up().await.expect("kept up");
+        assert_eq!(*shared.things.0.lock(), whole, "{field}");
+    }
+    let left_over = json!({"name": "fanfare acme:free", "pattern": "x", "definition": {}, "apply-to": "queues", "priority": 10});
+    shared.things.0.lock().insert("/api/policies/%2F/fanfare%20acme%3Afree".to_owned(), left_over);
+    shared.things.0.lock().insert("/api/queues/%2F/other".to_owned(), json!({"name": "other"}));
+    node.inner.keep_up().await.expect("kept up");
+    assert_eq!(shared.things.names("policies"), ["fanfare acme:q.1", "fanfare-dead-letters"]);
+    assert!(shared.things.names("queues").contains(&"other".to_owned()), "it is no queue of an account");
+}
+
+#[tokio::test]
+async fn bound_that_another_node_has_set_is_not_undone() {
+    let shared = Shared::start().await;
+    let [one, other] = [shared.node().await, shared.node().await];
+    let id = put(&one, "q", Some(7)).await;
+    other.refresh().await.expect("read");
+    let edit = QueueEdit { max_length: Some(Some(8)), enabled: None };
+    one.edit(&account(), &everything(), &id, edit).await.expect("edited");
+    other.refresh().await.expect("read");
+    other.inner.keep_up().await.expect("kept up");
+    assert_eq!(shared.things.max_length(), Some(8));
+}
+
+#[tokio::test]
+async fn queue_that_another_node_has_deleted_is_not_left_on_the_broker() {
+    let shared = Shared::start().await;
+    let [one, other] = [shared.node().await, shared.node().await];
+    let id = put(&one, "q", Some(7)).await;
+    other.refresh().await.expect("read");
+    one.delete(&account(), &everything(), &id).await.expect("deleted");
+    assert_eq!(shared.things.names("queues"), [""; 0]);
+    // The other node does not know of it yet.
+    let queue = BrokerQueue::unbound("acme:q".into());
+    assert_eq!(other.inner.make_anew(&queue).await, Ok(false));
+    assert_eq!(shared.things.names("queues"), [""; 0]);
+    assert_eq!(shared.things.names("policies"), ["fanfare-dead-letters"]);
+    assert_eq!(other.inner.make_anew(&queue).await, Ok(false), "it knows now");
+    assert_eq!(shared.things.names("queues"), [""; 0]);
+}
+
+#[tokio::test]
+async fn queue_made_anew_is_looked_at_until_the_store_answers() {
+    let shared = Shared::start().await;
+    let [one, other] = [shared.node().await, shared.node().await];
+    let id = put(&one, "q", None).await;
+    other.refresh().await.expect("read");
+    one.delete(&account(), &everything(), &id).await.expect("deleted");
+    shared.rows.fails.store(true, Ordering::SeqCst);
+    let queue = BrokerQueue::unbound("acme:q".into());
+    other.inner.make_anew(&queue).await.expect_err("the store does not answer");
+    other.inner.keep_up().await.expect_err("the store does not answer");
+    assert_eq!(shared.things.names("queues"), ["acme:q", "acme:q:dead"], "it may be there rightly");
+    shared.rows.fails.store(false, Ordering::SeqCst);
+    other.inner.keep_up().await.expect("kept up");
+    assert_eq!(shared.things.names("queues"), [""; 0]);
+    let again = put(&one, "q", None).await;
+    assert_ne!(again, id);
+    other.inner.keep_up().await.expect("kept up");
+    assert_eq!(shared.things.names("queues"), ["acme:q", "acme:q:dead"]);
+}

@@ -1,0 +1,133 @@
+//! The upkeep of the queues on the broker: those that are missing there are made anew, and bounds that differ there are set again.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use super::broker::Broker;
+use super::management::Policy;
+use super::service::{Inner, Queues};
+use super::{BrokerQueue, QueueError};
+use crate::telemetry::OFTEN;
+
+const ROUND: Duration = Duration::from_secs(30);
+/// A round ends after so many failures.
+const FAILURES_MAX: usize = 8;
+
+impl Queues {
+    /// Never returns.
+    pub async fn keep_up(self) {
+        loop {
+            tokio::time::sleep(ROUND).await;
+            if let Err(error) = self.inner.keep_up().await {
+                tracing::warn!(target: OFTEN, %error, "queues on the broker were not all looked at");
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Makes one round.
+    pub(super) async fn keep_up(&self) -> Result<(), QueueError> {
+        self.settle().await?;
+        // Before the broker is asked, so that each has been declared there.
+        let queues = self.catalog.all();
+        if queues.is_empty() {
+            return Ok(());
+        }
+        let management = &self.broker()?.management;
+        let names = management.queues().await?.into_iter().collect();
+        let policies = management.policies().await?;
+        let policies = policies.into_iter().map(|policy| (policy.name.clone(), policy)).collect();
+        let found = Found { names, policies };
+        let (mut outcome, mut failures) = (self.keep_policy_of_the_dead(&found).await, 0);
+        for queue in queues {
+            if let Err(error) = self.keep_up_one(&queue, &found).await {
+                (outcome, failures) = (Err(error), failures + 1);
+            }
+            if failures == FAILURES_MAX {
+                break;
+            }
+        }
+        outcome
+    }
+
+    async fn keep_up_one(&self, queue: &BrokerQueue, found: &Found) -> Result<(), QueueError> {
+        if !found.has(queue) {
+            if self.make_anew(queue).await? {
+                tell_repaired("queue", queue);
+            }
+            return Ok(());
+        }
+        // By now: a change may have come since the round began.
+        let Some(present) = self.catalog.by_physical(&queue.physical) else { return Ok(()) };
+        if found.policies.get(&*Broker::policy_name(&present)) == Broker::bound(&present).as_ref() {
+            return Ok(());
+        }
+        self.broker()?.set_max_length(&present).await?;
+        tell_repaired("policy", queue);
+        Ok(())
+    }
+
+    async fn keep_policy_of_the_dead(&self, found: &Found) -> Result<(), QueueError> {
+        let expected = Broker::bound_of_the_dead();
+        if found.policies.get(&expected.name) != Some(&expected) {
+            self.broker()?.management.put_policy(&expected).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a queue that the broker lacks, with the bound of now. False: it was deleted, and is not on the broker.
+    ///
+    /// Another node that deletes a queue does so on the broker before it changes the store, and once more afterwards. So a queue that the
+    /// store still has once it is made is either to stay, or is deleted by that node later.
+    pub(super) async fn make_anew(&self, queue: &BrokerQueue) -> Result<bool, QueueError> {
+        let broker = self.broker()?;
+        let made = match self.catalog.by_physical(&queue.physical) {
+            Some(present) => broker.declare(&present).await,
+            None => Ok(()),
+        };
+        *self.unsettled.lock().entry(queue.physical.clone()).or_default() += 1;
+        self.settle().await?;
+        made?;
+        Ok(self.catalog.by_physical(&queue.physical).is_some())
+    }
+
+    /// Deletes queues on the broker that were made anew although they were deleted; those that are not known to be either are looked at
+    /// again with the next call.
+    async fn settle(&self) -> Result<(), QueueError> {
+        let unsettled = self.unsettled.lock().clone();
+        if unsettled.is_empty() {
+            return Ok(());
+        }
+        self.refresh().await?;
+        for (physical, times) in unsettled {
+            if self.catalog.by_physical(&physical).is_none() {
+                self.broker()?.delete(&BrokerQueue::unbound(physical.clone())).await?;
+            }
+            let mut unsettled = self.unsettled.lock();
+            // Made once more meanwhile: the store is to be asked again.
+            if unsettled.get(&physical) == Some(&times) {
+                unsettled.remove(&physical);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The queues and policies of the broker at the beginning of a round.
+struct Found {
+    names: HashSet<String>,
+    policies: HashMap<String, Policy>,
+}
+
+impl Found {
+    /// The broker has the queue and that of its dead letters.
+    fn has(&self, queue: &BrokerQueue) -> bool {
+        self.names.contains(&*queue.physical) && self.names.contains(&queue.dead())
+    }
+}
+
+pub(super) fn tell_repaired(kind: &'static str, queue: &BrokerQueue) {
+    metrics::counter!("fanfare_queue_repairs_total", "kind" => kind).increment(1);
+    tracing::warn!(target: OFTEN, kind, queue = %queue.physical, "queue on the broker was missing or changed, and is repaired");
+}
