@@ -70,11 +70,18 @@ pub struct CreatedQueue {
 
 /// The answer of `GET /api/queues/{id}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct QueueState {
     pub queue: Queue,
     /// Messages that no consumer has been given yet.
     pub ready: u64,
     pub consumers: u64,
+    /// Messages that consumers were given and have not confirmed, as of some seconds ago. None: the broker has not counted them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unacknowledged: Option<u64>,
+    /// Messages in the queue of its dead letters. None: the broker has not counted them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dead_letters: Option<u64>,
 }
 
 /// The answer of `PATCH /api/queues/{id}`.

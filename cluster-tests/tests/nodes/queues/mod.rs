@@ -13,6 +13,7 @@ use fanfare_cluster_tests::rabbitmq::TakenMessage;
 use fanfare_cluster_tests::{
     Cassandra, Directory, Node, NodeOptions, RabbitMq, Response, SOON, Socket, http, wait_until,
 };
+use lapin::options::{BasicGetOptions, BasicRejectOptions};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
@@ -110,7 +111,7 @@ async fn queue_is_fed_every_message_of_its_account() {
     );
 
     let state = call(&node, "GET", &format!("/api/queues/{id}"), Value::Null).await.json();
-    assert_eq!(state, json!({"queue": expected, "ready": 0, "consumers": 1}));
+    assert_eq!((&state["queue"], &state["ready"], &state["consumers"]), (&expected, &json!(0), &json!(1)));
     // It would be the next one, if it came here.
     assert_eq!(call(&node, "POST", path, json!({"data": "last"})).await.status, 200);
     assert_eq!(data(&consumer.next().await), "last");
@@ -126,6 +127,32 @@ async fn queue_is_fed_every_message_of_its_account() {
     );
     wait_until(SOON, "the end of the consumer", async || consumer.try_next().await.is_none()).await;
     assert_eq!(call(&node, "GET", &format!("/api/queues/{id}"), Value::Null).await.status, 404);
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_tell_of_unacknowledged_messages_and_dead_letters() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let node = node(&broker).await;
+    let id = make(&node, "q").await;
+    for number in 0..6 {
+        publish(&node, "a", json!({"data": number})).await;
+    }
+    let counts = async || {
+        let state = call(&node, "GET", &format!("/api/queues/{id}"), Value::Null).await.json();
+        ["ready", "unacknowledged", "deadLetters"].map(|field| state[field].as_u64())
+    };
+    wait_until(SOON, "the messages", async || counts().await[0] == Some(6)).await;
+    let channel = broker.connect().await.create_channel().await.expect("a channel");
+    let take = async || {
+        let taken = channel.basic_get("acme:q".into(), BasicGetOptions::default()).await.expect("an answer");
+        taken.expect("a message")
+    };
+    let _held = [take().await, take().await];
+    let rejected = take().await.reject(BasicRejectOptions { requeue: false }).await;
+    assert!(rejected.is_ok(), "{rejected:?}");
+    let expected = [Some(3), Some(2), Some(1)];
+    wait_until(SOON, "the counts", async || counts().await == expected).await;
     node.assert_no_panic();
 }
 

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::management::{Management, Policy};
 use super::{BrokerError, BrokerQueue, DEAD};
 use crate::model::AmqpUrl;
 use crate::origin::targets::{Brokers, Delivery, Outcome, Publish, Published};
 
+/// Counts that the management API does not give in this time are left out.
+const STATISTICS: Duration = Duration::from_secs(2);
 const CONFIRM: Duration = Duration::from_secs(30);
 /// Dead letters of each queue; the broker drops the oldest beyond it.
 const DEAD_BYTES_MAX: u64 = 256 * 1024 * 1024;
@@ -19,6 +22,18 @@ pub(super) struct Broker {
     pub(super) brokers: Brokers,
     pub(super) url: AmqpUrl,
     pub(super) management: Management,
+}
+
+/// The messages and the consumers of a queue; none where the broker has not counted them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counts {
+    /// That wait for a consumer.
+    pub(super) ready: u64,
+    pub(super) consumers: u64,
+    /// That a consumer has and has not confirmed.
+    pub(super) unacknowledged: Option<u64>,
+    /// In the queue of the dead letters.
+    pub(super) dead_letters: Option<u64>,
 }
 
 impl Broker {
@@ -68,10 +83,17 @@ impl Broker {
         self.management.delete_queue(&queue.dead()).await
     }
 
-    /// Messages that wait, and consumers. A queue that somebody has deleted on the broker has none.
-    pub(super) async fn count(&self, queue: &BrokerQueue) -> Result<(u64, u64), BrokerError> {
-        let counted = self.brokers.count(&self.url, &queue.physical).await;
-        counted.map(Option::unwrap_or_default).map_err(BrokerError)
+    /// A queue that somebody has deleted on the broker has no messages and no consumers.
+    pub(super) async fn count(&self, queue: &BrokerQueue) -> Result<Counts, BrokerError> {
+        let dead = queue.dead();
+        let (counted, dead, unacknowledged) = tokio::join!(
+            self.brokers.count(&self.url, &queue.physical),
+            self.brokers.count(&self.url, &dead),
+            timeout(STATISTICS, self.management.unacknowledged(&queue.physical)),
+        );
+        let (ready, consumers) = counted.map_err(BrokerError)?.unwrap_or_default();
+        let dead_letters = dead.ok().flatten().map(|(ready, _)| ready);
+        Ok(Counts { ready, consumers, unacknowledged: unacknowledged.ok().flatten(), dead_letters })
     }
 
     /// Makes one attempt to send a batch to a queue; none: the broker does not have the queue.

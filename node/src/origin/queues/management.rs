@@ -95,6 +95,19 @@ impl Management {
         self.delete(&self.of_vhost("queues", name)).await
     }
 
+    /// Messages of the queue that consumers have and have not confirmed, by the statistics of the broker; none where it cannot be asked, or
+    /// has none yet.
+    pub(super) async fn unacknowledged(&self, queue: &str) -> Option<u64> {
+        #[derive(Deserialize)]
+        struct Counted {
+            messages_unacknowledged: Option<u64>,
+        }
+        let path = format!("{}?columns=messages_unacknowledged", self.of_vhost("queues", queue));
+        let answer = self.call(Method::GET, &path, None::<&()>).await.ok()?;
+        let counted: Counted = serde_json::from_slice(&body(answer).await.ok()?).ok()?;
+        counted.messages_unacknowledged
+    }
+
     /// The names of all queues.
     pub(super) async fn queues(&self) -> Result<Vec<String>, BrokerError> {
         self.names(&format!("api/queues/{}?columns=name&disable_stats=true", self.vhost)).await
@@ -146,15 +159,8 @@ impl Management {
 
     /// Each row by itself: one of something that has just begun lacks parts.
     async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, BrokerError> {
-        let mut answer = self.call(Method::GET, path, None::<&()>).await?;
-        let mut body = Vec::new();
-        while let Some(part) = answer.chunk().await.map_err(|error| failed(&error))? {
-            if body.len() + part.len() > ANSWER_BYTES_MAX {
-                return Err(BrokerError("its answer is too long".to_owned()));
-            }
-            body.extend_from_slice(&part);
-        }
-        let rows: Vec<Value> = serde_json::from_slice(&body)
+        let answer = self.call(Method::GET, path, None::<&()>).await?;
+        let rows: Vec<Value> = serde_json::from_slice(&body(answer).await?)
             .map_err(|_| BrokerError(format!("its answer to {path} cannot be read")))?;
         Ok(rows.into_iter().filter_map(|row| serde_json::from_value(row).ok()).collect())
     }
@@ -183,6 +189,17 @@ impl Management {
         };
         Err(BrokerError(format!("the management API answered {status} {text}").trim_end().to_owned()))
     }
+}
+
+async fn body(mut answer: Response) -> Result<Vec<u8>, BrokerError> {
+    let mut body = Vec::new();
+    while let Some(part) = answer.chunk().await.map_err(|error| failed(&error))? {
+        if body.len() + part.len() > ANSWER_BYTES_MAX {
+            return Err(BrokerError("its answer is too long".to_owned()));
+        }
+        body.extend_from_slice(&part);
+    }
+    Ok(body)
 }
 
 /// RabbitMQ's own sentence, which holds no credential.

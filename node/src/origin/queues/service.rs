@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use url::Url;
 
-use super::broker::Broker;
+use super::broker::{Broker, Counts};
 use super::consumers::{BrokerRequest, Denial, Denials, SeenKeys, check};
 use super::definitions::{Definitions, new_id};
 use super::management::Management;
@@ -169,8 +169,9 @@ impl Queues {
         id: &str,
     ) -> Result<QueueState, QueueError> {
         let queue = self.inner.catalog.of(account).definitions.covered(id, capability)?.queue.clone();
-        let (ready, consumers) = self.inner.broker()?.count(&BrokerQueue::of(&queue)).await?;
-        Ok(QueueState { queue, ready, consumers })
+        let Counts { ready, consumers, unacknowledged, dead_letters } =
+            self.inner.broker()?.count(&BrokerQueue::of(&queue)).await?;
+        Ok(QueueState { queue, ready, consumers, unacknowledged, dead_letters })
     }
 
     pub async fn edit(
