@@ -101,6 +101,12 @@ impl RabbitMq {
         assert!(self.script.run(&["signal", signal]).is_some(), "the broker takes the signal {signal}");
     }
 
+    /// From now on the broker blocks publishers, as without room on its disk, or it does not any more. Blocks.
+    pub fn alarm(&self, is_on: bool) {
+        let state = if is_on { "on" } else { "off" };
+        assert!(self.script.run(&["alarm", state]).is_some(), "the broker has its alarm {state}");
+    }
+
     /// Starts the broker again after its end, on the same ports and data. Blocks.
     pub fn restart(&self) {
         assert!(self.script.run(&["start"]).is_some(), "the broker starts again");

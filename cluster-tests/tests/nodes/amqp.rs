@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::rabbitmq::TakenMessage;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, SOON, Socket, http, wait_until};
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
@@ -143,6 +144,47 @@ async fn events_of_an_outage_arrive_in_order_with_their_ids() {
             next = next.max(number + 1);
         }
     }
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_wait_while_the_broker_blocks_publishers() {
+    let Some(other) = RabbitMq::shared().await else { return };
+    let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {
+        return;
+    };
+    for broker in [&broker, &other] {
+        bind(broker, "events", "jobs", "#").await;
+    }
+    let fields = "exchange = \"events\"\nevents = [\"message\"]\ntimeout_ms = 1000";
+    let node = node(&[("bus", target(&broker, fields)), ("other", target(&other, fields))]).await;
+    let [mut blocked, mut free] = [broker.consume("jobs").await, other.consume("jobs").await];
+    let number = |message: &TakenMessage| message.envelope["items"][0]["data"].as_u64().expect("a number");
+    publish(&node, "a", json!(0)).await;
+    assert_eq!((number(&blocked.next().await), number(&free.next().await)), (0, 0));
+    let alarm = async |is_on| {
+        let broker = broker.clone();
+        tokio::task::spawn_blocking(move || broker.alarm(is_on)).await.expect("rung");
+    };
+    alarm(true).await;
+    for expected in 1..=20 {
+        publish(&node, "a", json!(expected)).await;
+        assert_eq!(number(&free.next().await), expected, "the other target goes on");
+    }
+    wait_until(RETRIED, "the line", async || node.log().contains("connection.blocked")).await;
+    // As long as the alarm lasts it takes nothing more.
+    let waiting = async || node.metric("fanfare_outbox_events{kind=\"amqp\"}").await >= 19.0;
+    wait_until(RETRIED, "the events in the outbox", waiting).await;
+    alarm(false).await;
+    let mut next = 1;
+    while next <= 20 {
+        let message = tokio::time::timeout(RETRIED, blocked.try_next()).await.expect("in time").expect("one");
+        let number = number(&message);
+        assert!(number <= next, "{number} came before {next}");
+        next = next.max(number + 1);
+    }
+    let sent = async || node.metric("fanfare_outbox_events{kind=\"amqp\"}").await == 0.0;
+    wait_until(RETRIED, "an empty outbox", sent).await;
     node.assert_no_panic();
 }
 
