@@ -148,6 +148,29 @@ async fn events_of_an_outage_arrive_in_order_with_their_ids() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn example_of_the_guide_fills_its_queue() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let text = include_str!("../../../docs/guides/amqp.toml")
+        .replace("amqp://guest:guest@localhost/%2f", &broker.url());
+    let (_, fields) = text.split_once("id = \"orders\"\n").expect("an integration");
+    // As the first command of the guide.
+    let url = broker.url();
+    let vhost = url.rsplit('/').next().expect("a vhost");
+    let made = broker.call("PUT", &format!("/api/queues/{vhost}/orders"), &json!({"durable": true})).await;
+    assert_eq!(made.status, 201);
+    let node = node(&[("orders", fields.to_owned())]).await;
+    publish(&node, "bills:1", json!("another channel")).await;
+    publish(&node, "orders:1", json!({"total": 7})).await;
+    let message = broker.consume("orders").await.next().await;
+    let envelope = &message.envelope;
+    assert_eq!(
+        (&envelope["channel"], &envelope["items"][0]["data"]),
+        (&json!("orders:1"), &json!({"total": 7}))
+    );
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn events_wait_while_the_broker_blocks_publishers() {
     let Some(other) = RabbitMq::shared().await else { return };
     let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {

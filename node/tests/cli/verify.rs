@@ -79,7 +79,9 @@ fn the_guide_shows_the_programs_as_they_are() {
 
 #[test]
 fn the_directory_of_each_guide_is_a_good_one() {
-    for (directory, guide) in [("webhook.toml", "webhooks.md"), ("aws.toml", "aws.md")] {
+    let guides_and_directories =
+        [("webhook.toml", "webhooks.md"), ("aws.toml", "aws.md"), ("amqp.toml", "amqp.md")];
+    for (directory, guide) in guides_and_directories {
         let folder = tempfile::tempdir().unwrap();
         let path = guides().join(directory);
         let path = path.to_str().expect("UTF-8");

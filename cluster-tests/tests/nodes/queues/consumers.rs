@@ -151,8 +151,30 @@ async fn program_of_the_guide_consumes_with_a_key() {
     let run = |user: &str| Running::other(&python, &[program, &broker.url_as(user), "acme:jobs"]);
     let consumer = run("k1:secret");
     publish(&node, "orders:1", json!({"data": {"total": 7}})).await;
-    let printed = async || consumer.stdout().iter().any(|line| line == "orders:1 {\"total\": 7}");
-    wait_until(SOON, "the line of the event", printed).await;
+    let printed = async |total: u64| {
+        let expected = format!("orders:1 {{\"total\": {total}}}");
+        let is_printed = async || consumer.stdout().contains(&expected);
+        wait_until(6 * SOON, &format!("{expected}, but {:?}", consumer.stderr()), is_printed).await;
+    };
+    printed(7).await;
+    // It cannot process this, and goes on with the next.
+    let channel = broker.connect().await.create_channel().await.expect("a channel");
+    let (options, none) = (BasicPublishOptions::default(), BasicProperties::default());
+    channel.basic_publish("".into(), "acme:jobs".into(), options, b"{}", none).await.expect("sent");
+    assert_eq!(broker.consume("acme:jobs:dead").await.next().await.body, b"{}");
+    publish(&node, "orders:1", json!({"data": {"total": 8}})).await;
+    printed(8).await;
+    assert!(consumer.stderr().concat().contains("rejected"), "{:?}", consumer.stderr());
+    // Over an end of the broker.
+    broker.until_kept("acme:jobs").await;
+    let again = broker.clone();
+    let restarted = move || {
+        again.signal("KILL");
+        again.restart();
+    };
+    tokio::task::spawn_blocking(restarted).await.expect("restarted");
+    publish(&node, "orders:1", json!({"data": {"total": 9}})).await;
+    printed(9).await;
     let mut refused = run("other:secret");
     assert!(!refused.ended_within(2 * SOON).await.success());
     assert!(refused.stderr().concat().contains("ACCESS_REFUSED"), "{:?}", refused.stderr());
