@@ -1,7 +1,7 @@
 //! `fanfare sub` and `pub` against a real node: messages alone on stdout, and on stderr how their channels stand.
 
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::{Directory, Node, NodeOptions, Proxy, Running, Socket};
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Proxy, Running, SOON, Socket, wait_until};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
@@ -76,6 +76,24 @@ async fn who_is_present_is_shown_where_it_is_asked_for() {
     let nobody =
         ["attached to room", "nobody is present on room", "attached to hall", "nobody is present on hall"];
     assert_eq!((all, empty.stderr()), (4, nobody.map(|line| format!("fanfare: {line}")).to_vec()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn occupancy_is_shown_where_it_is_asked_for() {
+    let node = node().await;
+    let with = follow(&node.url(), KEY, &["room", "--occupancy"]);
+    let without = follow(&node.url(), KEY, &["room"]);
+    without.told("attached to room", 0).await;
+    let mut ann = Socket::open(&node, "?clientId=ann").await;
+    ann.attach("room").await;
+    assert_eq!(ann.ask(json!({"op": 12, "channel": "room", "action": "enter"})).await["op"], 1);
+    let counts = json!({"connections": 3, "publishers": 3, "subscribers": 3, "members": 1});
+    let expected = json!({"channel": "room", "occupancy": counts, "source": "cluster"});
+    wait_until(SOON, "the counts", async || with.stdout().iter().any(|line| json_of(line) == expected)).await;
+    // Nothing but counts: members are not asked for.
+    assert!(with.stdout().iter().all(|line| json_of(line).get("occupancy").is_some()), "{:?}", with.stdout());
+    ann.publish("room", json!({"data": "hello"})).await;
+    assert_eq!(without.printed(1).await.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

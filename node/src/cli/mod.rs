@@ -7,6 +7,7 @@ mod failure;
 mod history;
 mod inspect;
 mod key;
+mod occupancy;
 mod outbox;
 mod output;
 mod presence;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::failure::{Failure, Outcome};
+use super::occupancy;
 use super::output::{self, printable, tell, time_of_day};
 use super::presence;
 use super::runtime::interruptible;
@@ -26,6 +27,10 @@ pub(super) struct Arguments {
     /// Also print who is present, and who enters, changes and leaves
     #[arg(long)]
     presence: bool,
+
+    /// Also print how many are at the channel: at once, and when that changes
+    #[arg(long)]
+    occupancy: bool,
 
     /// What to follow: one channel or more
     #[arg(required = true, value_name = "CHANNEL")]
@@ -68,7 +73,8 @@ impl Follower {
         for channel in &arguments.channels {
             let modes = (!arguments.presence).then(|| vec!["subscribe".to_owned()]);
             let rewind = arguments.rewind.clone();
-            let attach = Attach { channel: channel.clone(), rewind, modes, ..Attach::default() };
+            let occupancy = arguments.occupancy;
+            let attach = Attach { channel: channel.clone(), rewind, modes, occupancy, ..Attach::default() };
             let attached = match self.client.attach_with(attach).await {
                 Ok(attached) => attached,
                 Err(Error::Refused { code, error }) => {
@@ -101,6 +107,7 @@ impl Follower {
                 Event::Messages(delivery) => lines(&delivery),
                 Event::Presence(presence) => presence::event_lines(&presence),
                 Event::Members(members) => presence::member_lines(&members),
+                Event::Occupancy(told) => occupancy::line(&told),
                 Event::Ended(ending) => return Err(Failure::failed(printable(&ending.to_string()))),
                 other => {
                     self.stand(other)?;
