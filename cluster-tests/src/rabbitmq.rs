@@ -9,7 +9,7 @@ use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use serde_json::{Value, json};
 
 use crate::script::Script;
-use crate::{NodeOptions, Response, SOON, http, wait_for, wait_until};
+use crate::{NodeOptions, Response, SOON, http, wait_for};
 
 /// Knows all of the broker.
 const ADMIN: &str = "guest:guest";
@@ -84,16 +84,11 @@ impl RabbitMq {
             .environment("FANFARE_AMQP_MANAGEMENT_URL", &self.management)
     }
 
-    /// Waits until a durable queue is in the files of the broker, which writes them a moment after it has answered.
-    pub async fn until_kept(&self, queue: &str) {
-        let folder = self.script.folder().join("data/test@localhost");
-        let is_kept = || {
-            let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-            let texts =
-                files.filter(|file| file.path().is_file()).filter_map(|file| std::fs::read(file.path()).ok());
-            texts.into_iter().any(|text| text.windows(queue.len()).any(|window| window == queue.as_bytes()))
-        };
-        wait_until(SOON, "the queue in the broker's files", async || is_kept()).await;
+    /// Waits until all durable queues are in the files of the broker, which it writes a moment after it has answered.
+    pub async fn until_kept(&self) {
+        let script = Arc::clone(&self.script);
+        let synced = tokio::task::spawn_blocking(move || script.run(&["sync"]));
+        assert!(synced.await.expect("the script was run").is_some(), "the broker writes its files");
     }
 
     /// Sends a signal to the broker.

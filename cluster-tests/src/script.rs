@@ -35,10 +35,6 @@ impl Script {
             .expect("the script can be started");
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
-
-    pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
-    }
 }
 
 impl Drop for Script {

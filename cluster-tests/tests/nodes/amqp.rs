@@ -117,7 +117,7 @@ async fn events_of_an_outage_arrive_in_order_with_their_ids() {
         (broker.connect().await, QueueDeclareOptions { durable: true, ..Default::default() });
     let channel = one.create_channel().await.expect("a channel");
     channel.queue_declare("jobs".into(), options, FieldTable::default()).await.expect("declared");
-    broker.until_kept("jobs").await;
+    broker.until_kept().await;
     let fields = "exchange = \"\"\nrouting_key = \"jobs\"\nevents = [\"message\"]\nbatch_events = 10";
     let node = node(&[("bus", target(&broker, fields))]).await;
     broker.signal("STOP");

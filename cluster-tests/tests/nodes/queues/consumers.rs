@@ -166,7 +166,7 @@ async fn program_of_the_guide_consumes_with_a_key() {
     printed(8).await;
     assert!(consumer.stderr().concat().contains("rejected"), "{:?}", consumer.stderr());
     // Over an end of the broker.
-    broker.until_kept("acme:jobs").await;
+    broker.until_kept().await;
     let again = broker.clone();
     let restarted = move || {
         again.signal("KILL");

@@ -12,7 +12,7 @@ async fn queues_and_what_they_are_owed_survive_a_kill() {
     };
     let mut node = node(&broker).await;
     let id = make(&node, "q").await;
-    broker.until_kept("acme:q").await;
+    broker.until_kept().await;
     broker.signal("KILL");
     for number in 0..20 {
         publish(&node, "a", json!({"data": number})).await;
