@@ -8,14 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use fanfare::model::Clock;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::histogram::Histogram;
+use crate::os;
+use crate::wire::stamp::Finder;
 
-/// Stands once in each record, and nowhere else in an envelope.
-const TIMESTAMP: &[u8] = b"\"timestamp\":";
 const HUGE_BYTES: u64 = 1 << 30;
 
 /// The events that the receiver has taken since the last call.
@@ -23,7 +22,7 @@ const HUGE_BYTES: u64 = 1 << 30;
 pub struct Tally {
     pub events: u64,
     pub requests: u64,
-    /// From the message's timestamp to its arrival.
+    /// From the sending of a message to the arrival of its event.
     pub p99_ms: f64,
 }
 
@@ -32,6 +31,7 @@ struct State {
     events: u64,
     requests: u64,
     latency: Histogram,
+    stamps: Finder,
 }
 
 /// Says where it listens, and serves until stdin ends.
@@ -91,36 +91,36 @@ fn answer_all(mut socket: &TcpStream, state: &Mutex<State>) -> Result<()> {
 }
 
 fn take(state: &Mutex<State>, body: &[u8]) {
-    let now_ms = Clock::system().now_ms();
+    let now_ns = os::monotonic_ns();
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     state.requests += 1;
-    let mut rest = body;
-    while let Some(at) = rest.windows(TIMESTAMP.len()).position(|window| window == TIMESTAMP) {
-        rest = &rest[at + TIMESTAMP.len()..];
-        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit());
-        let sent_ms = digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
-        state.events += 1;
-        state.latency.record(now_ms.saturating_sub(sent_ms) * 1_000_000);
-    }
+    let State { events, latency, stamps, .. } = &mut *state;
+    stamps.each(body, |stamp| {
+        *events += 1;
+        latency.record(now_ns.saturating_sub(stamp.sent_ns));
+    });
 }
 
 fn tally(state: &Mutex<State>) -> Tally {
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-    let State { events, requests, latency } = std::mem::take(&mut *state);
+    let State { events, requests, latency, .. } = std::mem::take(&mut *state);
     Tally { events, requests, p99_ms: latency.quantile_ms(0.99) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::stamp::Stamp;
 
     #[test]
     fn events_of_an_envelope_are_counted() {
         let state = Mutex::default();
-        take(&state, br#"{"source":"channel.message","items":[{"data":1,"timestamp":5},{"timestamp":6}]}"#);
+        let [one, two] = [7, 8].map(|sequence| Stamp { sent_ns: 1, sequence }.data(64));
+        let body = format!(r#"{{"source":"channel.message","items":[{{"data":{one}}},{{"data":{two}}}]}}"#);
+        take(&state, body.as_bytes());
         let taken = tally(&state);
-        assert_eq!((taken.events, taken.requests), (2, 1));
-        assert!(taken.p99_ms > 1e9);
+        assert_eq!(taken.events, 2);
+        assert!(taken.p99_ms > 0.0);
         assert_eq!(tally(&state).events, 0);
     }
 }

@@ -57,7 +57,7 @@ impl Isolation {
             let figure = |figure: fn(&Run) -> f64| median(runs, figure);
             let cells = vec![
                 pair(figure(|run| run.live.p50_ms), figure(|run| run.live.p99_ms)),
-                format!("{:.1}", figure(|run| run.webhook.p99_ms)),
+                format!("{:.2}", figure(|run| run.webhook.p99_ms)),
                 format!("{:.0}", figure(|run| run.webhook.events as f64)),
             ];
             table.row(name, runs.len(), cells);

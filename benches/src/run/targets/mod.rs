@@ -14,7 +14,7 @@ use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::bars::Bar;
@@ -48,6 +48,17 @@ pub struct Options {
     /// Length of each measured part.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
+    /// Measures this part alone.
+    #[arg(long, value_enum)]
+    pub part: Option<Part>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    Acks,
+    Throughput,
+    Isolation,
 }
 
 #[derive(Serialize)]
@@ -74,20 +85,34 @@ pub fn run(options: &Options) -> Result<()> {
         (Acks::new(), Throughput::default(), Isolation::default());
     let mut failures = Vec::new();
     for repetition in 1..=options.repetitions {
-        let mut tell = |what: &str, result: Result<()>| {
-            if let Err(error) = result {
-                failures.push(format!("{what}: {error}"));
+        for part in [Part::Acks, Part::Throughput, Part::Isolation] {
+            if options.part.is_some_and(|only| only != part) {
+                continue;
             }
-        };
-        eprintln!("bench: acks, {repetition} of {}", options.repetitions);
-        tell("acks", acks.measure(&bench));
-        eprintln!("bench: throughput, {repetition} of {}", options.repetitions);
-        tell("throughput", throughput.measure(&bench));
-        eprintln!("bench: isolation, {repetition} of {}", options.repetitions);
-        tell("isolation", isolation.measure(&bench));
+            eprintln!("bench: {part:?}, {repetition} of {}", options.repetitions);
+            let result = match part {
+                Part::Acks => acks.measure(&bench),
+                Part::Throughput => throughput.measure(&bench),
+                Part::Isolation => isolation.measure(&bench),
+            };
+            if let Err(error) = result {
+                failures.push(format!("{part:?}: {error}"));
+            }
+        }
     }
-    let bars: Vec<Bar> = [acks.bars(), throughput.bars(), isolation.bars()].into_iter().flatten().collect();
-    print!("\n{}{}{}{}", acks.table(), throughput.table(), isolation.table(), bar_table(&bars));
+    let measured = |part| options.part.is_none_or(|only| only == part);
+    let parts = [
+        (Part::Acks, acks.bars(), acks.table()),
+        (Part::Throughput, throughput.bars(), throughput.table()),
+        (Part::Isolation, isolation.bars(), isolation.table()),
+    ];
+    let mut bars = Vec::new();
+    println!();
+    for (_, of_part, table) in parts.into_iter().filter(|(part, ..)| measured(*part)) {
+        print!("{table}");
+        bars.extend(of_part);
+    }
+    print!("{}", bar_table(&bars));
     print!("{}", failed(&failures));
     let report = Report { machine, acks, throughput, isolation, bars, failures };
     end(&report, options.out.as_deref(), report.failures.len())

@@ -3,20 +3,29 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::TargetId;
+use super::event::Event;
+use super::recent::{Recent, Room};
+use super::store::{Batch, BatchBounds};
 
 /// Channels of one target in memory.
 const CHANNELS_MAX: usize = 1_024;
+/// Of them those that rest.
+const RESTING_MAX: usize = CHANNELS_MAX / 2;
+/// A channel is not sent again before this, unless a whole batch waits: its events share requests, and the first one does not wait.
+const REST: Duration = Duration::from_millis(10);
 
 /// All targets.
 #[derive(Default)]
 pub(super) struct Board {
     targets: Mutex<HashMap<TargetId, Arc<Lineup>>>,
+    room: Arc<Room>,
     /// A target is new.
     pub(super) has_new: Notify,
 }
@@ -25,6 +34,7 @@ pub(super) struct Board {
 pub(super) struct Lineup {
     pub(super) target: TargetId,
     state: Mutex<State>,
+    room: Arc<Room>,
     /// A channel is ready that was not before.
     pub(super) changed: Notify,
     /// A task sends what it has.
@@ -36,6 +46,8 @@ struct State {
     channels: HashMap<Box<str>, Channel>,
     /// Channels that are not being sent, in their turn.
     turns: VecDeque<Box<str>>,
+    /// Channels that were sent a moment ago, and until when they rest, in this order; those that a whole batch woke stand here too.
+    resting: VecDeque<(Instant, Box<str>)>,
     /// Channels that are not in memory may have events, and the tables are to be read for them.
     overflowed: bool,
     /// The same, until they were read to their end.
@@ -46,16 +58,36 @@ struct State {
     disabled: Option<u64>,
 }
 
-#[derive(Default)]
 struct Channel {
     /// An event has come since the last look at the tables.
     has_new: bool,
     /// No event with a lower sequence waits. A look that began before it would pass over the rows that were removed there.
     from: u64,
+    /// None: not all of its events are in memory.
+    recent: Option<Recent>,
     not_before: Option<Instant>,
-    /// So many further events end the wait.
+    /// Until then, it is in none of the turns.
+    rests_until: Option<Instant>,
+    /// So many further events end the wait, or the rest.
     lacking: Option<usize>,
     failures: u32,
+}
+
+impl Channel {
+    fn new(from: u64, recent: Option<Recent>) -> Self {
+        Self { has_new: true, from, recent, not_before: None, rests_until: None, lacking: None, failures: 0 }
+    }
+
+    fn add(&mut self, sequence: u64, event: &Arc<Event>) {
+        // It was on the disk a moment before it came here, and may have been sent from there.
+        if sequence < self.from {
+            return;
+        }
+        self.has_new = true;
+        if self.recent.as_mut().is_some_and(|recent| !recent.push(sequence, event)) {
+            self.recent = None;
+        }
+    }
 }
 
 /// A channel whose turn it is.
@@ -71,8 +103,8 @@ pub(super) struct Next {
 /// The end of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// `has_more`: further events of the channel wait. None waits below `from`.
-    Settled { has_more: bool, from: u64 },
+    /// `has_more`: further events of the channel wait, as far as the turn has seen. None waits below `from`. So many make a `full` batch.
+    Settled { has_more: bool, from: u64, full: usize },
     /// The attempt failed; the next one comes not before.
     Failed { not_before: Instant },
     /// Nothing was sent yet.
@@ -87,7 +119,7 @@ impl Board {
         if let Some(lineup) = targets.get(target) {
             return Arc::clone(lineup);
         }
-        let lineup = Arc::new(Lineup::new(target));
+        let lineup = Arc::new(Lineup::new(target, &self.room));
         targets.insert(target.clone(), Arc::clone(&lineup));
         self.has_new.notify_one();
         lineup
@@ -104,13 +136,13 @@ impl Board {
     }
 
     /// An event with this sequence waits for the target.
-    pub(super) fn arrived(&self, target: &TargetId, channel: Box<str>, sequence: u64) {
+    pub(super) fn arrived(&self, target: &TargetId, sequence: u64, event: &Arc<Event>) {
         let mut lineup = self.lineup(target);
-        lineup.arrived(channel.clone(), sequence);
+        lineup.arrived(sequence, event);
         // One that was forgotten meanwhile has no task.
         while !self.targets.lock().get(target).is_some_and(|known| Arc::ptr_eq(known, &lineup)) {
             lineup = self.lineup(target);
-            lineup.arrived(channel.clone(), sequence);
+            lineup.arrived(sequence, event);
         }
     }
 
@@ -136,20 +168,42 @@ impl Board {
     }
 }
 
+impl State {
+    /// Channels whose rest is over have a turn, or leave where nothing waits.
+    fn end_rests(&mut self, now: Instant) {
+        while let Some((until, name)) = self.resting.pop_front_if(|(until, _)| *until <= now) {
+            let Some(channel) = self.channels.get_mut(&name) else { continue };
+            // It may have rested again since.
+            if channel.rests_until != Some(until) {
+                continue;
+            }
+            (channel.rests_until, channel.lacking) = (None, None);
+            if channel.has_new {
+                self.turns.push_back(name);
+            } else {
+                self.channels.remove(&name);
+            }
+        }
+    }
+}
+
 impl Lineup {
-    fn new(target: &TargetId) -> Self {
+    fn new(target: &TargetId, room: &Arc<Room>) -> Self {
         let (state, changed, begun) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-        Self { target: target.clone(), state, changed, begun }
+        Self { target: target.clone(), state, room: Arc::clone(room), changed, begun }
     }
 
-    fn arrived(&self, name: Box<str>, sequence: u64) {
+    fn arrived(&self, sequence: u64, event: &Arc<Event>) {
         let mut state = self.state.lock();
-        if let Some(channel) = state.channels.get_mut(&name) {
-            channel.has_new = true;
+        let state = &mut *state;
+        if let Some(channel) = state.channels.get_mut(&event.channel) {
+            channel.add(sequence, event);
             channel.lacking = channel.lacking.map(|lacking| lacking.saturating_sub(1));
             if channel.lacking == Some(0) {
                 (channel.lacking, channel.not_before) = (None, None);
-                drop(state);
+                if channel.rests_until.take().is_some() {
+                    state.turns.push_back(event.channel.clone());
+                }
                 self.changed.notify_one();
             }
             return;
@@ -159,17 +213,22 @@ impl Lineup {
             return;
         }
         // Earlier ones may wait for a channel that was not read yet.
-        let from = if state.is_unread { 0 } else { sequence };
-        state.channels.insert(name.clone(), Channel { has_new: true, from, ..Channel::default() });
-        state.turns.push_back(name);
-        drop(state);
+        let mut channel = if state.is_unread {
+            Channel::new(0, None)
+        } else {
+            Channel::new(sequence, Some(Recent::new(&self.room)))
+        };
+        channel.add(sequence, event);
+        state.channels.insert(event.channel.clone(), channel);
+        state.turns.push_back(event.channel.clone());
         self.changed.notify_one();
     }
 
     /// The next channel whose time has come. Else when the time of the first one comes.
     pub(super) fn next(&self, now: Instant) -> Result<Next, Option<Instant>> {
         let mut state = self.state.lock();
-        let mut first: Option<Instant> = None;
+        state.end_rests(now);
+        let mut first = state.resting.front().map(|(until, _)| *until);
         for _ in 0..state.turns.len() {
             let Some(name) = state.turns.pop_front() else { break };
             let Some(channel) = state.channels.get_mut(&name) else { continue };
@@ -188,14 +247,34 @@ impl Lineup {
         Err(first)
     }
 
+    /// The next batch of a channel that [`Lineup::next`] gave; none: its events are to be read from the tables.
+    pub(super) fn batch(&self, name: &str, bounds: BatchBounds) -> Option<Batch> {
+        let state = self.state.lock();
+        let recent = state.channels.get(name)?.recent.as_ref()?;
+        Some(recent.batch(&self.target, bounds))
+    }
+
     /// Gives back a channel that [`Lineup::next`] gave.
-    pub(super) fn ended(&self, name: Box<str>, turn: Turn) {
+    pub(super) fn ended(&self, name: Box<str>, turn: Turn, now: Instant) {
         let mut state = self.state.lock();
+        let state = &mut *state;
         let Some(channel) = state.channels.get_mut(&name) else { return };
         match turn {
-            Turn::Settled { has_more, from } => {
-                (channel.failures, channel.not_before) = (0, None);
-                channel.from = from;
+            Turn::Settled { has_more, from, full } => {
+                (channel.failures, channel.not_before, channel.from) = (0, None, from);
+                if let Some(recent) = &mut channel.recent {
+                    recent.pass(from);
+                } else if !has_more && !channel.has_new {
+                    channel.recent = Some(Recent::new(&self.room));
+                }
+                let waiting = channel.recent.as_ref().map_or(0, Recent::len);
+                let may_rest = !has_more && waiting < full && state.resting.len() < RESTING_MAX;
+                if may_rest {
+                    let until = now + REST;
+                    (channel.rests_until, channel.lacking) = (Some(until), Some(full - waiting));
+                    state.resting.push_back((until, name));
+                    return;
+                }
                 if !has_more && !channel.has_new {
                     state.channels.remove(&name);
                     return;
@@ -203,9 +282,10 @@ impl Lineup {
             }
             Turn::Failed { not_before } => {
                 channel.failures = channel.failures.saturating_add(1);
-                channel.not_before = Some(not_before);
+                // The next attempt has the events of this one alone, as the tables say.
+                (channel.not_before, channel.recent) = (Some(not_before), None);
             }
-            Turn::Waits { not_before } => channel.not_before = Some(not_before),
+            Turn::Waits { not_before } => (channel.not_before, channel.recent) = (Some(not_before), None),
             // An event that came meanwhile is not counted in what is lacking.
             Turn::Lingers { .. } if channel.has_new => channel.not_before = None,
             Turn::Lingers { not_before, lacking } => {
@@ -236,7 +316,7 @@ impl Lineup {
         state.is_unread = state.overflowed;
         for name in names {
             if !state.channels.contains_key(&name) {
-                state.channels.insert(name.clone(), Channel { has_new: true, ..Channel::default() });
+                state.channels.insert(name.clone(), Channel::new(0, None));
                 state.turns.push_back(name);
             }
         }
@@ -263,64 +343,4 @@ impl Lineup {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::model::AccountId;
-
-    fn lineup() -> Arc<Lineup> {
-        Board::default().lineup(&TargetId::new(&AccountId::new("acme"), "orders"))
-    }
-
-    fn names(lineup: &Lineup) -> Vec<Box<str>> {
-        std::iter::from_fn(|| lineup.next(Instant::now()).ok().map(|next| next.channel)).collect()
-    }
-
-    #[test]
-    fn channels_take_turns_and_leave_when_they_have_nothing() {
-        let lineup = lineup();
-        ["a", "b", "a"].into_iter().for_each(|name| lineup.arrived(name.into(), 0));
-        assert_eq!(names(&lineup), [Box::from("a"), Box::from("b")]);
-        lineup.arrived("a".into(), 3);
-        assert!(names(&lineup).is_empty(), "it is being sent");
-        lineup.ended("b".into(), Turn::Settled { has_more: false, from: 0 });
-        lineup.ended("a".into(), Turn::Settled { has_more: false, from: 0 });
-        assert_eq!(names(&lineup), [Box::from("a")], "an event came meanwhile");
-        lineup.ended("a".into(), Turn::Settled { has_more: false, from: 0 });
-        assert!(names(&lineup).is_empty());
-    }
-
-    #[test]
-    fn failed_channel_lets_others_go_first() {
-        let lineup = lineup();
-        ["a", "b"].into_iter().for_each(|name| lineup.arrived(name.into(), 7));
-        let Next { channel: name, failures, from } = lineup.next(Instant::now()).expect("a channel");
-        assert_eq!((&*name, failures, from), ("a", 0, 7));
-        let not_before = Instant::now() + Duration::from_secs(60);
-        lineup.ended(name, Turn::Failed { not_before });
-        assert_eq!(names(&lineup), [Box::from("b")]);
-        assert_eq!(lineup.next(Instant::now()), Err(Some(not_before)));
-        assert_eq!(lineup.next(not_before), Ok(Next { channel: Box::from("a"), failures: 1, from: 7 }));
-    }
-
-    #[test]
-    fn channels_beyond_the_bound_are_read_from_the_tables() {
-        let lineup = lineup();
-        (0..CHANNELS_MAX + 1).for_each(|number| lineup.arrived(format!("{number}").into(), 5));
-        assert_eq!(lineup.wants_more(), None, "there is no room");
-        for name in names(&lineup) {
-            lineup.ended(name, Turn::Settled { has_more: false, from: 0 });
-        }
-        assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX)));
-        lineup.arrived("while reading".into(), 6);
-        lineup.add(vec!["1024".into()], true);
-        for name in ["while reading", "1024"] {
-            let next = lineup.next(Instant::now()).expect("a channel");
-            assert_eq!((&*next.channel, next.from), (name, 0), "earlier events may wait");
-        }
-        lineup.arrived("afterwards".into(), 8);
-        assert_eq!(lineup.next(Instant::now()).map(|next| next.from), Ok(8));
-        assert_eq!(lineup.wants_more(), None);
-    }
-}
+mod tests;

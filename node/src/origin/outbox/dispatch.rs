@@ -91,7 +91,7 @@ pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
                     None => pace.allowed,
                 };
                 pace.not_before = not_before.or(pace.not_before);
-                lineup.ended(channel, turn);
+                lineup.ended(channel, turn, Instant::now());
             }
             () = lineup.changed.notified() => {}
             () = slept => {}
@@ -176,9 +176,7 @@ impl Engine {
         }
         let sending = known.settings().filter(|_| unsent.is_none()).map(|settings| settings.sending);
         let bounds = sending.map_or(FEW, |sending| sending.bounds);
-        let (target, name) = (lineup.target.clone(), channel.clone());
-        let read = self.read(move |tables| tables.batch(&target, (&name, from), bounds)).await;
-        let batch = match read {
+        let mut batch = match self.batch(lineup, &channel, from, bounds).await {
             Ok(batch) => batch,
             Err(error) => {
                 tracing::error!(target: OFTEN, %error, "the outbox could not be read");
@@ -186,14 +184,14 @@ impl Engine {
             }
         };
         if batch.events.is_empty() {
-            return unasked(Turn::Settled { has_more: batch.has_more, from });
+            return unasked(Turn::Settled { has_more: batch.has_more, from, full: bounds.events });
         }
         let (Some(settings), None) = (known.settings(), unsent) else {
             let dead_reason = (unsent == Some(Unsent::Dead)).then(|| GONE.into());
             return match self.settle(lineup, &channel, &batch, dead_reason).await {
                 Ok(()) => {
                     count_discarded(unsent, batch.events.len());
-                    unasked(Turn::Settled { has_more: true, from: batch.end() })
+                    unasked(Turn::Settled { has_more: true, from: batch.end(), full: bounds.events })
                 }
                 Err(_) => unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
             };
@@ -202,12 +200,27 @@ impl Engine {
             let lacking = bounds.events.saturating_sub(batch.events.len());
             return unasked(Turn::Lingers { not_before: until, lacking });
         }
-        let Ok(event_id) = self.fix(lineup, &channel, &batch).await else {
+        let Ok(event_id) = self.fix(lineup, &channel, &mut batch, bounds).await else {
             return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
         };
         let attempt = Attempt { lineup, channel: &channel, batch: &batch, failures, settings };
         let (turn, success, not_before) = self.attempt(attempt, event_id).await;
         Ended { channel, turn, success, not_before }
+    }
+
+    /// The next batch of the channel, from memory where all its events are there.
+    async fn batch(
+        &self,
+        lineup: &Lineup,
+        channel: &str,
+        from: u64,
+        bounds: BatchBounds,
+    ) -> Result<Batch, StoreError> {
+        if let Some(batch) = lineup.batch(channel, bounds) {
+            return Ok(batch);
+        }
+        let (target, channel) = (lineup.target.clone(), Box::<str>::from(channel));
+        self.read(move |tables| tables.batch(&target, (&channel, from), bounds)).await
     }
 
     /// Until when the channel waits for further events.
@@ -221,24 +234,31 @@ impl Engine {
         (left_ms > 0).then(|| Instant::now() + Duration::from_millis(left_ms))
     }
 
-    /// Gives the batch its id, unless it has one.
-    async fn fix(&self, lineup: &Lineup, channel: &str, batch: &Batch) -> Result<Box<str>, StoreError> {
+    /// Gives the batch its id, and writes it, unless it has one. A batch of a single event has one by itself where the target has no others.
+    async fn fix(
+        &self,
+        lineup: &Lineup,
+        channel: &str,
+        batch: &mut Batch,
+        bounds: BatchBounds,
+    ) -> Result<Box<str>, StoreError> {
         if let Some(fixed) = &batch.fixed {
             return Ok(fixed.event_id.clone());
         }
-        let (Some((first, _)), Some((last, _))) = (batch.events.first(), batch.events.last()) else {
+        let (Some((first, event)), Some((last, _))) = (batch.events.first(), batch.events.last()) else {
             return Err(StoreError::Busy);
         };
+        if bounds.events == 1 {
+            return Ok(event.lone_id(&lineup.target, *first));
+        }
         let fixed = Fixed { event_id: super::new_event_id(), last: *last };
         self.fix_batch(&lineup.target, channel, *first, fixed.clone()).await?;
-        Ok(fixed.event_id)
+        Ok(batch.fixed.insert(fixed).event_id.clone())
     }
 
     /// Writes that the target has the batch, behind all that was to be written before.
     fn settle_later(&self, lineup: &Lineup, channel: &str, batch: &Batch) {
-        let sequences = batch.events.iter().map(|(sequence, _)| *sequence).collect();
-        let (target, channel) = (lineup.target.clone(), channel.into());
-        let settle = Settle { target, channel, sequences, dead_reason: None, answer: None };
+        let settle = Settle::new(&lineup.target, channel, batch, None, None);
         // Refused when the node stops: then the batch is sent once more after the next start.
         let _ = self.queue.push_begun(Weight { items: 1, bytes: 0 }, Job::Settle(settle));
     }
@@ -250,9 +270,7 @@ impl Engine {
         batch: &Batch,
         dead_reason: Option<Box<str>>,
     ) -> Result<(), StoreError> {
-        let sequences = batch.events.iter().map(|(sequence, _)| *sequence).collect();
-        let (target, channel) = (lineup.target.clone(), channel.into());
-        self.written(|answer| Settle { target, channel, sequences, dead_reason, answer: Some(answer) }).await
+        self.written(|answer| Settle::new(&lineup.target, channel, batch, dead_reason, Some(answer))).await
     }
 
     async fn attempt(
@@ -261,15 +279,14 @@ impl Engine {
         event_id: Box<str>,
     ) -> (Turn, Option<bool>, Option<Instant>) {
         let Attempt { lineup, channel, batch, failures, settings } = attempt;
-        let events: Vec<_> = batch.events.iter().map(|(_, event)| event.clone()).collect();
-        let count = events.len() as u64;
-        let rule_id = events[0].rule_id(&lineup.target).unwrap_or_default();
-        let body = event::envelope(&events, rule_id);
+        let (count, first) = (batch.events.len() as u64, &batch.events[0].1);
+        let rule_id = first.rule_id(&lineup.target).unwrap_or_default();
+        let body = event::envelope(&batch.events, rule_id);
         let bytes = body.len() as u64;
         let delivery = Delivery {
             account_id: settings.account.id.clone(),
             channel: channel.into(),
-            source: events[0].source.as_str(),
+            source: first.source.as_str(),
             event_id,
             rule_id: rule_id.into(),
             body,
@@ -281,7 +298,7 @@ impl Engine {
         settings.account.usage.count(if is_delivered { delivered } else { failed }, count, bytes);
         count_attempt(kind, is_delivered, failures > 0, count);
         let mut not_before = None;
-        let is_over = batch.events[0].1.written_ms + self.retry_ms < self.clock.expiry_ms();
+        let is_over = first.written_ms + self.retry_ms < self.clock.expiry_ms();
         let dead_reason: Option<Box<str>> = match outcome {
             Outcome::Delivered => None,
             Outcome::Unavailable { reason, after } if !is_over => {
@@ -308,7 +325,8 @@ impl Engine {
                 Some(GONE.into())
             }
         };
-        let turn = Turn::Settled { has_more: batch.has_more, from: batch.end() };
+        let full = settings.sending.bounds.events;
+        let turn = Turn::Settled { has_more: batch.has_more, from: batch.end(), full };
         let Some(reason) = &dead_reason else {
             // The next batch need not wait for it: after a fault before that the target receives this one once more.
             self.settle_later(lineup, channel, batch);

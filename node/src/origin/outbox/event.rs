@@ -3,8 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use fanfare_proto::envelope::{EnvelopeHead, write_envelope};
+use sha2::{Digest as _, Sha256};
 
 use crate::model::AccountId;
 use crate::origin::history::StoreError;
@@ -182,6 +185,17 @@ impl Event {
         Self::try_decode(value).ok_or_else(|| StoreError::failed("an event of the outbox cannot be read"))
     }
 
+    /// The id of a batch that is this event alone: the same whenever it is asked for.
+    pub(super) fn lone_id(&self, target: &TargetId, sequence: u64) -> Box<str> {
+        let mut hash = Sha256::new();
+        hash.update(target.as_str());
+        hash.update(sequence.to_be_bytes());
+        hash.update(self.written_ms.to_be_bytes());
+        hash.update(&self.record);
+        let hash: [u8; 32] = hash.finalize().into();
+        format!("evt_{}", URL_SAFE_NO_PAD.encode(&hash[..16])).into()
+    }
+
     /// The entry of this target.
     pub(super) fn addressee(&self, target: &TargetId) -> Option<&Addressee> {
         self.targets.iter().find(|addressee| addressee.target == *target)
@@ -223,8 +237,8 @@ fn take_text<'a>(value: &mut &'a [u8]) -> Option<&'a str> {
 }
 
 /// The body in which a target receives these events, which are of one channel, source and node.
-pub(super) fn envelope(events: &[Event], rule_id: &str) -> Bytes {
-    let Some(first) = events.first() else { return Bytes::new() };
+pub(super) fn envelope(events: &[(u64, Arc<Event>)], rule_id: &str) -> Bytes {
+    let Some((_, first)) = events.first() else { return Bytes::new() };
     let head = EnvelopeHead {
         source: first.source.as_str(),
         account_id: first.account.as_str(),
@@ -233,7 +247,7 @@ pub(super) fn envelope(events: &[Event], rule_id: &str) -> Bytes {
         rule_id,
     };
     let mut body = Vec::new();
-    write_envelope(&mut body, &head, events.iter().map(|event| &*event.record));
+    write_envelope(&mut body, &head, events.iter().map(|(_, event)| &*event.record));
     body.into()
 }
 
@@ -288,7 +302,7 @@ mod tests {
     fn an_envelope_has_the_records_in_their_order() {
         let (one, other) = (event(), Event { record: Bytes::from_static(b"{\"id\":2}"), ..event() });
         let body: serde_json::Value =
-            serde_json::from_slice(&envelope(&[one, other], "orders")).expect("JSON");
+            serde_json::from_slice(&envelope(&[(1, one.into()), (2, other.into())], "orders")).expect("JSON");
         let expected = serde_json::json!({
             "source": "channel.presence", "accountId": "acme", "channel": "a\u{1f600}\"b", "nodeId": "n1",
             "ruleId": "orders", "items": [{"id": 1}, {"id": 2}],

@@ -10,6 +10,7 @@ mod dispatch;
 mod event;
 mod keys;
 mod operator;
+mod recent;
 mod routes;
 mod settings;
 mod store;

@@ -1,6 +1,7 @@
 //! The outbox's database: its tables, and what is read of them.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use fjall::{Database, PersistMode};
 
@@ -73,7 +74,9 @@ impl Dead {
 /// The oldest events of a channel that a target has yet to receive.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) events: Vec<(u64, Event)>,
+    pub(super) events: Vec<(u64, Arc<Event>)>,
+    /// The bytes of their records.
+    bytes: usize,
     /// The batch was sent before.
     pub(super) fixed: Option<Fixed>,
     /// Further events of the channel wait.
@@ -84,6 +87,34 @@ impl Batch {
     /// The sequence behind its last event.
     pub(super) fn end(&self) -> u64 {
         self.events.last().map_or(0, |(last, _)| last + 1)
+    }
+
+    /// Adds the next event of the channel. False: it belongs to a further batch.
+    pub(super) fn take(
+        &mut self,
+        sequence: u64,
+        event: &Arc<Event>,
+        target: &TargetId,
+        bounds: BatchBounds,
+    ) -> bool {
+        let bytes = self.bytes + event.record.len();
+        let is_over = match (&self.fixed, self.events.first()) {
+            (Some(fixed), _) => sequence > fixed.last,
+            (None, None) => false,
+            (None, Some((_, first))) => {
+                self.events.len() >= bounds.events
+                    || bytes > bounds.bytes
+                    || (event.source, &event.node_id) != (first.source, &first.node_id)
+                    || event.rule_id(target) != first.rule_id(target)
+            }
+        };
+        if is_over {
+            self.has_more = true;
+            return false;
+        }
+        self.bytes = bytes;
+        self.events.push((sequence, Arc::clone(event)));
+        true
     }
 }
 
@@ -184,29 +215,14 @@ impl Tables {
         // One that was sent and is about to be settled is none any more.
         let fixed = self.fixed(target, channel)?.filter(|fixed| fixed.last >= from);
         let mut batch = Batch { fixed, ..Batch::default() };
-        let mut bytes = 0;
         let (first, last) = (keys::waiting(target, channel, from), keys::waiting(target, channel, u64::MAX));
         for row in self.waiting.keyspace().range(first..=last) {
             let key = row.key().map_err(StoreError::failed)?;
             let Some((_, _, sequence)) = keys::parse_waiting(&key) else { continue };
             let Some(event) = self.event(sequence)? else { continue };
-            let is_over = match &batch.fixed {
-                Some(fixed) => sequence > fixed.last,
-                None => {
-                    bytes += event.record.len();
-                    batch.events.first().is_some_and(|(_, first)| {
-                        batch.events.len() >= bounds.events
-                            || bytes > bounds.bytes
-                            || (event.source, &event.node_id) != (first.source, &first.node_id)
-                            || event.rule_id(target) != first.rule_id(target)
-                    })
-                }
-            };
-            if is_over {
-                batch.has_more = true;
+            if !batch.take(sequence, &Arc::new(event), target, bounds) {
                 break;
             }
-            batch.events.push((sequence, event));
         }
         Ok(batch)
     }

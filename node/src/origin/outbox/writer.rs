@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::board::Board;
 use super::depth::{Change, Depths};
 use super::event::{Addressee, Event};
-use super::store::{Dead, Fixed, Tables};
+use super::store::{Batch, Dead, Fixed, Tables};
 use super::{TargetId, keys};
 use crate::model::Clock;
 use crate::origin::disk::health::Health;
@@ -47,13 +47,27 @@ pub(super) enum Job {
 }
 
 pub(super) struct Settle {
-    pub(super) target: TargetId,
-    pub(super) channel: Box<str>,
-    pub(super) sequences: Vec<u64>,
+    target: TargetId,
+    events: Vec<(u64, Arc<Event>)>,
+    /// The channel whose batch is fixed; none: it was sent without being fixed.
+    fixed: Option<Box<str>>,
     /// None: the target has them.
-    pub(super) dead_reason: Option<Box<str>>,
+    dead_reason: Option<Box<str>>,
     /// None: nothing waits for it.
-    pub(super) answer: Option<Answer>,
+    answer: Option<Answer>,
+}
+
+impl Settle {
+    pub(super) fn new(
+        target: &TargetId,
+        channel: &str,
+        batch: &Batch,
+        dead_reason: Option<Box<str>>,
+        answer: Option<Answer>,
+    ) -> Self {
+        let fixed = batch.fixed.as_ref().map(|_| channel.into());
+        Self { target: target.clone(), events: batch.events.clone(), fixed, dead_reason, answer }
+    }
 }
 
 /// Bounds of what one target may have.
@@ -85,8 +99,8 @@ struct Effects {
     put: Vec<Done>,
     answers: Vec<Answer>,
     changes: HashMap<TargetId, Change>,
-    /// Channels with new events.
-    arrived: Vec<(TargetId, Box<str>, u64)>,
+    /// New events.
+    arrived: Vec<(TargetId, u64, Arc<Event>)>,
     /// Pairs of target and event that the group settles.
     settled: HashSet<(TargetId, u64)>,
     /// Those of them without a row after the group.
@@ -147,8 +161,8 @@ impl Writer {
                 !effects.changes.contains_key(target) || self.depths.of(target).events > 0
             });
             super::count_dead(effects.dead, effects.dropped);
-            for (target, channel, sequence) in effects.arrived {
-                self.board.arrived(&target, channel, sequence);
+            for (target, sequence, event) in effects.arrived {
+                self.board.arrived(&target, sequence, &event);
             }
         }
         for done in effects.put {
@@ -209,9 +223,9 @@ impl Writer {
                         effects.late.push(answer);
                     }
                 }
-                Job::Settle(Settle { target, channel, sequences, dead_reason, answer }) => {
-                    effects.answers.extend(answer);
-                    settles.push((target, channel, sequences, dead_reason));
+                Job::Settle(mut settle) => {
+                    effects.answers.extend(settle.answer.take());
+                    settles.push(settle);
                 }
                 Job::Retry { target, sequences, answer } => {
                     effects.counts.push((answer, 0));
@@ -232,12 +246,12 @@ impl Writer {
         // A row that one commit writes twice has no order, and a channel fixes its next batch after it has settled one.
         let fixed_rows: HashSet<Vec<u8>> =
             fixes.iter().map(|(target, channel, _)| keys::channel(target, channel)).collect();
-        for (target, channel, sequences, dead_reason) in settles {
-            let row = keys::channel(&target, &channel);
-            if !fixed_rows.contains(&row) {
+        for Settle { target, events, fixed, dead_reason, .. } in settles {
+            let row = fixed.map(|channel| keys::channel(&target, &channel));
+            if let Some(row) = row.filter(|row| !fixed_rows.contains(row)) {
                 batch.remove(self.tables.batches.keyspace(), row);
             }
-            self.settle(&mut batch, &target, &sequences, dead_reason.as_deref(), effects)?;
+            self.settle(&mut batch, &target, &events, dead_reason.as_deref(), effects)?;
         }
         for (target, settings) in disabled {
             effects.is_lasting = true;
@@ -257,7 +271,7 @@ impl Writer {
             effects.counts[index].1 = self.give_back(&mut batch, &target, &sequences, effects)?;
         }
         for event in events {
-            self.put(&mut batch, &event, effects);
+            self.put(&mut batch, event, effects);
         }
         self.trim(&mut batch, effects)?;
         let mode = if effects.is_lasting { PersistMode::SyncData } else { PersistMode::Buffer };
@@ -268,8 +282,9 @@ impl Writer {
         committed.map_err(|error| self.status.broke(&engine::reason(&error)))
     }
 
-    fn put(&mut self, batch: &mut OwnedWriteBatch, event: &Event, effects: &mut Effects) {
+    fn put(&mut self, batch: &mut OwnedWriteBatch, event: Event, effects: &mut Effects) {
         effects.is_lasting = true;
+        let event = Arc::new(event);
         let (sequence, value) = (self.next_sequence, event.encode());
         self.next_sequence += 1;
         let bytes = u32::try_from(value.len()).unwrap_or(u32::MAX);
@@ -281,7 +296,7 @@ impl Writer {
             change.events += 1;
             change.bytes += i64::from(bytes);
             self.oldest.entry(target.clone()).or_insert(sequence);
-            effects.arrived.push((target.clone(), event.channel.clone(), sequence));
+            effects.arrived.push((target.clone(), sequence, Arc::clone(&event)));
         }
     }
 
@@ -290,12 +305,11 @@ impl Writer {
         &self,
         batch: &mut OwnedWriteBatch,
         target: &TargetId,
-        sequences: &[u64],
+        events: &[(u64, Arc<Event>)],
         dead_reason: Option<&str>,
         effects: &mut Effects,
     ) -> Result<(), StoreError> {
-        for &sequence in sequences {
-            let Some(event) = self.tables.event(sequence)? else { continue };
+        for &(sequence, ref event) in events {
             let is_new = effects.settled.insert((target.clone(), sequence));
             if !is_new || !self.tables.is_waiting(target, &event.channel, sequence)? {
                 continue;
@@ -313,7 +327,7 @@ impl Writer {
                 batch.insert(self.tables.dead.keyspace(), keys::dead(target, sequence), dead.encode());
             } else {
                 effects.removed.insert((target.clone(), sequence));
-                self.forget(batch, target, sequence, &event, effects)?;
+                self.forget(batch, target, sequence, event, effects)?;
             }
         }
         Ok(())
@@ -364,7 +378,7 @@ impl Writer {
             effects.removed.insert((target.clone(), sequence));
             self.forget(batch, target, sequence, &event, effects)?;
             let written_ms = self.clock.line_ms();
-            self.put(batch, &Event { written_ms, targets: vec![addressee], ..event }, effects);
+            self.put(batch, Event { written_ms, targets: vec![addressee], ..event }, effects);
             count += 1;
         }
         Ok(count)
@@ -398,11 +412,11 @@ impl Writer {
         effects: &mut Effects,
     ) -> Result<(), StoreError> {
         let from = self.oldest.get(target).copied().unwrap_or(0);
-        let (mut freed, mut sequences, mut oldest) = (0, Vec::new(), None);
+        let (mut freed, mut events, mut oldest) = (0, Vec::new(), None);
         for row in self.tables.events.keyspace().range(keys::sequence(from)..) {
             let (key, value) = row.into_inner().map_err(StoreError::failed)?;
             let Some(sequence) = keys::parse_sequence(&key) else { continue };
-            if freed >= over || sequences.len() >= TRIM_MAX {
+            if freed >= over || events.len() >= TRIM_MAX {
                 oldest = oldest.or(Some(sequence));
                 break;
             }
@@ -420,10 +434,10 @@ impl Writer {
                 continue;
             }
             freed += value.len() as u64;
-            sequences.push(sequence);
+            events.push((sequence, Arc::new(event)));
         }
         self.oldest.insert(target.clone(), oldest.unwrap_or(self.next_sequence));
-        self.settle(batch, target, &sequences, Some("the outbox of this target is full"), effects)
+        self.settle(batch, target, &events, Some("the outbox of this target is full"), effects)
     }
 
     fn trim_dead(

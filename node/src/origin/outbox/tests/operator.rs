@@ -26,8 +26,9 @@ async fn events(node: &Node, state: EventState, limit: usize) -> Vec<(u64, Strin
 async fn dead_letters_are_shown_and_sent_again_behind_the_rest() {
     let folder = tempfile::tempdir().expect("a folder");
     let receiver = Receiver::answering([rejected(), rejected()]);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 2", &Limits::default()).begin();
+    let node = Node::start(folder.path(), &receiver, "batch_events = 2", &Limits::default());
     node.put("a", 0..2).await;
+    let node = node.begin();
     node.until("dead letters", || node.depth().dead_events == 2).await;
     node.put("b", 2..3).await;
     node.until("a further one", || node.depth().dead_events == 3).await;

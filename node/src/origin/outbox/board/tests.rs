@@ -1,0 +1,136 @@
+use super::*;
+use crate::model::AccountId;
+use crate::origin::outbox::event::Source;
+
+const TEN: BatchBounds = BatchBounds { events: 10, bytes: usize::MAX };
+
+fn lineup() -> Arc<Lineup> {
+    Board::default().lineup(&TargetId::new(&AccountId::new("acme"), "orders"))
+}
+
+fn arrive(lineup: &Lineup, channel: &str, sequence: u64) {
+    let event = Event {
+        written_ms: 1,
+        source: Source::Message,
+        node_id: "n1".into(),
+        account: AccountId::new("acme"),
+        channel: channel.into(),
+        targets: vec![lineup.target.clone().into()],
+        record: (&b"{}"[..]).into(),
+    };
+    lineup.arrived(sequence, &Arc::new(event));
+}
+
+fn names(lineup: &Lineup, now: Instant) -> Vec<Box<str>> {
+    std::iter::from_fn(|| lineup.next(now).ok().map(|next| next.channel)).collect()
+}
+
+fn sequences(lineup: &Lineup, channel: &str) -> Option<Vec<u64>> {
+    let batch = lineup.batch(channel, TEN)?;
+    Some(batch.events.iter().map(|(sequence, _)| *sequence).collect())
+}
+
+fn settled(from: u64) -> Turn {
+    Turn::Settled { has_more: false, from, full: 10 }
+}
+
+#[test]
+fn channels_take_turns_and_leave_after_their_rest() {
+    let (lineup, now) = (lineup(), Instant::now());
+    for (sequence, name) in (0..).zip(["a", "b", "a"]) {
+        arrive(&lineup, name, sequence);
+    }
+    assert_eq!(names(&lineup, now), [Box::from("a"), Box::from("b")]);
+    assert_eq!(sequences(&lineup, "a"), Some(vec![0, 2]));
+    arrive(&lineup, "a", 3);
+    assert!(names(&lineup, now).is_empty(), "it is being sent");
+    lineup.ended("b".into(), settled(2), now);
+    lineup.ended("a".into(), settled(3), now);
+    assert_eq!(lineup.next(now), Err(Some(now + REST)), "they rest");
+    assert_eq!(names(&lineup, now + REST), [Box::from("a")], "an event came meanwhile");
+    assert_eq!(sequences(&lineup, "a"), Some(vec![3]));
+    lineup.ended("a".into(), settled(4), now + REST);
+    assert_eq!(lineup.next(now + 2 * REST), Err(None));
+    assert!(lineup.state.lock().channels.is_empty());
+}
+
+#[test]
+fn whole_batch_ends_a_rest() {
+    let (lineup, now) = (lineup(), Instant::now());
+    arrive(&lineup, "a", 0);
+    assert_eq!(names(&lineup, now).len(), 1);
+    arrive(&lineup, "a", 1);
+    lineup.ended("a".into(), settled(1), now);
+    (2..10).for_each(|sequence| arrive(&lineup, "a", sequence));
+    assert!(names(&lineup, now).is_empty(), "nine wait");
+    arrive(&lineup, "a", 10);
+    assert_eq!(names(&lineup, now).len(), 1);
+    assert_eq!(sequences(&lineup, "a"), Some((1..11).collect()));
+    let one = Turn::Settled { has_more: false, from: 11, full: 1 };
+    lineup.ended("a".into(), one, now);
+    arrive(&lineup, "a", 11);
+    assert_eq!(names(&lineup, now).len(), 1, "one is a whole batch");
+    assert_eq!(names(&lineup, now + REST).len(), 0, "it has its turn already");
+}
+
+#[test]
+fn failed_channel_lets_others_go_first_and_reads_the_tables() {
+    let (lineup, now) = (lineup(), Instant::now());
+    ["a", "b"].into_iter().for_each(|name| arrive(&lineup, name, 7));
+    assert_eq!(lineup.next(now), Ok(Next { channel: "a".into(), failures: 0, from: 7 }));
+    assert_eq!(sequences(&lineup, "a"), Some(vec![7]));
+    let not_before = now + Duration::from_secs(60);
+    lineup.ended("a".into(), Turn::Failed { not_before }, now);
+    assert_eq!(names(&lineup, now), [Box::from("b")]);
+    assert_eq!(lineup.next(now), Err(Some(not_before)));
+    assert_eq!(lineup.next(not_before), Ok(Next { channel: "a".into(), failures: 1, from: 7 }));
+    arrive(&lineup, "a", 8);
+    assert_eq!(sequences(&lineup, "a"), None, "the batch that was sent has its events");
+    lineup.ended("a".into(), settled(8), not_before);
+    assert_eq!(names(&lineup, not_before + REST).len(), 1);
+    lineup.ended("a".into(), settled(9), not_before + REST);
+    arrive(&lineup, "a", 9);
+    assert_eq!(sequences(&lineup, "a"), Some(vec![9]), "nothing else waits");
+}
+
+#[test]
+fn late_word_of_an_event_that_was_sent_is_ignored() {
+    let (lineup, now) = (lineup(), Instant::now());
+    arrive(&lineup, "a", 0);
+    assert_eq!(names(&lineup, now).len(), 1);
+    lineup.ended("a".into(), settled(3), now);
+    arrive(&lineup, "a", 2);
+    assert_eq!(lineup.next(now + REST), Err(None));
+}
+
+#[test]
+fn events_beyond_the_room_are_read_from_the_tables() {
+    let (lineup, now) = (lineup(), Instant::now());
+    (0..1_025).for_each(|sequence| arrive(&lineup, "a", sequence));
+    assert_eq!(names(&lineup, now).len(), 1);
+    assert_eq!(sequences(&lineup, "a"), None);
+    (2_000..3_024).for_each(|sequence| arrive(&lineup, "b", sequence));
+    assert_eq!(sequences(&lineup, "b"), Some((2_000..2_010).collect()));
+}
+
+#[test]
+fn channels_beyond_the_bound_are_read_from_the_tables() {
+    let (lineup, now) = (lineup(), Instant::now());
+    (0..=CHANNELS_MAX).for_each(|number| arrive(&lineup, &format!("{number}"), 5));
+    assert_eq!(lineup.wants_more(), None, "there is no room");
+    for name in names(&lineup, now) {
+        lineup.ended(name, settled(6), now);
+    }
+    assert_eq!(lineup.next(now + REST), Err(None));
+    assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX)));
+    arrive(&lineup, "while reading", 6);
+    lineup.add(vec!["1024".into()], true);
+    for name in ["while reading", "1024"] {
+        let next = lineup.next(now).expect("a channel");
+        assert_eq!((&*next.channel, next.from), (name, 0), "earlier events may wait");
+        assert_eq!(sequences(&lineup, name), None);
+    }
+    arrive(&lineup, "afterwards", 8);
+    assert_eq!(lineup.next(now).map(|next| next.from), Ok(8));
+    assert_eq!(lineup.wants_more(), None);
+}
