@@ -10,7 +10,7 @@ pub struct TargetList {
     pub targets: Vec<TargetState>,
 }
 
-/// What the outbox of a node has for one target.
+/// One target, and its events in the outbox of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetState {

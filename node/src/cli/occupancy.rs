@@ -1,4 +1,4 @@
-//! What `fanfare sub --occupancy` prints: how many are at a channel.
+//! The lines of `fanfare sub --occupancy`: how many are at a channel.
 
 use std::io::IsTerminal as _;
 

@@ -10,7 +10,7 @@ const EVERY: Duration = Duration::from_secs(10);
 /// Subjects that are told apart; further ones share a place, so at most so many lines come in `EVERY`.
 const PLACES: usize = 256;
 
-/// What was logged lately, by subject.
+/// The subjects that were logged lately.
 pub struct Repeats {
     places: Box<[Mutex<Place>]>,
     hasher: RandomState,

@@ -24,7 +24,7 @@ const STEPS: usize = 20_000;
 #[derive(Debug, Clone)]
 pub struct EventQuery {
     pub state: EventState,
-    /// Where the page before ended: what [`EventQuery::cursor`] reads.
+    /// The end of the page before: what [`EventQuery::cursor`] reads.
     pub after: Option<Vec<u8>>,
     pub limit: usize,
 }

@@ -31,8 +31,8 @@ pub(super) async fn copy(shared: &Shared, row: &StoredQueues) -> Result<(), Stor
     put(shared, StoredQueues { revision: 1, ..row.clone() }).await.map(drop)
 }
 
-/// The rows whose revision is not the known one, in no order. Where none is known all are read at once, and else those alone that have
-/// changed.
+/// The rows whose revision is not the known one, in no order. If none is known, one read has all of them; else only those are read
+/// that have changed.
 pub(super) async fn changed(
     shared: &Shared,
     known: &HashMap<AccountId, u64>,
