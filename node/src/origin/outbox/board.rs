@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::TargetId;
 use super::event::Event;
 use super::recent::{Recent, Room};
-use super::store::{Batch, BatchBounds};
+use super::store::{Ahead, Batch, BatchBounds};
 
 /// Channels of one target in memory.
 const CHANNELS_MAX: usize = 1_024;
@@ -63,7 +63,7 @@ struct Channel {
     has_new: bool,
     /// No event with a lower sequence waits. A look that began before it would pass over the rows that were removed there.
     from: u64,
-    /// None: not all of its events are in memory.
+    /// None: its events are read from the tables.
     recent: Option<Recent>,
     not_before: Option<Instant>,
     /// Until then, it is in none of the turns.
@@ -84,8 +84,8 @@ impl Channel {
             return;
         }
         self.has_new = true;
-        if self.recent.as_mut().is_some_and(|recent| !recent.push(sequence, event)) {
-            self.recent = None;
+        if let Some(recent) = &mut self.recent {
+            recent.push(sequence, event);
         }
     }
 }
@@ -250,8 +250,17 @@ impl Lineup {
     /// The next batch of a channel that [`Lineup::next`] gave; none: its events are to be read from the tables.
     pub(super) fn batch(&self, name: &str, bounds: BatchBounds) -> Option<Batch> {
         let state = self.state.lock();
-        let recent = state.channels.get(name)?.recent.as_ref()?;
-        Some(recent.batch(&self.target, bounds))
+        state.channels.get(name)?.recent.as_ref()?.batch(&self.target, bounds)
+    }
+
+    /// Takes the first events of a channel that [`Lineup::next`] gave, as the tables had them since.
+    pub(super) fn refill(&self, name: &str, Ahead { events, is_whole }: Ahead) {
+        let mut state = self.state.lock();
+        if let Some(channel) = state.channels.get_mut(name) {
+            // One that came meanwhile may not be among them.
+            let is_whole = is_whole && !channel.has_new;
+            channel.recent = Some(Recent::of(&self.room, events, is_whole));
+        }
     }
 
     /// Gives back a channel that [`Lineup::next`] gave.

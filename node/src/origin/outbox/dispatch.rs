@@ -27,6 +27,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Before the second attempt; doubled with each further one.
 const BACKOFF: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// Events that one read takes into memory where batches are single events.
+const AHEAD: usize = 256;
 /// Why a target is disabled.
 const GONE: &str = "the target has answered that it is gone (410)";
 /// Of a target that was deleted, or is disabled.
@@ -208,7 +210,7 @@ impl Engine {
         Ended { channel, turn, success, not_before }
     }
 
-    /// The next batch of the channel, from memory where all its events are there.
+    /// The next batch of the channel, from memory where its events are there.
     async fn batch(
         &self,
         lineup: &Lineup,
@@ -219,8 +221,18 @@ impl Engine {
         if let Some(batch) = lineup.batch(channel, bounds) {
             return Ok(batch);
         }
-        let (target, channel) = (lineup.target.clone(), Box::<str>::from(channel));
-        self.read(move |tables| tables.batch(&target, (&channel, from), bounds)).await
+        let (target, name) = (lineup.target.clone(), Box::<str>::from(channel));
+        if bounds.events == 1 {
+            let ahead = self.read(move |tables| tables.ahead(&target, (&name, from), AHEAD)).await?;
+            if let Some(ahead) = ahead {
+                lineup.refill(channel, ahead);
+                if let Some(batch) = lineup.batch(channel, bounds) {
+                    return Ok(batch);
+                }
+            }
+        }
+        let (target, name) = (lineup.target.clone(), Box::<str>::from(channel));
+        self.read(move |tables| tables.batch(&target, (&name, from), bounds)).await
     }
 
     /// Until when the channel waits for further events.

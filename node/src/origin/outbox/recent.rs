@@ -1,4 +1,4 @@
-//! The events of a channel that wait for a target, in memory as long as all of them are: then nothing is read from the tables for a batch.
+//! The first events of a channel that wait for a target, in memory: what they hold is not read from the tables for each batch.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,24 +21,43 @@ pub(super) struct Room {
     used: AtomicUsize,
 }
 
-/// All events of one channel that wait, in the order of their sequences.
+/// The first events of one channel that wait, in the order of their sequences and without a gap.
 #[derive(Debug)]
 pub(super) struct Recent {
     events: VecDeque<(u64, Arc<Event>)>,
+    /// No further event waits.
+    is_whole: bool,
     room: Arc<Room>,
 }
 
 impl Recent {
+    /// Of a channel without an event.
     pub(super) fn new(room: &Arc<Room>) -> Self {
-        Self { events: VecDeque::new(), room: Arc::clone(room) }
+        Self { events: VecDeque::new(), is_whole: true, room: Arc::clone(room) }
     }
 
-    /// False: there is no room for it, and this has not all events any more.
-    pub(super) fn push(&mut self, sequence: u64, event: &Arc<Event>) -> bool {
+    /// What was read from the tables; `is_whole`: no further event waits.
+    pub(super) fn of(room: &Arc<Room>, events: Vec<(u64, Arc<Event>)>, is_whole: bool) -> Self {
+        let mut recent = Self::new(room);
+        events.iter().for_each(|(sequence, event)| recent.push(*sequence, event));
+        recent.is_whole &= is_whole;
+        recent
+    }
+
+    /// Adds the last event that waits, where there is room for it and nothing lacks before it.
+    pub(super) fn push(&mut self, sequence: u64, event: &Arc<Event>) {
+        // It was read from the tables before word of it came.
+        let is_known = self.events.back().is_some_and(|(last, _)| *last >= sequence);
+        if !self.is_whole || is_known {
+            return;
+        }
         let used = self.room.used.fetch_add(bytes(event), Ordering::Relaxed);
-        let has_room = used + bytes(event) <= BYTES_MAX && self.events.len() < EVENTS_MAX;
-        self.events.push_back((sequence, Arc::clone(event)));
-        has_room
+        self.is_whole = used + bytes(event) <= BYTES_MAX && self.events.len() < EVENTS_MAX;
+        if self.is_whole {
+            self.events.push_back((sequence, Arc::clone(event)));
+        } else {
+            self.room.used.fetch_sub(bytes(event), Ordering::Relaxed);
+        }
     }
 
     /// Forgets those with lower sequences.
@@ -52,15 +71,18 @@ impl Recent {
         self.events.len()
     }
 
-    /// The batch that is to be sent next.
-    pub(super) fn batch(&self, target: &TargetId, bounds: BatchBounds) -> Batch {
-        let mut batch = Batch::default();
+    /// The batch that is to be sent next; none: it is to be read from the tables.
+    pub(super) fn batch(&self, target: &TargetId, bounds: BatchBounds) -> Option<Batch> {
+        if !self.is_whole && self.events.len() < bounds.events {
+            return None;
+        }
+        let mut batch = Batch { has_more: !self.is_whole, ..Batch::default() };
         for (sequence, event) in &self.events {
             if !batch.take(*sequence, event, target, bounds) {
                 break;
             }
         }
-        batch
+        Some(batch)
     }
 }
 

@@ -76,7 +76,7 @@ impl Dead {
 pub(super) struct Batch {
     pub(super) events: Vec<(u64, Arc<Event>)>,
     /// The bytes of their records.
-    bytes: usize,
+    pub(super) bytes: usize,
     /// The batch was sent before.
     pub(super) fixed: Option<Fixed>,
     /// Further events of the channel wait.
@@ -116,6 +116,14 @@ impl Batch {
         self.events.push((sequence, Arc::clone(event)));
         true
     }
+}
+
+/// The first events of a channel that wait.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    pub(super) events: Vec<(u64, Arc<Event>)>,
+    /// There is no further one.
+    pub(super) is_whole: bool,
 }
 
 /// Bounds of a batch that is not fixed yet; it has one event at least.
@@ -220,11 +228,37 @@ impl Tables {
             let key = row.key().map_err(StoreError::failed)?;
             let Some((_, _, sequence)) = keys::parse_waiting(&key) else { continue };
             let Some(event) = self.event(sequence)? else { continue };
+            // A row that outlived its events fixes nothing.
+            batch.fixed = batch.fixed.filter(|fixed| !batch.events.is_empty() || sequence <= fixed.last);
             if !batch.take(sequence, &Arc::new(event), target, bounds) {
                 break;
             }
         }
         Ok(batch)
+    }
+
+    /// The first events of the channel that wait from a sequence on, at most `count`. None: a batch is fixed.
+    pub(super) fn ahead(
+        &self,
+        target: &TargetId,
+        (channel, from): (&str, u64),
+        count: usize,
+    ) -> Result<Option<Ahead>, StoreError> {
+        if self.fixed(target, channel)?.is_some_and(|fixed| fixed.last >= from) {
+            return Ok(None);
+        }
+        let mut events = Vec::new();
+        let (first, last) = (keys::waiting(target, channel, from), keys::waiting(target, channel, u64::MAX));
+        for row in self.waiting.keyspace().range(first..=last) {
+            if events.len() >= count {
+                return Ok(Some(Ahead { events, is_whole: false }));
+            }
+            let key = row.key().map_err(StoreError::failed)?;
+            let Some((_, _, sequence)) = keys::parse_waiting(&key) else { continue };
+            let Some(event) = self.event(sequence)? else { continue };
+            events.push((sequence, Arc::new(event)));
+        }
+        Ok(Some(Ahead { events, is_whole: true }))
     }
 
     /// When the oldest event for the target was written, looked for from a sequence on; and from where to look the next time. At most

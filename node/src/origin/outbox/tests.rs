@@ -307,6 +307,63 @@ async fn a_batch_waits_for_its_linger() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn single_events_keep_their_order_and_ids_without_a_row() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let receiver = Receiver::answering([retry(), Outcome::Delivered, retry()]);
+    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
+    node.put("a", 0..600).await;
+    let node = node.begin();
+    node.put("a", 600..700).await;
+    node.until_empty().await;
+    let received = receiver.of("a");
+    let mut once = received.clone();
+    once.dedup();
+    assert_eq!((received.len(), once.len()), (702, 700), "an attempt that failed has the same id");
+    assert!(once.iter().map(|(_, numbers)| numbers[0]).eq(0..700));
+    assert!(node.outbox.engine.tables.batches.keyspace().is_empty().expect("readable"));
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batch_under_way_outlives_other_settings() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let receiver = Receiver::answering([retry(), retry()]);
+    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default());
+    node.put("a", 0..5).await;
+    let node = node.begin();
+    node.until("an attempt", || !receiver.received.lock().is_empty()).await;
+    node.stop().await;
+    for settings in ["batch_events = 1", "batch_events = 3"] {
+        let node = Node::start(folder.path(), &receiver, settings, &Limits::default()).begin();
+        node.until_empty().await;
+        node.put("a", 5..7).await;
+        node.until_empty().await;
+        node.stop().await;
+    }
+    let received = receiver.of("a");
+    assert_eq!((&received[0], &received[1]), (&received[1], &received[2]), "the same batch");
+    let numbers: Vec<_> = received.iter().skip(2).flat_map(|(_, numbers)| numbers.clone()).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 5, 6]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_that_outlived_its_events_fixes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let receiver = Arc::new(Receiver::default());
+    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default());
+    node.put("a", 0..1).await;
+    let (target, fixed) = (node.outbox.depths()[0].0.clone(), Fixed { event_id: "evt_x".into(), last: 0 });
+    let row = keys::channel(&target, "a");
+    node.outbox.engine.tables.batches.keyspace().insert(&row, fixed.encode()).expect("written");
+    node.outbox.engine.tables.waiting.keyspace().remove(keys::waiting(&target, "a", 0)).expect("written");
+    node.put("a", 1..3).await;
+    node.stop().await;
+    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default()).begin();
+    node.until("what waits", || receiver.numbers("a") == [1, 2]).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn many_channels_are_all_sent() {
     let folder = tempfile::tempdir().expect("a folder");
     let receiver = Arc::new(Receiver::default());

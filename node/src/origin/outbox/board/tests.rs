@@ -8,8 +8,8 @@ fn lineup() -> Arc<Lineup> {
     Board::default().lineup(&TargetId::new(&AccountId::new("acme"), "orders"))
 }
 
-fn arrive(lineup: &Lineup, channel: &str, sequence: u64) {
-    let event = Event {
+fn event(lineup: &Lineup, channel: &str) -> Arc<Event> {
+    Arc::new(Event {
         written_ms: 1,
         source: Source::Message,
         node_id: "n1".into(),
@@ -17,8 +17,11 @@ fn arrive(lineup: &Lineup, channel: &str, sequence: u64) {
         channel: channel.into(),
         targets: vec![lineup.target.clone().into()],
         record: (&b"{}"[..]).into(),
-    };
-    lineup.arrived(sequence, &Arc::new(event));
+    })
+}
+
+fn arrive(lineup: &Lineup, channel: &str, sequence: u64) {
+    lineup.arrived(sequence, &event(lineup, channel));
 }
 
 fn names(lineup: &Lineup, now: Instant) -> Vec<Box<str>> {
@@ -108,9 +111,34 @@ fn events_beyond_the_room_are_read_from_the_tables() {
     let (lineup, now) = (lineup(), Instant::now());
     (0..1_025).for_each(|sequence| arrive(&lineup, "a", sequence));
     assert_eq!(names(&lineup, now).len(), 1);
+    for first in (0..1_020).step_by(10) {
+        assert_eq!(sequences(&lineup, "a"), Some((first..first + 10).collect()));
+        lineup.ended("a".into(), Turn::Settled { has_more: true, from: first + 10, full: 10 }, now);
+        assert_eq!(names(&lineup, now).len(), 1);
+    }
+    assert_eq!(sequences(&lineup, "a"), None, "four are here, and one more waits");
+}
+
+#[test]
+fn what_was_read_goes_on_with_what_comes() {
+    let (lineup, now) = (lineup(), Instant::now());
+    let read = |sequences: std::ops::Range<u64>, is_whole| {
+        let events = sequences.map(|sequence| (sequence, event(&lineup, "a"))).collect();
+        lineup.refill("a", Ahead { events, is_whole });
+    };
+    lineup.add(vec!["a".into()], true);
+    assert_eq!(names(&lineup, now).len(), 1);
     assert_eq!(sequences(&lineup, "a"), None);
-    (2_000..3_024).for_each(|sequence| arrive(&lineup, "b", sequence));
-    assert_eq!(sequences(&lineup, "b"), Some((2_000..2_010).collect()));
+    read(3..6, true);
+    arrive(&lineup, "a", 5);
+    arrive(&lineup, "a", 6);
+    assert_eq!(sequences(&lineup, "a"), Some(vec![3, 4, 5, 6]), "word of 5 came late");
+    read(3..6, true);
+    assert_eq!(sequences(&lineup, "a"), None, "6 came after the read began");
+    read(3..14, false);
+    arrive(&lineup, "a", 20);
+    let batch = lineup.batch("a", TEN).expect("a whole batch");
+    assert_eq!((batch.end(), batch.has_more), (13, true));
 }
 
 #[test]
