@@ -28,6 +28,9 @@ pub struct TargetState {
     pub dead_bytes: u64,
     /// The target has answered that it is gone (410): all for it becomes dead letters until its settings change or an operator retries.
     pub disabled: bool,
+    /// Why the last attempt since the start of the node failed. None: it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

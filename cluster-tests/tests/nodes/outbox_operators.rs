@@ -63,7 +63,7 @@ async fn running_node_shows_and_resends_its_dead_letters() {
     wait_until(SOON, "dead letters", dead).await;
     let (_, lines) = outbox(&node, &["list"]).await;
     let columns: Vec<_> = lines[1].split_whitespace().collect();
-    assert_eq!(columns, [TARGET, "webhook", "0", "0", "3", "sending"]);
+    assert_eq!(columns, [TARGET, "webhook", "0", "0", "3", "sending", "status", "400"]);
     let (_, lines) = outbox(&node, &["list", "--json"]).await;
     let target: Value = serde_json::from_str(&lines[0]).expect("JSON");
     assert_eq!((&target["target"], &target["deadEvents"]), (&json!(TARGET), &json!(3)));
@@ -81,6 +81,7 @@ async fn running_node_shows_and_resends_its_dead_letters() {
     assert_eq!(lines, ["2 events are sent again"]);
     wait_until(SOON, "all", async || data(&receiver) == [json!(1), json!(0), json!(2)]).await;
     assert_eq!(outbox(&node, &["drain"]).await.0, Some(1), "it sends by itself");
+    assert_eq!(outbox(&node, &["retry", TARGET]).await.0, Some(1), "none is left");
     assert_eq!(outbox(&node, &["retry", "acme"]).await.0, Some(2));
     for (method, path, body, status) in [
         ("GET", "/outbox/acme/orders?state=all", "", 400),
@@ -113,10 +114,10 @@ async fn folder_of_a_dead_node_is_drained() {
     node.kill();
     let (code, lines) = outbox(&node, &["list"]).await;
     let columns: Vec<_> = lines[1].split_whitespace().collect();
-    assert_eq!((code, columns[2], columns[4]), (Some(0), "3", "1"), "{lines:?}");
+    assert_eq!((code, columns[2], columns[4], columns[5]), (Some(0), "3", "1", "stopped"), "{lines:?}");
     let states: Vec<_> = shown(&node, &[]).await.iter().map(|event| event["state"].clone()).collect();
     assert_eq!(states, ["dead", "waiting", "waiting", "waiting"]);
-    let (code, lines) = outbox(&node, &["drain", "--patience", "1"]).await;
+    let (code, lines) = outbox(&node, &["drain", "--patience", "1s"]).await;
     assert_eq!(code, Some(1), "the receiver takes nothing: {lines:?}");
     let (_, lines) = outbox(&node, &["retry", TARGET]).await;
     assert_eq!(lines, ["1 events are sent again after the next start"]);
@@ -130,6 +131,11 @@ async fn folder_of_a_dead_node_is_drained() {
     publish(&node, 4).await;
     wait_until(SOON, "the next one", async || data(&receiver).last() == Some(&json!(4))).await;
     node.assert_no_panic();
+    node.kill();
+    let directory = node.data_dir().join("directory.toml");
+    std::fs::remove_file(&directory).expect("the node has a directory");
+    assert_eq!(outbox(&node, &["drain"]).await.0, Some(1));
+    assert!(!directory.exists(), "it is not made");
 }
 
 #[tokio::test(flavor = "multi_thread")]

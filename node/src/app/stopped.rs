@@ -7,7 +7,7 @@ use fanfare_proto::outbox::{EventPage, EventState, Retried, TargetState};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{StartError, files, open_accounts, outbox, queues, store};
+use super::{StartError, files, outbox, queues, store};
 use crate::accounts::{Accounts, Directory};
 use crate::config::Config;
 use crate::model::{AccountId, Clock};
@@ -45,7 +45,9 @@ impl StoppedOutbox {
     pub async fn begin(config: &Config) -> Result<Self, StartError> {
         exists(config)?;
         let (clock, tasks) = (Clock::system(), Arc::new(Tasks::new(Handle::current())));
-        let (accounts, _) = open_accounts(config)?;
+        // Not made where it is missing, as for a node that starts: there is nothing to send to then.
+        let accounts = Accounts::open(&config.directory_file(), config.limits.history_retention_hours)
+            .map_err(StartError::at("cannot use the directory (--directory)"))?;
         let (mut of_queues, mut kept) = (None, None);
         if config.amqp_url.is_some() {
             let node_id = node_id(config)?;

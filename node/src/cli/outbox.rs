@@ -15,7 +15,7 @@ use super::failure::{Failure, Outcome};
 use super::output;
 use super::runtime;
 use crate::app::StoppedOutbox;
-use crate::config::{Config, flags};
+use crate::config::{Config, flags, parse_duration};
 use crate::telemetry;
 use running::RunningNode;
 
@@ -80,9 +80,9 @@ pub(super) fn command() -> Command {
                 .arg(
                     Arg::new("patience")
                         .long("patience")
-                        .value_name("SECONDS")
-                        .value_parser(value_parser!(u64))
-                        .default_value("60")
+                        .value_name("DURATION")
+                        .value_parser(parse_duration)
+                        .default_value("60s")
                         .help("Gives up when nothing was delivered for so long"),
                 )
                 .args(flags::arguments()),
@@ -104,10 +104,10 @@ pub(super) fn run(matches: &ArgMatches, config: &Config) -> Result<Outcome, Fail
         Some(("show", matches)) => runtime::interruptible(show(config, matches)),
         Some(("retry", matches)) => runtime::interruptible(retry(config, matches)),
         Some(("drain", matches)) => {
-            let seconds = matches.get_one::<u64>("patience").copied().unwrap_or_default();
+            let patience = matches.get_one::<Duration>("patience").copied().unwrap_or_default();
             let _logs = telemetry::start_logs(&config.log, config.log_format)
                 .map_err(|error| Failure::because("cannot start the logs", &error))?;
-            runtime::interruptible(drain(config, Duration::from_secs(seconds)))
+            runtime::interruptible(drain(config, patience))
         }
         _ => Err(Failure::usage("outbox: list, show, retry and drain are known")),
     }
@@ -201,6 +201,10 @@ impl Access {
         }
     }
 
+    fn is_running(&self) -> bool {
+        matches!(self, Self::Running(_))
+    }
+
     async fn close(self) {
         if let Self::Stopped(outbox) = self {
             outbox.close().await;
@@ -210,13 +214,13 @@ impl Access {
 
 async fn list(config: &Config, json: bool) -> Result<Outcome, Failure> {
     let access = Access::open(config).await?;
-    let targets = access.targets().await?;
+    let (targets, is_running) = (access.targets().await?, access.is_running());
     access.close().await;
     if json {
         let lines: Result<Vec<String>, Failure> = targets.iter().map(line).collect();
         return output::print(&lines?.concat());
     }
-    output::print(&table(&targets))
+    output::print(&table(&targets, is_running))
 }
 
 fn line(value: &impl Serialize) -> Result<String, Failure> {
@@ -224,25 +228,31 @@ fn line(value: &impl Serialize) -> Result<String, Failure> {
     Ok(format!("{text}\n"))
 }
 
-fn table(targets: &[TargetState]) -> String {
+/// `is_running`: by a node that sends what waits.
+fn table(targets: &[TargetState], is_running: bool) -> String {
     if targets.is_empty() {
         return "nothing waits, and there are no dead letters\n".to_owned();
     }
     let width = targets.iter().map(|target| target.target.chars().count()).max().unwrap_or_default().max(6);
     let mut text = format!(
-        "{:width$}  {:7}  {:>9}  {:>12}  {:>9}  {}\n",
-        "TARGET", "KIND", "WAITING", "BYTES", "DEAD", "STATE"
+        "{:width$}  {:7}  {:>9}  {:>12}  {:>9}  {:8}  {}\n",
+        "TARGET", "KIND", "WAITING", "BYTES", "DEAD", "STATE", "LAST FAILURE"
     );
     for target in targets {
         let state = match (&target.kind, target.disabled) {
+            (_, true) => "disabled",
+            (_, false) if !is_running => "stopped",
             (None, _) => "unknown",
-            (Some(_), true) => "disabled",
             (Some(_), false) => "sending",
         };
         let kind = target.kind.as_deref().unwrap_or("-");
         let name = output::printable(&target.target);
         let (waiting, bytes, dead) = (target.waiting_events, target.waiting_bytes, target.dead_events);
-        text.push_str(&format!("{name:width$}  {kind:7}  {waiting:>9}  {bytes:>12}  {dead:>9}  {state}\n"));
+        let failure = target.last_failure.as_deref().map(output::printable).unwrap_or_default();
+        let line =
+            format!("{name:width$}  {kind:7}  {waiting:>9}  {bytes:>12}  {dead:>9}  {state:8}  {failure}");
+        text.push_str(line.trim_end());
+        text.push('\n');
     }
     text
 }
@@ -253,11 +263,13 @@ async fn show(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure>
     let given = matches.get_one::<String>("state");
     let states = [EventState::Dead, EventState::Waiting];
     let access = Access::open(config).await?;
+    let mut shown = 0;
     for state in states.into_iter().filter(|state| given.is_none_or(|given| given == state.as_str())) {
         let mut after = None;
         while left > 0 {
             let page = access.events(&target, state, after.as_deref(), left.min(PAGE)).await?;
             left = left.saturating_sub(page.events.len());
+            shown += page.events.len();
             let lines: Result<Vec<String>, Failure> = page.events.iter().map(line).collect();
             if !output::write(&lines?.concat())? || page.next.is_none() {
                 break;
@@ -266,6 +278,9 @@ async fn show(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure>
         }
     }
     access.close().await;
+    if shown == 0 {
+        output::tell("the target has no such events; fanfare outbox list names those that have some");
+    }
     Ok(Outcome::Done)
 }
 
@@ -274,9 +289,14 @@ async fn retry(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure
     let events = matches.get_many::<u64>("event").map(|events| events.copied().collect());
     let access = Access::open(config).await?;
     let retried = access.retry(&target, events).await;
-    let is_running = matches!(access, Access::Running(_));
+    let is_running = access.is_running();
     access.close().await;
     let Retried { events, left } = retried?;
+    if events == 0 && left == 0 {
+        return Err(Failure::failed(
+            "outbox retry: the target has no dead letters; fanfare outbox list names those that have",
+        ));
+    }
     let left = if left > 0 { format!("; {left} dead letters are left") } else { String::new() };
     let when = if is_running { "" } else { " after the next start" };
     output::print(&format!("{events} events are sent again{when}{left}\n"))
@@ -302,9 +322,16 @@ async fn drain(config: &Config, patience: Duration) -> Result<Outcome, Failure> 
     outbox.close().await;
     let left: u64 = targets.iter().map(|target| target.waiting_events).sum();
     let dead: u64 = targets.iter().map(|target| target.dead_events).sum();
-    output::write(&table(&targets))?;
+    output::write(&table(&targets, true))?;
     if left > 0 {
-        return Err(Failure::failed(format!("outbox drain: {left} events are left")));
+        let has_queue =
+            targets.iter().any(|target| target.waiting_events > 0 && target.target.contains("/queue:"));
+        let hint = if has_queue && config.amqp_url.is_none() {
+            "; those of queues need --amqp-url and --amqp-management-url"
+        } else {
+            ""
+        };
+        return Err(Failure::failed(format!("outbox drain: {left} events are left{hint}")));
     }
     if dead > 0 {
         output::tell(&format!("{dead} dead letters are left: fanfare outbox show prints them"));
@@ -336,16 +363,20 @@ mod tests {
             dead_events: 2,
             dead_bytes: 9,
             disabled,
+            last_failure: disabled.then(|| "status 410".to_owned()),
         };
-        let text = table(&[
-            target("acme/orders", Some("webhook"), false),
-            target("acme/old", None, false),
-            target("acme/gone", Some("sns"), true),
-        ]);
+        let text = table(
+            &[
+                target("acme/orders", Some("webhook"), false),
+                target("acme/old", None, false),
+                target("acme/gone", Some("sns"), true),
+            ],
+            true,
+        );
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         assert_eq!(lines[1], ["acme/orders", "webhook", "3", "1000", "2", "sending"]);
         assert_eq!(lines[2], ["acme/old", "-", "3", "1000", "2", "unknown"]);
-        assert_eq!(lines[3], ["acme/gone", "sns", "3", "1000", "2", "disabled"]);
-        assert!(table(&[]).contains("nothing waits"));
+        assert_eq!(lines[3], ["acme/gone", "sns", "3", "1000", "2", "disabled", "status", "410"]);
+        assert!(table(&[], true).contains("nothing waits"));
     }
 }

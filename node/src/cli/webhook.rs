@@ -39,7 +39,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     secret_file: Option<PathBuf>,
 
-    /// The status with which each request is answered
+    /// The status with which each request is answered; one that --secret does not verify is answered with 401
     #[arg(long, value_name = "STATUS", default_value_t = 204, value_parser = clap::value_parser!(u16).range(200..=599))]
     status: u16,
 
@@ -126,7 +126,8 @@ async fn receive(State(printer): State<Printer>, request: Request<Body>) -> Resp
             if !matches!(output::write(&printer.lines(&head.headers, &body)), Ok(true)) {
                 printer.unread.cancel();
             }
-            printer.status
+            let is_refused = printer.secret.is_some() && printer.doubt(&head.headers, &body).is_some();
+            if is_refused { 401 } else { printer.status }
         }
         // Cut short, or larger than any batch.
         Err(_) => 413,

@@ -1,28 +1,13 @@
 //! HELP texts of the metrics that other modules register.
 
-const COUNTERS: [(&str, &str); 37] = [
-    ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
-    ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
-    ("fanfare_broker_refusals_total", "Users of the broker refused, by reason"),
+/// Without labels: they begin at 0.
+const COUNTERS: [(&str, &str); 23] = [
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
-    ("fanfare_nacks_total", "Requests over sockets refused, by code"),
-    ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener refused, by reason"),
-    ("fanfare_socket_closes_total", "Sockets ended by the node, by close code"),
     ("fanfare_tls_handshakes_failed_total", "TLS handshakes of clients that failed"),
     ("fanfare_admin_connections_full_total", "Admin connections that waited since all places were taken"),
-    ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
     (
         "fanfare_clock_steps_total",
         "Steps of the system clock by more than a minute, and starts with a clock that had stepped",
-    ),
-    ("fanfare_connections_refused_total", "Connections refused since the node was full, by reason"),
-    (
-        "fanfare_integration_events_total",
-        "Events of attempts to deliver to integrations, by kind and outcome",
-    ),
-    (
-        "fanfare_integration_retries_total",
-        "Attempts to deliver to integrations that came after a failed one, by kind",
     ),
     ("fanfare_outbox_discarded_total", "Events of deleted queues that were discarded"),
     ("fanfare_outbox_dead_letters_total", "Events that became dead letters"),
@@ -30,15 +15,12 @@ const COUNTERS: [(&str, &str); 37] = [
     ("fanfare_outbox_retried_total", "Dead letters that an operator let wait again"),
     ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
     ("fanfare_forwards_taken_total", "Publishes taken from peers"),
-    ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),
-    ("fanfare_http_requests_total", "HTTP requests answered, by route and status"),
     ("fanfare_id_claims_sent_total", "Requests to a peer for ids of messages"),
     ("fanfare_id_claims_unanswered_total", "Requests for ids of messages that a peer did not answer in time"),
     (
         "fanfare_ids_forgotten_total",
         "Ids of messages published by peers that there was no room to write down",
     ),
-    ("fanfare_limit_hits_total", "Requests refused and connections closed for a limit, by limit"),
     ("fanfare_pauses_total", "Times that gossip stood still for 2 s or more, while the node ran"),
     ("fanfare_presence_events_total", "Members that entered, changed or left by way of this node"),
     ("fanfare_presence_repairs_total", "Times that the members of a peer were asked for once more"),
@@ -51,7 +33,6 @@ const COUNTERS: [(&str, &str); 37] = [
         "fanfare_queue_rows_unreadable_total",
         "Readings of an account's queues that failed, as of a later version",
     ),
-    ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
     ("fanfare_queue_limit_refusals_total", "Queues and rules refused for the ceiling of their account"),
     ("fanfare_tenant_counts_told_total", "Times that a peer was told of changed numbers of connections"),
     (
@@ -59,6 +40,30 @@ const COUNTERS: [(&str, &str); 37] = [
         "Times that a peer told of a tenant beyond those that are kept of it",
     ),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
+];
+
+/// Those whose labels are known begin at 0 too, each in its room.
+const LABELLED_COUNTERS: [(&str, &str); 14] = [
+    ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
+    ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
+    ("fanfare_broker_refusals_total", "Users of the broker refused, by reason"),
+    ("fanfare_nacks_total", "Requests over sockets refused, by code"),
+    ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener refused, by reason"),
+    ("fanfare_socket_closes_total", "Sockets ended by the node, by close code"),
+    ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
+    ("fanfare_connections_refused_total", "Connections refused since the node was full, by reason"),
+    (
+        "fanfare_integration_events_total",
+        "Events of attempts to deliver to integrations, by kind and outcome",
+    ),
+    (
+        "fanfare_integration_retries_total",
+        "Attempts to deliver to integrations that came after a failed one, by kind",
+    ),
+    ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),
+    ("fanfare_http_requests_total", "HTTP requests answered, by route and status"),
+    ("fanfare_limit_hits_total", "Requests refused and connections closed for a limit, by limit"),
+    ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
 ];
 const GAUGES: [(&str, &str); 12] = [
     ("fanfare_connections_max", "Sockets and event streams that the node admits"),
@@ -77,6 +82,10 @@ const GAUGES: [(&str, &str); 12] = [
 
 pub(super) fn describe() {
     for (name, help) in COUNTERS {
+        metrics::describe_counter!(name, help);
+        metrics::counter!(name).increment(0);
+    }
+    for (name, help) in LABELLED_COUNTERS {
         metrics::describe_counter!(name, help);
     }
     for (name, help) in GAUGES {

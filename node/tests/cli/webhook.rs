@@ -74,7 +74,7 @@ fn a_listener_prints_each_event_and_its_verdict() {
     let unsigned = "not verified: the signature is not of this secret, timestamp and body";
     for arguments in [&["--secret", "s"][..], &["--secret-file", "hook.secret"]] {
         let listener = Listener::start(folder.path(), arguments);
-        assert_eq!((listener.post(b"s"), listener.post(b"t")), (204, 204));
+        assert_eq!((listener.post(b"s"), listener.post(b"t")), (204, 401));
         assert_eq!(listener.lines(), format!("{line}verified\n{line}{unsigned}\n"), "{arguments:?}");
     }
     let listener = Listener::start(folder.path(), &["--status", "503", "--verbose", "--data-dir", "x"]);

@@ -56,6 +56,8 @@ struct State {
     read_until: Option<Box<str>>,
     /// The settings under which the target has answered that it is gone.
     disabled: Option<u64>,
+    /// Why the last attempt failed; none: it did not.
+    failure: Option<Box<str>>,
 }
 
 struct Channel {
@@ -160,6 +162,12 @@ impl Board {
         let targets = self.targets.lock();
         let disabled = targets.values().filter(|lineup| lineup.disabled().is_some());
         disabled.map(|lineup| lineup.target.clone()).collect()
+    }
+
+    /// Why the last attempt at the target failed.
+    pub(super) fn failure(&self, target: &TargetId) -> Option<Box<str>> {
+        let lineup = self.targets.lock().get(target).map(Arc::clone)?;
+        lineup.failure()
     }
 
     /// The settings under which the target is disabled.
@@ -343,6 +351,14 @@ impl Lineup {
 
     pub(super) fn disabled(&self) -> Option<u64> {
         self.state.lock().disabled
+    }
+
+    pub(super) fn failure(&self) -> Option<Box<str>> {
+        self.state.lock().failure.clone()
+    }
+
+    pub(super) fn set_failure(&self, reason: Option<&str>) {
+        self.state.lock().failure = reason.map(Into::into);
     }
 
     pub(super) fn set_disabled(&self, settings: Option<u64>) {

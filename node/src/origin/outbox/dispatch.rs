@@ -132,8 +132,35 @@ impl Engine {
     /// Not before the target is there again is it told once more.
     fn tell_absent(&self, target: &TargetId) {
         let events = self.depths.of(target).events;
-        if events > 0 {
+        if events == 0 {
+            return;
+        }
+        if target.queue_id().is_some() {
+            tracing::warn!(target: OFTEN, destination = %target, events, "events wait for a queue that this node does not know, or has no broker for (--amqp-url)");
+        } else {
             tracing::warn!(target: OFTEN, destination = %target, events, "events wait, since the directory does not have their target");
+        }
+    }
+
+    fn tell_unavailable(&self, lineup: &Lineup, reason: &str) {
+        lineup.set_failure(Some(reason));
+        if let Some(held_back) = self.told.happens(&("unavailable", &lineup.target)) {
+            tracing::warn!(destination = %lineup.target, reason, held_back, "target is unavailable");
+        }
+    }
+
+    fn tell_failed(&self, lineup: &Lineup, channel: &str, reason: &str, failures: u32) {
+        lineup.set_failure(Some(reason));
+        if let Some(held_back) = self.told.happens(&("failed", &lineup.target)) {
+            let (destination, attempt) = (&lineup.target, failures.saturating_add(1));
+            tracing::warn!(%destination, channel, reason, attempt, held_back, "delivery failed and is tried again");
+        }
+    }
+
+    fn tell_dead(&self, lineup: &Lineup, channel: &str, reason: &str, events: u64) {
+        lineup.set_failure(Some(reason));
+        if let Some(held_back) = self.told.happens(&("dead", &lineup.target)) {
+            tracing::warn!(destination = %lineup.target, channel, reason, events, held_back, "events became dead letters");
         }
     }
 
@@ -314,14 +341,14 @@ impl Engine {
         let dead_reason: Option<Box<str>> = match outcome {
             Outcome::Delivered => None,
             Outcome::Unavailable { reason, after } if !is_over => {
-                tracing::warn!(target: OFTEN, destination = %lineup.target, reason, "target is unavailable");
+                self.tell_unavailable(lineup, &reason);
                 let next = Instant::now() + after;
                 return (Turn::Waits { not_before: next }, Some(false), Some(next));
             }
             Outcome::Unavailable { reason, .. } => Some(reason.into()),
             Outcome::Retry { reason, after } => {
                 if !is_over {
-                    tracing::warn!(target: OFTEN, destination = %lineup.target, channel, reason, failures, "delivery failed and is tried again");
+                    self.tell_failed(lineup, channel, &reason, failures);
                     not_before = after.map(|after| Instant::now() + after);
                     let next = Instant::now() + backoff(failures);
                     return (Turn::Failed { not_before: next }, Some(false), not_before);
@@ -340,11 +367,12 @@ impl Engine {
         let full = settings.sending.bounds.events;
         let turn = Turn::Settled { has_more: batch.has_more, from: batch.end(), full };
         let Some(reason) = &dead_reason else {
+            lineup.set_failure(None);
             // The next batch need not wait for it: after a fault before that the target receives this one once more.
             self.settle_later(lineup, channel, batch);
             return (turn, Some(is_delivered), not_before);
         };
-        tracing::warn!(target: OFTEN, destination = %lineup.target, channel, %reason, events = count, "events became dead letters");
+        self.tell_dead(lineup, channel, reason, count);
         match self.settle(lineup, channel, batch, dead_reason).await {
             Ok(()) => (turn, Some(is_delivered), not_before),
             Err(_) => (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(is_delivered), not_before),

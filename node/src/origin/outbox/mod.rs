@@ -40,6 +40,7 @@ use crate::model::{
     AccountId, ChannelKey, Clock, Limits, PresenceEvent, Published, pattern_matches, random_bytes,
 };
 use crate::tasks::{OnStop, Tasks};
+use crate::telemetry::Repeats;
 use board::Board;
 pub use depth::Depth;
 use depth::Depths;
@@ -78,6 +79,8 @@ struct Engine {
     /// None: no broker has queues.
     queues: Option<Catalog>,
     transport: Arc<dyn Transport>,
+    /// Failures by target.
+    told: Repeats,
     clock: Clock,
     bounds: TargetBounds,
     /// From the writing of an event on; an attempt that fails later is the last.
@@ -134,6 +137,7 @@ impl Outbox {
             accounts: Arc::clone(accounts),
             queues,
             transport,
+            told: Repeats::default(),
             clock: clock.clone(),
             bounds,
             retry_ms: limits.integration_retry_ms,

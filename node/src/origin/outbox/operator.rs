@@ -55,6 +55,7 @@ impl Outbox {
                     .kind(&target)
                     .filter(|_| !self.engine.is_absent(&target))
                     .map(|kind| kind.as_str().to_owned()),
+                last_failure: self.engine.board.failure(&target).map(Into::into),
                 target: target.to_string(),
                 waiting_events: depth.events,
                 waiting_bytes: depth.bytes,
