@@ -1,6 +1,6 @@
 //! `fanfare outbox`: what waits for the targets of a node, its dead letters, and sending these again.
 //!
-//! A running node is asked over its operators' listener, since it alone has the files; else the data folder is opened.
+//! The data folder is opened; a running node, which alone has its files, is asked over its operators' listener.
 
 mod running;
 
@@ -150,12 +150,13 @@ enum Access {
 }
 
 impl Access {
+    /// The folder itself says whether a node runs on it: `node.json` may be that of another machine.
     async fn open(config: &Config) -> Result<Self, Failure> {
-        if let Some(node) = RunningNode::find(config).await? {
-            return Ok(Self::Running(node));
-        }
-        let opened = StoppedOutbox::open(config).await;
-        opened.map(Self::Stopped).map_err(|error| Failure::because("outbox", &error))
+        let closed = match StoppedOutbox::open(config).await {
+            Ok(outbox) => return Ok(Self::Stopped(outbox)),
+            Err(error) => Failure::because("outbox", &error),
+        };
+        RunningNode::find(config).await?.map(Self::Running).ok_or(closed)
     }
 
     async fn targets(&self) -> Result<Vec<TargetState>, Failure> {
@@ -303,11 +304,6 @@ async fn retry(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure
 }
 
 async fn drain(config: &Config, patience: Duration) -> Result<Outcome, Failure> {
-    if RunningNode::find(config).await?.is_some() {
-        return Err(Failure::failed(
-            "outbox drain: the node of this data folder runs, and sends what waits by itself",
-        ));
-    }
     let outbox =
         StoppedOutbox::begin(config).await.map_err(|error| Failure::because("outbox drain", &error))?;
     let mut last: Option<Instant> = None;

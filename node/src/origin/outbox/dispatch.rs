@@ -135,7 +135,8 @@ impl Engine {
         if events == 0 {
             return;
         }
-        if target.queue_id().is_some() {
+        let has_account = self.accounts.current().account(&AccountId::new(target.parts().0)).is_some();
+        if has_account && target.queue_id().is_some() {
             tracing::warn!(target: OFTEN, destination = %target, events, "events wait for a queue that this node does not know, or has no broker for (--amqp-url)");
         } else {
             tracing::warn!(target: OFTEN, destination = %target, events, "events wait, since the directory does not have their target");
