@@ -261,6 +261,11 @@ impl Lineup {
         state.channels.get(name)?.recent.as_ref()?.batch(&self.target, bounds)
     }
 
+    /// Events that are read ahead find room in memory.
+    pub(super) fn has_room(&self) -> bool {
+        self.room.has_half()
+    }
+
     /// Takes the first events of a channel that [`Lineup::next`] gave, as the tables had them since.
     pub(super) fn refill(&self, name: &str, Ahead { events, is_whole }: Ahead) {
         let mut state = self.state.lock();

@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 const BACKOFF: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// Events that one read takes into memory where batches are single events.
-const AHEAD: usize = 256;
+const AHEAD: BatchBounds = BatchBounds { events: 256, bytes: 256 * 1024 };
 /// Why a target is disabled.
 const GONE: &str = "the target has answered that it is gone (410)";
 /// Of a target that was deleted, or is disabled.
@@ -234,7 +234,14 @@ impl Engine {
             return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
         };
         let attempt = Attempt { lineup, channel: &channel, batch: &batch, failures, settings };
-        let (turn, success, not_before) = self.attempt(attempt, event_id).await;
+        let (turn, success, not_before) = self.attempt(attempt, event_id.clone()).await;
+        if let (None, Some((first, _)), false) =
+            (&batch.fixed, batch.events.first(), matches!(turn, Turn::Settled { .. }))
+        {
+            // The next attempt may come under settings with larger batches. Refused, it comes as it would have without.
+            let fixed = Fixed { event_id, last: *first };
+            let _ = self.fix_batch(&lineup.target, &channel, *first, fixed).await;
+        }
         Ended { channel, turn, success, not_before }
     }
 
@@ -250,7 +257,7 @@ impl Engine {
             return Ok(batch);
         }
         let (target, name) = (lineup.target.clone(), Box::<str>::from(channel));
-        if bounds.events == 1 {
+        if bounds.events == 1 && lineup.has_room() {
             let ahead = self.read(move |tables| tables.ahead(&target, (&name, from), AHEAD)).await?;
             if let Some(ahead) = ahead {
                 lineup.refill(channel, ahead);

@@ -21,6 +21,13 @@ pub(super) struct Room {
     used: AtomicUsize,
 }
 
+impl Room {
+    /// Half of it is left.
+    pub(super) fn has_half(&self) -> bool {
+        self.used.load(Ordering::Relaxed) < BYTES_MAX / 2
+    }
+}
+
 /// The first events of one channel that wait, in the order of their sequences and without a gap.
 #[derive(Debug)]
 pub(super) struct Recent {

@@ -237,25 +237,26 @@ impl Tables {
         Ok(batch)
     }
 
-    /// The first events of the channel that wait from a sequence on, at most `count`. None: a batch is fixed.
+    /// The first events of the channel that wait from a sequence on, within the bounds. None: a batch is fixed.
     pub(super) fn ahead(
         &self,
         target: &TargetId,
         (channel, from): (&str, u64),
-        count: usize,
+        bounds: BatchBounds,
     ) -> Result<Option<Ahead>, StoreError> {
         if self.fixed(target, channel)?.is_some_and(|fixed| fixed.last >= from) {
             return Ok(None);
         }
-        let mut events = Vec::new();
+        let (mut events, mut bytes) = (Vec::new(), 0);
         let (first, last) = (keys::waiting(target, channel, from), keys::waiting(target, channel, u64::MAX));
         for row in self.waiting.keyspace().range(first..=last) {
-            if events.len() >= count {
+            if events.len() >= bounds.events || bytes >= bounds.bytes {
                 return Ok(Some(Ahead { events, is_whole: false }));
             }
             let key = row.key().map_err(StoreError::failed)?;
             let Some((_, _, sequence)) = keys::parse_waiting(&key) else { continue };
             let Some(event) = self.event(sequence)? else { continue };
+            bytes += event.record.len();
             events.push((sequence, Arc::new(event)));
         }
         Ok(Some(Ahead { events, is_whole: true }))

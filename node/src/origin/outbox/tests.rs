@@ -281,7 +281,10 @@ async fn a_full_target_loses_its_oldest_events_to_the_dead_letters() {
     let limits = Limits { integration_bytes: 1_000, integration_dead_bytes: 1_000, ..Limits::default() };
     let receiver = Arc::new(Receiver::default());
     let node = Node::start(folder.path(), &receiver, "", &limits);
-    node.put("a", 0..50).await;
+    node.put("a", 0..5).await;
+    node.stop().await;
+    let node = Node::start(folder.path(), &receiver, "", &limits);
+    node.put("a", 5..50).await;
     let depth = node.depth();
     assert!(depth.bytes <= 1_000 && depth.events >= 5, "{depth:?}");
     assert!(depth.dead_bytes <= 1_100 && depth.dead_events >= 5, "{depth:?}");
@@ -344,6 +347,26 @@ async fn batch_under_way_outlives_other_settings() {
     assert_eq!((&received[0], &received[1]), (&received[1], &received[2]), "the same batch");
     let numbers: Vec<_> = received.iter().skip(2).flat_map(|(_, numbers)| numbers.clone()).collect();
     assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 5, 6]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn single_event_that_failed_stays_alone_under_other_settings() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let receiver = Receiver::answering([retry(), retry()]);
+    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
+    node.put("a", 0..3).await;
+    let node = node.begin();
+    let batches = node.outbox.engine.tables.batches.clone();
+    node.until("a failure", || !batches.keyspace().is_empty().expect("readable")).await;
+    node.stop().await;
+    drop(batches);
+    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default()).begin();
+    node.until_empty().await;
+    node.stop().await;
+    let mut received = receiver.of("a");
+    received.dedup();
+    let numbers: Vec<_> = received.into_iter().map(|(_, numbers)| numbers).collect();
+    assert_eq!(numbers, [vec![0], vec![1, 2]]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -86,7 +86,7 @@ pub(super) struct Writer {
     pub(super) bounds: TargetBounds,
     pub(super) clock: Clock,
     pub(super) next_sequence: u64,
-    /// For each target the sequence below which no event waits for it.
+    /// For each target the sequence below which no event waits for it that is in no batch under way.
     pub(super) oldest: HashMap<TargetId, u64>,
     pub(super) unflushed: usize,
     /// The last commit that outlasts a loss of power.
@@ -295,7 +295,9 @@ impl Writer {
             let change = effects.change(target);
             change.events += 1;
             change.bytes += i64::from(bytes);
-            self.oldest.entry(target.clone()).or_insert(sequence);
+            // Where events waited before, as after a start, the oldest is not known.
+            let is_first = || self.depths.of(target).events == 0;
+            self.oldest.entry(target.clone()).or_insert_with(|| if is_first() { sequence } else { 0 });
             effects.arrived.push((target.clone(), sequence, Arc::clone(&event)));
         }
     }
@@ -417,10 +419,11 @@ impl Writer {
             let (key, value) = row.into_inner().map_err(StoreError::failed)?;
             let Some(sequence) = keys::parse_sequence(&key) else { continue };
             if freed >= over || events.len() >= TRIM_MAX {
-                oldest = oldest.or(Some(sequence));
+                oldest = Some(sequence);
                 break;
             }
-            let event = Event::decode(&value)?;
+            // One that cannot be read is not in the way of others; the turn of its channel says so.
+            let Ok(event) = Event::decode(&value) else { continue };
             if event.addressee(target).is_none()
                 || !self.tables.is_waiting(target, &event.channel, sequence)?
             {
@@ -429,8 +432,8 @@ impl Writer {
             // An attempt of a batch that is fixed may be under way, and each one has the same events.
             let fixed = self.tables.fixed(target, &event.channel)?.map(|fixed| fixed.last);
             let fixing = effects.fixed.get(&(target.clone(), event.channel.clone())).copied();
+            // These are not looked at again: they end when the batch is settled.
             if fixed.max(fixing).is_some_and(|last| sequence <= last) {
-                oldest = oldest.or(Some(sequence));
                 continue;
             }
             freed += value.len() as u64;
