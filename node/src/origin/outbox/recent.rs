@@ -43,7 +43,7 @@ impl Recent {
         Self { events: VecDeque::new(), is_whole: true, room: Arc::clone(room) }
     }
 
-    /// What was read from the tables; `is_whole`: no further event waits.
+    /// Events that were read from the tables; `is_whole`: no further one waits.
     pub(super) fn of(room: &Arc<Room>, events: Vec<(u64, Arc<Event>)>, is_whole: bool) -> Self {
         let mut recent = Self::new(room);
         events.iter().for_each(|(sequence, event)| recent.push(*sequence, event));

@@ -295,7 +295,7 @@ impl Writer {
             let change = effects.change(target);
             change.events += 1;
             change.bytes += i64::from(bytes);
-            // Where events waited before, as after a start, the oldest is not known.
+            // After a start events may have waited before: the oldest is not known then.
             let is_first = || self.depths.of(target).events == 0;
             self.oldest.entry(target.clone()).or_insert_with(|| if is_first() { sequence } else { 0 });
             effects.arrived.push((target.clone(), sequence, Arc::clone(&event)));
