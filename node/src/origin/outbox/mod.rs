@@ -54,6 +54,8 @@ use writer::{Job, Settle, TargetBounds, Writer};
 const QUEUE: Bounds = Bounds { items: 131_072, bytes: 64 * 1024 * 1024 };
 /// How often a stop looks whether all is sent.
 const LOOK: Duration = Duration::from_millis(50);
+/// Events that are looked at for the oldest one that waits for a target.
+const OLDEST_STEPS: usize = 20_000;
 /// A stop does not wait longer for targets that take nothing.
 const NO_PROGRESS: Duration = Duration::from_secs(2);
 
@@ -271,13 +273,12 @@ impl Outbox {
     /// Sets the gauges of each kind: events and bytes that wait, dead letters, and the age of the oldest event that waits; and that of the
     /// events whose target is not there.
     pub async fn measure(&self) {
-        const STEPS: usize = 20_000;
         let mut kinds = [(); TargetKind::ALL.len()].map(|()| (Depth::default(), 0_u64));
         let mut absent = 0;
         for (target, depth) in self.depths() {
             absent += if self.engine.is_absent(&target) { depth.events } else { 0 };
             let Some(kind) = self.kind(&target) else { continue };
-            let oldest_ms = if depth.events == 0 { None } else { self.oldest_ms(&target, STEPS).await };
+            let oldest_ms = self.oldest_ms(&target, depth).await;
             let age_ms =
                 oldest_ms.map_or(0, |oldest_ms| self.engine.clock.line_ms().saturating_sub(oldest_ms));
             let (sum, oldest) = &mut kinds[kind as usize];
@@ -296,10 +297,14 @@ impl Outbox {
         }
     }
 
-    async fn oldest_ms(&self, target: &TargetId, steps: usize) -> Option<u64> {
+    async fn oldest_ms(&self, target: &TargetId, depth: Depth) -> Option<u64> {
+        if depth.events == 0 {
+            return None;
+        }
         let from = self.engine.oldest.lock().get(target).copied().unwrap_or(0);
         let of = target.clone();
-        let (next, oldest_ms) = self.engine.read(move |tables| tables.oldest(&of, from, steps)).await.ok()?;
+        let (next, oldest_ms) =
+            self.engine.read(move |tables| tables.oldest(&of, from, OLDEST_STEPS)).await.ok()?;
         self.engine.oldest.lock().insert(target.clone(), next);
         oldest_ms
     }

@@ -17,8 +17,6 @@ use crate::origin::history::StoreError;
 const CHUNK: usize = 500;
 /// Records of one page, about.
 const PAGE_BYTES: usize = 1024 * 1024;
-/// Events that are looked at for the oldest one.
-const STEPS: usize = 20_000;
 
 /// A page of a target's events.
 #[derive(Debug, Clone)]
@@ -49,7 +47,7 @@ impl Outbox {
         }
         depths.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (target, depth) in depths {
-            let oldest_ms = if depth.events == 0 { None } else { self.oldest_ms(&target, STEPS).await };
+            let oldest_ms = self.oldest_ms(&target, depth).await;
             targets.push(TargetState {
                 kind: self
                     .kind(&target)
