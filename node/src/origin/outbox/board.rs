@@ -216,7 +216,9 @@ impl Lineup {
             }
             return;
         }
-        if state.channels.len() >= CHANNELS_MAX {
+        // Room is kept for those in the tables, which came before.
+        let max = if state.is_unread { CHANNELS_MAX / 2 } else { CHANNELS_MAX };
+        if state.channels.len() >= max {
             (state.overflowed, state.is_unread) = (true, true);
             return;
         }

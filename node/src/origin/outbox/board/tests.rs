@@ -162,3 +162,17 @@ fn channels_beyond_the_bound_are_read_from_the_tables() {
     assert_eq!(lineup.next(now).map(|next| next.from), Ok(8));
     assert_eq!(lineup.wants_more(), None);
 }
+
+#[test]
+fn new_channels_leave_room_for_those_in_the_tables() {
+    let (lineup, now) = (lineup(), Instant::now());
+    (0..=CHANNELS_MAX).for_each(|number| arrive(&lineup, &format!("{number}"), 5));
+    for (number, name) in (6..).zip(names(&lineup, now)) {
+        lineup.ended(name, settled(6), now);
+        lineup.state.lock().end_rests(now + REST);
+        arrive(&lineup, &format!("new {number}"), number);
+    }
+    let taken = names(&lineup, now + REST);
+    assert!(taken.len() <= CHANNELS_MAX / 2, "{}", taken.len());
+    assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX - taken.len())));
+}
