@@ -148,6 +148,14 @@ impl Board {
         }
     }
 
+    /// Events of the channel wait no more for the target, though they were not sent.
+    pub(super) fn lost(&self, target: &TargetId, channel: &str) {
+        let lineup = self.targets.lock().get(target).map(Arc::clone);
+        if let Some(lineup) = lineup {
+            lineup.lost(channel);
+        }
+    }
+
     /// Forgets the target if it has no channel; an event that comes later makes another lineup.
     pub(super) fn remove(&self, lineup: &Lineup) -> bool {
         let mut targets = self.targets.lock();
@@ -275,6 +283,13 @@ impl Lineup {
             // One that came meanwhile may not be among them.
             let is_whole = is_whole && !channel.has_new;
             channel.recent = Some(Recent::of(&self.room, events, is_whole));
+        }
+    }
+
+    /// Events of the channel wait no more, though they were not sent: those in memory are read from the tables again.
+    fn lost(&self, name: &str) {
+        if let Some(channel) = self.state.lock().channels.get_mut(name) {
+            (channel.has_new, channel.recent) = (true, None);
         }
     }
 

@@ -22,7 +22,7 @@ use crate::telemetry::OFTEN;
 
 /// The directory is looked at this often for a target that cannot be sent to.
 const LOOK: Duration = Duration::from_secs(1);
-/// The outbox's disk failed, or another task took what was read.
+/// The outbox's disk failed.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Before the second attempt; doubled with each further one.
 const BACKOFF: Duration = Duration::from_millis(500);
@@ -230,8 +230,11 @@ impl Engine {
             let lacking = bounds.events.saturating_sub(batch.events.len());
             return unasked(Turn::Lingers { not_before: until, lacking });
         }
-        let Ok(event_id) = self.fix(lineup, &channel, &mut batch, bounds).await else {
-            return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
+        let event_id = match self.fix(lineup, &channel, &mut batch, bounds).await {
+            Ok(event_id) => event_id,
+            // A full target lost the first event since it was read.
+            Err(StoreError::Busy) => return unasked(Turn::Waits { not_before: Instant::now() }),
+            Err(_) => return unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
         };
         let attempt = Attempt { lineup, channel: &channel, batch: &batch, failures, settings };
         let (turn, success, not_before) = self.attempt(attempt, event_id.clone()).await;

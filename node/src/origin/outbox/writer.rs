@@ -29,6 +29,8 @@ const ROWS_BYTES: usize = 300;
 const SYNC_EVERY: Duration = Duration::from_millis(100);
 /// Events of a full target that one commit moves to the dead letters.
 const TRIM_MAX: usize = 2_000;
+/// A full target loses this part of its bytes at once, so that a batch that is read then is still there when it is to be fixed.
+const TRIM_PART: u64 = 64;
 
 type Answer = oneshot::Sender<Result<(), StoreError>>;
 
@@ -109,8 +111,10 @@ struct Effects {
     fixed: HashMap<(TargetId, Box<str>), u64>,
     /// Fixes that cannot be.
     late: Vec<Answer>,
-    /// Dead letters that the group lets wait again.
-    retried: HashSet<(TargetId, u64)>,
+    /// Dead letters that the group removes.
+    undone: HashSet<(TargetId, u64)>,
+    /// Channels of which a full target has lost events.
+    trimmed: HashSet<(TargetId, Box<str>)>,
     /// How many of them each one asked for.
     counts: Vec<(oneshot::Sender<Result<u64, StoreError>>, u64)>,
     /// Something that must outlast a loss of power.
@@ -164,6 +168,9 @@ impl Writer {
             for (target, sequence, event) in effects.arrived {
                 self.board.arrived(&target, sequence, &event);
             }
+            for (target, channel) in effects.trimmed {
+                self.board.lost(&target, &channel);
+            }
         }
         for done in effects.put {
             let result = result.clone();
@@ -187,9 +194,7 @@ impl Writer {
         let sealed = tables::seal_full(&self.tables.all()).and_then(|sealed| {
             let due = !sealed && self.unflushed >= JOURNAL_BYTES;
             if due {
-                for table in self.tables.all() {
-                    table.seal()?;
-                }
+                self.tables.all().iter().try_for_each(|table| table.seal())?;
             }
             Ok(sealed || due)
         });
@@ -312,8 +317,14 @@ impl Writer {
         effects: &mut Effects,
     ) -> Result<(), StoreError> {
         for &(sequence, ref event) in events {
-            let is_new = effects.settled.insert((target.clone(), sequence));
-            if !is_new || !self.tables.is_waiting(target, &event.channel, sequence)? {
+            if !effects.settled.insert((target.clone(), sequence)) {
+                continue;
+            }
+            if !self.tables.is_waiting(target, &event.channel, sequence)? {
+                // A full target may have lost it while it was sent.
+                if dead_reason.is_none() {
+                    self.remove_dead(batch, target, sequence, effects)?;
+                }
                 continue;
             }
             let bytes = u32::try_from(event.encoded_bytes()).unwrap_or(u32::MAX);
@@ -355,6 +366,31 @@ impl Writer {
         Ok(())
     }
 
+    /// Removes a dead letter of the target. False: it has no such one.
+    fn remove_dead(
+        &self,
+        batch: &mut OwnedWriteBatch,
+        target: &TargetId,
+        sequence: u64,
+        effects: &mut Effects,
+    ) -> Result<bool, StoreError> {
+        let row = keys::dead(target, sequence);
+        let found = self.tables.dead.keyspace().get(&row).map_err(StoreError::failed)?;
+        let Some(dead) = found.and_then(|value| Dead::decode(&value)) else { return Ok(false) };
+        if !effects.undone.insert((target.clone(), sequence)) {
+            return Ok(false);
+        }
+        batch.remove(self.tables.dead.keyspace(), row);
+        let change = effects.change(target);
+        change.dead_events -= 1;
+        change.dead_bytes -= i64::from(dead.bytes);
+        effects.removed.insert((target.clone(), sequence));
+        if let Some(event) = self.tables.event(sequence)? {
+            self.forget(batch, target, sequence, &event, effects)?;
+        }
+        Ok(true)
+    }
+
     /// Puts dead letters of a target as new events for it alone, so that they change no batch that is fixed; returns how many it has.
     fn give_back(
         &mut self,
@@ -365,20 +401,11 @@ impl Writer {
     ) -> Result<u64, StoreError> {
         let mut count = 0;
         for &sequence in sequences {
-            let row = keys::dead(target, sequence);
-            let found = self.tables.dead.keyspace().get(&row).map_err(StoreError::failed)?;
-            let Some(dead) = found.and_then(|value| Dead::decode(&value)) else { continue };
             let Some(event) = self.tables.event(sequence)? else { continue };
             let Some(addressee) = event.addressee(target).cloned() else { continue };
-            if !effects.retried.insert((target.clone(), sequence)) {
+            if !self.remove_dead(batch, target, sequence, effects)? {
                 continue;
             }
-            batch.remove(self.tables.dead.keyspace(), row);
-            let change = effects.change(target);
-            change.dead_events -= 1;
-            change.dead_bytes -= i64::from(dead.bytes);
-            effects.removed.insert((target.clone(), sequence));
-            self.forget(batch, target, sequence, &event, effects)?;
             let written_ms = self.clock.line_ms();
             self.put(batch, Event { written_ms, targets: vec![addressee], ..event }, effects);
             count += 1;
@@ -394,6 +421,7 @@ impl Writer {
             let change = effects.change(&target);
             let over = depth.bytes.saturating_add_signed(change.bytes).saturating_sub(self.bounds.bytes);
             if over > 0 {
+                let over = over + self.bounds.bytes / TRIM_PART;
                 self.trim_waiting(batch, &target, over, effects)?;
             }
             let change = effects.change(&target);
@@ -437,6 +465,7 @@ impl Writer {
                 continue;
             }
             freed += value.len() as u64;
+            effects.trimmed.insert((target.clone(), event.channel.clone()));
             events.push((sequence, Arc::new(event)));
         }
         self.oldest.insert(target.clone(), oldest.unwrap_or(self.next_sequence));
@@ -459,18 +488,9 @@ impl Writer {
             let (Some((_, sequence)), Some(dead)) = (keys::parse_dead(&key), Dead::decode(&value)) else {
                 continue;
             };
-            if effects.retried.contains(&(target.clone(), sequence)) {
-                continue;
-            }
-            freed += u64::from(dead.bytes);
-            batch.remove(self.tables.dead.keyspace(), &*key);
-            let change = effects.change(target);
-            change.dead_events -= 1;
-            change.dead_bytes -= i64::from(dead.bytes);
-            effects.dropped += 1;
-            effects.removed.insert((target.clone(), sequence));
-            if let Some(event) = self.tables.event(sequence)? {
-                self.forget(batch, target, sequence, &event, effects)?;
+            if self.remove_dead(batch, target, sequence, effects)? {
+                freed += u64::from(dead.bytes);
+                effects.dropped += 1;
             }
         }
         Ok(())
