@@ -306,11 +306,16 @@ impl Engine {
         Ok(batch.fixed.insert(fixed).event_id.clone())
     }
 
-    /// Writes that the target has the batch, behind all that was to be written before.
-    fn settle_later(&self, lineup: &Lineup, channel: &str, batch: &Batch) {
+    /// Writes that the target has the batch, behind all that was to be written before. It is waited for only while the disk is behind.
+    async fn settle_delivered(&self, lineup: &Lineup, channel: &str, batch: &Batch) {
+        // Not written when the disk fails or the node stops: then the batch is sent once more after the next start.
+        if self.queue.is_nearly_full() {
+            let _ = self.settle(lineup, channel, batch, None).await;
+            return;
+        }
         let settle = Settle::new(&lineup.target, channel, batch, None, None);
-        // Refused when the node stops: then the batch is sent once more after the next start.
-        let _ = self.queue.push_begun(Weight { items: 1, bytes: 0 }, Job::Settle(settle));
+        let weight = Weight { items: batch.events.len(), bytes: batch.bytes };
+        let _ = self.queue.push_begun(weight, Job::Settle(settle));
     }
 
     async fn settle(
@@ -380,7 +385,7 @@ impl Engine {
         let Some(reason) = &dead_reason else {
             lineup.set_failure(None);
             // The next batch need not wait for it: after a fault before that the target receives this one once more.
-            self.settle_later(lineup, channel, batch);
+            self.settle_delivered(lineup, channel, batch).await;
             return (turn, Some(is_delivered), not_before);
         };
         self.tell_dead(lineup, channel, reason, count);

@@ -141,6 +141,8 @@ impl Writer {
             let commit =
                 catch_unwind(AssertUnwindSafe(|| self.commit(group.drain(..), weight, &mut effects)));
             let result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
+            // A settled batch without its rows would wait until the next start, and count until then.
+            let result = result.map_err(|error| self.status.broke(&error.to_string()));
             if let Err(error) = &result {
                 tracing::error!(%error, rows = weight.items, "outbox did not write");
             }
