@@ -110,7 +110,8 @@ async fn key_consumes_its_own_queues_and_nothing_else() {
         !log.contains(ADMIN_TOKEN) && !log.contains("secret.k1") && !log.contains("guest:guest"),
         "{log}"
     );
-    assert_eq!(call(&node, "GET", &format!("/api/queues/{all}"), Value::Null).await.json()["consumers"], 0);
+    let state = async || call(&node, "GET", &format!("/api/queues/{all}"), Value::Null).await.json();
+    wait_until(SOON, "the end of the consumers", async || state().await["consumers"] == 0).await;
     node.assert_no_panic();
 }
 

@@ -1,9 +1,9 @@
 //! Queues while their broker fails: what they are owed waits in the outbox.
 
+use fanfare_cluster_tests::{RabbitMq, SOON, wait_until};
 use serde_json::{Value, json};
 
 use super::{call, data, make, node, publish};
-use fanfare_cluster_tests::RabbitMq;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queues_and_what_they_are_owed_survive_a_kill() {
@@ -46,7 +46,7 @@ async fn node_without_a_broker_keeps_what_queues_are_owed() {
     addresses.iter().for_each(|name| node.set_environment(name, ""));
     node.stop().await;
     node.restart().await;
-    assert!(node.log().contains("this node has no broker"), "{}", node.log());
+    wait_until(SOON, "the line", async || node.log().contains("this node has no broker")).await;
     publish(&node, "a", json!({"data": "owed"})).await;
     assert_eq!(call(&node, "GET", "/api/queues", Value::Null).await.status, 503);
     for (name, value) in addresses.iter().zip(&given) {
