@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::broker::Broker;
 use super::{BrokerError, BrokerQueue, Catalog};
-use crate::accounts::{Accounts, Key};
+use crate::accounts::{Accounts, Key, is_key_name};
 use crate::model::{KeyName, Operation};
 use crate::telemetry::{OFTEN, Repeats};
 
@@ -185,7 +185,7 @@ impl SeenKeys {
 
 impl super::service::Inner {
     /// Closes connections of keys that were changed or revoked since the last look, and of consumers that may not consume their queue any
-    /// more. Users whom the broker itself knows are its operator's.
+    /// more, or whose key the directory does not have. Users whom the broker itself knows are its operator's.
     pub(super) async fn close_forbidden(&self, seen: &mut SeenKeys) -> Result<(), BrokerError> {
         let Some(broker) = &self.broker else { return Ok(()) };
         let directory = self.accounts.current();
@@ -200,8 +200,12 @@ impl super::service::Inner {
         let consumers = broker.management.consumers().await?;
         let may_not = consumers.into_iter().filter(|consumer| {
             let (user, name) = (&consumer.channel_details.user, &consumer.queue.name);
-            let refuses = |key: &Arc<Key>| may_read(&self.catalog, key, name).is_err();
-            self.catalog.by_physical(name).is_some() && directory.key(user).is_some_and(refuses)
+            let is_refused = match directory.key(user) {
+                Some(key) => may_read(&self.catalog, key, name).is_err(),
+                // It may have gone before this node began to look.
+                None => is_key_name(user),
+            };
+            is_refused && self.catalog.by_physical(name).is_some()
         });
         forbidden.extend(
             may_not.map(|consumer| (consumer.channel_details.connection_name, consumer.channel_details.user)),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fanfare_proto::queue::{Filter, FilterSource, QueueEdit, QueueRequest, RuleRequest};
 
-use super::consumers::{Denial, check};
+use super::consumers::{Denial, SeenKeys, check};
 use super::definitions::Definitions;
 use super::*;
 use crate::accounts::Accounts;

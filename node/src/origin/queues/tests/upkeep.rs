@@ -30,6 +30,10 @@ impl Things {
         of_kind.map(|(_, thing)| thing["name"].as_str().expect("a name").to_owned()).collect()
     }
 
+    fn add(&self, path: &str, thing: Value) {
+        self.0.lock().insert(path.to_owned(), thing);
+    }
+
     fn remove(&self, kind: &str, name: &str) {
         let mut things = self.0.lock();
         things.retain(|path, thing| !(path.starts_with(&format!("/api/{kind}/")) && thing["name"] == name));
@@ -230,4 +234,28 @@ async fn queue_made_anew_is_looked_at_until_the_store_answers() {
     assert_ne!(again, id);
     other.inner.keep_up().await.expect("kept up");
     assert_eq!(shared.things.names("queues"), ["acme:q", "acme:q:dead"]);
+}
+
+#[tokio::test]
+async fn consumers_whose_key_is_gone_lose_their_connection() {
+    let shared = Shared::start().await;
+    let node = shared.node().await;
+    put(&node, "q", None).await;
+    shared.things.add("/api/users/guest", json!({"name": "guest"}));
+    for (user, queue) in [
+        ("all", "acme:q"),
+        ("revoked", "acme:q"),
+        ("gone", "acme:q"),
+        ("gone-too", "acme:q:dead"),
+        ("guest", "acme:q"),
+        ("of.another.backend", "acme:q"),
+        ("reader", "mine"),
+    ] {
+        let details = json!({"connection_name": user, "user": user});
+        let consumer = json!({"queue": {"name": queue}, "channel_details": details});
+        shared.things.add(&format!("/api/consumers/%2F/{user}"), consumer);
+        shared.things.add(&format!("/api/connections/{user}"), json!({"name": user}));
+    }
+    node.inner.close_forbidden(&mut SeenKeys::default()).await.expect("looked at");
+    assert_eq!(shared.things.names("connections"), ["all", "guest", "of.another.backend", "reader"]);
 }
