@@ -50,8 +50,34 @@ pub(super) struct Inner {
     changes: Mutex<()>,
     peers: OnceLock<PeersTold>,
     denials: Denials,
-    /// Names on the broker of queues that were made anew there, how often, until the store is known to have them still.
+    /// Names on the broker of queues that may be there although the store does not have them, and how often they came to be so.
     pub(super) unsettled: parking_lot::Mutex<HashMap<Box<str>, u64>>,
+}
+
+/// A call that changes a queue on the broker and in the store. One that ends between the two, as a cancelled one does, leaves the queue to
+/// the upkeep. A process that is killed there leaves the queue on the broker.
+struct Unsettled<'a> {
+    inner: &'a Inner,
+    physical: Option<Box<str>>,
+}
+
+impl<'a> Unsettled<'a> {
+    fn of(inner: &'a Inner, queue: &BrokerQueue) -> Self {
+        Self { inner, physical: Some(queue.physical.clone()) }
+    }
+
+    /// The broker and the store agree.
+    fn settled(mut self) {
+        self.physical = None;
+    }
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        if let Some(physical) = self.physical.take() {
+            self.inner.add_unsettled(physical);
+        }
+    }
 }
 
 /// The addresses of the broker of the queues.
@@ -155,9 +181,12 @@ impl Queues {
         let put = |definitions: &mut Definitions| {
             definitions.put(&account.id, &request, account.queue_limit, capability)
         };
-        let planned = self.inner.plan(&account.id, put)?;
-        self.inner.broker()?.declare(&BrokerQueue::of(&planned)).await?;
+        let planned = BrokerQueue::of(&self.inner.plan(&account.id, put)?);
+        let broker = self.inner.broker()?;
+        let unsettled = Unsettled::of(&self.inner, &planned);
+        broker.declare(&planned).await?;
         let queue = self.inner.change(&account.id, put).await?;
+        unsettled.settled();
         self.inner.apply_bound(&queue).await?;
         Ok(CreatedQueue { physical: BrokerQueue::of(&queue).physical.into(), queue })
     }
@@ -198,16 +227,20 @@ impl Queues {
     ) -> Result<String, QueueError> {
         let remove = |definitions: &mut Definitions| definitions.remove(id, capability);
         let queue = self.inner.plan(account, remove)?;
-        // First, so that a broker that cannot be reached leaves all as it was.
-        self.inner.broker()?.delete(&BrokerQueue::of(&queue)).await?;
-        self.inner.change(account, remove).await?;
         let on_broker = BrokerQueue::of(&queue);
+        let broker = self.inner.broker()?;
+        let unsettled = Unsettled::of(&self.inner, &on_broker);
+        // First, so that a broker that cannot be reached leaves all as it was.
+        broker.delete(&on_broker).await?;
+        self.inner.change(account, remove).await?;
         // An event that was on its way may have made it anew, as may another call since, which is to stay.
         if self.inner.catalog.by_physical(&on_broker.physical).is_none()
-            && let Err(error) = self.inner.broker()?.delete(&on_broker).await
+            && let Err(error) = broker.delete(&on_broker).await
         {
-            tracing::warn!(%error, "a deleted queue may be left on the broker");
+            tracing::warn!(%error, "a deleted queue may be left on the broker until the upkeep deletes it");
+            return Ok(queue.name);
         }
+        unsettled.settled();
         Ok(queue.name)
     }
 

@@ -7,11 +7,14 @@ use super::broker::Broker;
 use super::management::Policy;
 use super::service::{Inner, Queues};
 use super::{BrokerQueue, QueueError};
+use crate::model::random_bytes;
 use crate::telemetry::OFTEN;
 
 const ROUND: Duration = Duration::from_secs(30);
 /// A round ends after so many failures.
 const FAILURES_MAX: usize = 8;
+/// Further queues that calls may have left on the broker are not kept in mind: clients choose their names.
+const UNSETTLED_MAX: usize = 4096;
 
 impl Queues {
     /// Never returns.
@@ -28,18 +31,22 @@ impl Queues {
 impl Inner {
     /// Makes one round.
     pub(super) async fn keep_up(&self) -> Result<(), QueueError> {
-        self.settle().await?;
+        let unsettled = self.unsettled.lock().clone();
+        let settled = self.settle(unsettled).await;
+        if let Err(QueueError::Store(_)) = &settled {
+            return settled;
+        }
         // Before the broker is asked, so that each has been declared there.
         let queues = self.catalog.all();
         if queues.is_empty() {
-            return Ok(());
+            return settled;
         }
         let management = &self.broker()?.management;
         let names = management.queues().await?.into_iter().collect();
         let policies = management.policies().await?;
         let policies = policies.into_iter().map(|policy| (policy.name.clone(), policy)).collect();
         let found = Found { names, policies };
-        let (mut outcome, mut failures) = (self.keep_policy_of_the_dead(&found).await, 0);
+        let (mut outcome, mut failures) = (settled.and(self.keep_policy_of_the_dead(&found).await), 0);
         for queue in queues {
             if let Err(error) = self.keep_up_one(&queue, &found).await {
                 (outcome, failures) = (Err(error), failures + 1);
@@ -86,23 +93,44 @@ impl Inner {
             Some(present) => broker.declare(&present).await,
             None => Ok(()),
         };
-        *self.unsettled.lock().entry(queue.physical.clone()).or_default() += 1;
-        self.settle().await?;
+        let times = self.add_unsettled(queue.physical.clone());
+        self.settle(HashMap::from([(queue.physical.clone(), times)])).await?;
         made?;
         Ok(self.catalog.by_physical(&queue.physical).is_some())
     }
 
-    /// Deletes queues on the broker that were made anew although they were deleted; those that are not known to be either are looked at
-    /// again with the next call.
-    async fn settle(&self) -> Result<(), QueueError> {
-        let unsettled = self.unsettled.lock().clone();
+    /// Notes that the queue may be on the broker although the store does not have it; returns how often it was noted.
+    pub(super) fn add_unsettled(&self, physical: Box<str>) -> u64 {
+        let mut unsettled = self.unsettled.lock();
+        if unsettled.len() >= UNSETTLED_MAX && !unsettled.contains_key(&physical) {
+            tracing::warn!(target: OFTEN, queue = %physical, "a queue that the store does not have may be left on the broker");
+            return 0;
+        }
+        let times = unsettled.entry(physical).or_default();
+        *times += 1;
+        *times
+    }
+
+    /// Deletes those of these queues on the broker that the store does not have; the upkeep looks again at those of which this is not known,
+    /// or which the broker did not delete.
+    async fn settle(&self, unsettled: HashMap<Box<str>, u64>) -> Result<(), QueueError> {
         if unsettled.is_empty() {
             return Ok(());
         }
         self.refresh().await?;
+        let mut unsettled: Vec<_> = unsettled.into_iter().collect();
+        let start = usize::from_ne_bytes(random_bytes()) % unsettled.len();
+        unsettled.rotate_left(start);
+        let (mut outcome, mut failures) = (Ok(()), 0);
         for (physical, times) in unsettled {
-            if self.catalog.by_physical(&physical).is_none() {
-                self.broker()?.delete(&BrokerQueue::unbound(physical.clone())).await?;
+            if self.catalog.by_physical(&physical).is_none()
+                && let Err(error) = self.broker()?.delete(&BrokerQueue::unbound(physical.clone())).await
+            {
+                (outcome, failures) = (Err(error.into()), failures + 1);
+                if failures == FAILURES_MAX {
+                    break;
+                }
+                continue;
             }
             let mut unsettled = self.unsettled.lock();
             // Made once more meanwhile: the store is to be asked again.
@@ -110,7 +138,7 @@ impl Inner {
                 unsettled.remove(&physical);
             }
         }
-        Ok(())
+        outcome
     }
 }
 

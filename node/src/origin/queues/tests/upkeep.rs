@@ -47,6 +47,9 @@ impl Things {
 
 async fn answer(State(things): State<Things>, method: Method, uri: Uri, body: Bytes) -> (StatusCode, String) {
     let path = uri.path().to_owned();
+    if things.0.lock().contains_key(&format!("/hangs{path}")) {
+        std::future::pending::<()>().await;
+    }
     let mut things = things.0.lock();
     match method {
         Method::PUT => {
@@ -71,7 +74,7 @@ async fn answer(State(things): State<Things>, method: Method, uri: Uri, body: By
     }
 }
 
-/// One row, and a moment at which it cannot be read.
+/// One row, and a time in which it can be neither read nor written.
 #[derive(Default)]
 struct Rows {
     row: Mutex<Option<StoredQueues>>,
@@ -88,6 +91,9 @@ impl FakeStore for Arc<Rows> {
     }
 
     fn put_queues(&self, row: StoredQueues) -> Result<bool, StoreError> {
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(StoreError::Busy);
+        }
         let mut stored = self.row.lock();
         let is_next = stored.as_ref().map_or(0, |stored| stored.revision) + 1 == row.revision;
         if is_next {
@@ -136,11 +142,15 @@ impl Shared {
 }
 
 async fn put(node: &Queues, name: &str, max_length: Option<u64>) -> String {
+    try_put(node, name, max_length).await.expect("made")
+}
+
+async fn try_put(node: &Queues, name: &str, max_length: Option<u64>) -> Result<String, QueueError> {
     let edit = QueueEdit { max_length: Some(max_length), enabled: None };
     let request = QueueRequest { edit, ..request(name) };
     let accounts = Accounts::from_text(DIRECTORY).expect("a directory").current();
     let acme = accounts.account(&account()).expect("an account");
-    node.put(acme, &everything(), request).await.expect("made").queue.id
+    Ok(node.put(acme, &everything(), request).await?.queue.id)
 }
 
 #[tokio::test]
@@ -234,6 +244,47 @@ async fn queue_made_anew_is_looked_at_until_the_store_answers() {
     assert_ne!(again, id);
     other.inner.keep_up().await.expect("kept up");
     assert_eq!(shared.things.names("queues"), ["acme:q", "acme:q:dead"]);
+}
+
+#[tokio::test]
+async fn queue_of_a_call_that_failed_is_not_left_on_the_broker() {
+    let shared = Shared::start().await;
+    let node = shared.node().await;
+    shared.rows.fails.store(true, Ordering::SeqCst);
+    try_put(&node, "q", Some(7)).await.expect_err("the store does not answer");
+    node.inner.keep_up().await.expect_err("the store does not answer");
+    assert_eq!(shared.things.names("queues"), ["acme:q", "acme:q:dead"], "the store may have it");
+    shared.rows.fails.store(false, Ordering::SeqCst);
+    node.inner.keep_up().await.expect("kept up");
+    assert_eq!(shared.things.names("queues"), [""; 0]);
+    assert_eq!(shared.things.names("policies"), ["fanfare-dead-letters"]);
+}
+
+#[tokio::test]
+async fn queue_of_a_cancelled_call_is_not_left_on_the_broker() {
+    let shared = Shared::start().await;
+    let node = shared.node().await;
+    let kept = put(&node, "kept", None).await;
+    let of_kept = shared.things.names("queues");
+    shared.things.add("/hangs/api/queues/%2F/acme%3Aq", json!({}));
+    shared.things.add("/hangs/api/queues/%2F/acme%3Akept%3Adead", json!({}));
+    let is_begun = async |dead: &str, is_there: bool| {
+        while shared.things.names("queues").contains(&dead.to_owned()) != is_there {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        made = try_put(&node, "q", None) => unreachable!("{made:?}"),
+        begun = tokio::time::timeout(STORE_WAIT, is_begun("acme:q:dead", true)) => begun.expect("in time"),
+    }
+    let (acme, everything) = (account(), everything());
+    tokio::select! {
+        deleted = node.delete(&acme, &everything, &kept) => unreachable!("{deleted:?}"),
+        begun = tokio::time::timeout(STORE_WAIT, is_begun("acme:kept", false)) => begun.expect("in time"),
+    }
+    shared.things.0.lock().retain(|path, _| !path.starts_with("/hangs"));
+    node.inner.keep_up().await.expect("kept up");
+    assert_eq!(shared.things.names("queues"), of_kept, "the one in the store is made anew");
 }
 
 #[tokio::test]
