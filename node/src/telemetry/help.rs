@@ -65,7 +65,7 @@ const LABELLED_COUNTERS: [(&str, &str); 14] = [
     ("fanfare_limit_hits_total", "Requests refused and connections closed for a limit, by limit"),
     ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
 ];
-const GAUGES: [(&str, &str); 12] = [
+const GAUGES: [(&str, &str); 13] = [
     ("fanfare_connections_max", "Sockets and event streams that the node admits"),
     ("fanfare_degraded", "1 while a part of the node fails, by reason"),
     ("fanfare_open_files", "Files that the process has open"),
@@ -76,6 +76,7 @@ const GAUGES: [(&str, &str); 12] = [
     ("fanfare_outbox_events", "Events that wait for integrations, by kind"),
     ("fanfare_outbox_oldest_seconds", "Age of the oldest event that waits for an integration, by kind"),
     ("fanfare_open_files_max", "Files that the process may open"),
+    ("fanfare_queue_strays", "Queues on the broker that are named like those of accounts, and are none"),
     ("fanfare_peers_known", "Peers that can be reached and have said what they want"),
     ("fanfare_tls_certificate_generation", "Rises when a changed certificate is taken"),
 ];

@@ -55,7 +55,7 @@ pub(super) struct Inner {
 }
 
 /// A call that changes a queue on the broker and in the store. One that ends between the two, as a cancelled one does, leaves the queue to
-/// the upkeep. A process that is killed there leaves the queue on the broker.
+/// the upkeep. A process that is killed there leaves the queue on the broker, where the upkeep only counts it.
 struct Unsettled<'a> {
     inner: &'a Inner,
     physical: Option<Box<str>>,

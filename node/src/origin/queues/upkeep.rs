@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::broker::Broker;
 use super::management::Policy;
 use super::service::{Inner, Queues};
-use super::{BrokerQueue, QueueError};
+use super::{BrokerQueue, Catalog, QueueError};
+use crate::accounts::Directory;
 use crate::model::random_bytes;
 use crate::telemetry::OFTEN;
 
@@ -54,6 +55,13 @@ impl Inner {
             if failures == FAILURES_MAX {
                 break;
             }
+        }
+        // By now, so that those that were stored since the round began are not among them.
+        let strays = found.strays(&self.accounts.current(), &self.catalog);
+        metrics::gauge!("fanfare_queue_strays").set(strays.len() as f64);
+        if let Some(queue) = strays.first() {
+            let count = strays.len();
+            tracing::warn!(target: OFTEN, queue, count, "queues on the broker are named like those of accounts, and the store does not have them");
         }
         outcome
     }
@@ -152,6 +160,19 @@ impl Found {
     /// The broker has the queue and that of its dead letters.
     fn has(&self, queue: &BrokerQueue) -> bool {
         self.names.contains(&*queue.physical) && self.names.contains(&queue.dead())
+    }
+
+    /// Queues with dead letters that are named like one of an account, and are none. A node that was killed while it made a queue leaves
+    /// such a one, but it may as well be somebody's own.
+    fn strays(&self, directory: &Directory, catalog: &Catalog) -> Vec<&str> {
+        let is_stray = |name: &&str| {
+            let queue = BrokerQueue::unbound((*name).into());
+            let account = BrokerQueue::parse(name).map(|(account, _)| account);
+            account.is_some_and(|account| directory.account(&account).is_some())
+                && self.has(&queue)
+                && catalog.by_physical(name).is_none()
+        };
+        self.names.iter().map(String::as_str).filter(is_stray).collect()
     }
 }
 

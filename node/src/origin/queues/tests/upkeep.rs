@@ -288,6 +288,25 @@ async fn queue_of_a_cancelled_call_is_not_left_on_the_broker() {
 }
 
 #[tokio::test]
+async fn stray_queue_named_like_one_of_an_account_stays() {
+    let shared = Shared::start().await;
+    let node = shared.node().await;
+    put(&node, "q", None).await;
+    for name in ["acme:own", "acme:own:dead", "acme:lone", "none:q", "none:q:dead"] {
+        shared.things.add(&format!("/api/queues/%2F/{name}"), json!({"name": name}));
+    }
+    let before = shared.things.names("queues");
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    {
+        let _recorded = metrics::set_default_local_recorder(&recorder);
+        node.inner.keep_up().await.expect("kept up");
+    }
+    assert_eq!(shared.things.names("queues"), before);
+    let text = recorder.handle().render();
+    assert!(text.contains("fanfare_queue_strays 1\n"), "{text}");
+}
+
+#[tokio::test]
 async fn consumers_whose_key_is_gone_lose_their_connection() {
     let shared = Shared::start().await;
     let node = shared.node().await;
