@@ -1,6 +1,7 @@
 //! The calls that list and change queues, and the upkeep of them.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub(super) struct Inner {
     denials: Denials,
     /// Names on the broker of queues that may be there although the store does not have them, and how often they came to be so.
     pub(super) unsettled: parking_lot::Mutex<HashMap<Box<str>, u64>>,
+    /// Queues that all earlier rounds of the upkeep have looked at.
+    pub(super) looked_at: AtomicUsize,
 }
 
 /// A call that changes a queue on the broker and in the store. One that ends between the two, as a cancelled one does, leaves the queue to
@@ -113,6 +116,7 @@ impl Queues {
             peers: OnceLock::new(),
             denials: Denials::new(),
             unsettled: parking_lot::Mutex::default(),
+            looked_at: AtomicUsize::new(0),
         };
         inner.refresh().await?;
         Ok(Self { inner: Arc::new(inner) })

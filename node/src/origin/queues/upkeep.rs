@@ -1,6 +1,7 @@
 //! The upkeep of the queues on the broker: those that are missing there are made anew, and bounds that differ there are set again.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::broker::Broker;
@@ -12,7 +13,7 @@ use crate::model::random_bytes;
 use crate::telemetry::OFTEN;
 
 const ROUND: Duration = Duration::from_secs(30);
-/// A round ends after so many failures.
+/// A round ends after so many failures; the next one begins behind them.
 const FAILURES_MAX: usize = 8;
 /// Further queues that calls may have left on the broker are not kept in mind: clients choose their names.
 const UNSETTLED_MAX: usize = 4096;
@@ -38,7 +39,7 @@ impl Inner {
             return settled;
         }
         // Before the broker is asked, so that each has been declared there.
-        let queues = self.catalog.all();
+        let mut queues = self.catalog.all();
         if queues.is_empty() {
             return settled;
         }
@@ -48,7 +49,11 @@ impl Inner {
         let policies = policies.into_iter().map(|policy| (policy.name.clone(), policy)).collect();
         let found = Found { names, policies };
         let (mut outcome, mut failures) = (settled.and(self.keep_policy_of_the_dead(&found).await), 0);
+        queues.sort_unstable_by(|one, other| one.physical.cmp(&other.physical));
+        let start = self.looked_at.load(Ordering::Relaxed) % queues.len();
+        queues.rotate_left(start);
         for queue in queues {
+            self.looked_at.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = self.keep_up_one(&queue, &found).await {
                 (outcome, failures) = (Err(error), failures + 1);
             }

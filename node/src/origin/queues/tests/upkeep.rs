@@ -51,6 +51,9 @@ async fn answer(State(things): State<Things>, method: Method, uri: Uri, body: By
         std::future::pending::<()>().await;
     }
     let mut things = things.0.lock();
+    if things.contains_key(&format!("/fails{path}")) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, String::new());
+    }
     match method {
         Method::PUT => {
             let mut thing: Value = serde_json::from_slice(&body).expect("JSON");
@@ -285,6 +288,26 @@ async fn queue_of_a_cancelled_call_is_not_left_on_the_broker() {
     shared.things.0.lock().retain(|path, _| !path.starts_with("/hangs"));
     node.inner.keep_up().await.expect("kept up");
     assert_eq!(shared.things.names("queues"), of_kept, "the one in the store is made anew");
+}
+
+#[tokio::test]
+async fn round_begins_behind_queues_that_failed() {
+    let shared = Shared::start().await;
+    let node = shared.node().await;
+    for number in 0..10 {
+        put(&node, &format!("q{number}"), None).await;
+    }
+    for number in 0..8 {
+        shared.things.add(&format!("/fails/api/queues/%2F/acme%3Aq{number}"), json!({}));
+    }
+    for number in 0..10 {
+        shared.things.remove("queues", &format!("acme:q{number}"));
+    }
+    let has_last = || shared.things.names("queues").contains(&"acme:q9".to_owned());
+    node.inner.keep_up().await.expect_err("eight queues fail");
+    assert!(!has_last());
+    node.inner.keep_up().await.expect_err("eight queues fail");
+    assert!(has_last());
 }
 
 #[tokio::test]
