@@ -87,13 +87,21 @@ async fn running_node_shows_and_resends_its_dead_letters() {
         ("GET", "/outbox/acme/orders?state=all", "", 400),
         ("POST", "/outbox/acme/orders/retry", "[]", 400),
         ("POST", "/outbox/acme/orders/retry", "{\"event\":1}", 400),
-        ("GET", "/outbox/acme/other", "", 200),
+        ("GET", "/outbox/acme/orders", "", 200),
+        ("GET", "/outbox/acme/other", "", 404),
+        ("POST", "/outbox/acme/other/retry", "", 404),
+        ("POST", "/outbox/acme/queue:%22/retry", "", 404),
     ] {
         let token = std::fs::read_to_string(node.data_dir().join("admin-token")).expect("a token");
         let authorization = format!("Bearer {}", token.trim());
         let headers = [("authorization", authorization.as_str())];
         let answer = http::request(node.admin(), method, path, &headers, body).await;
         assert_eq!(answer.status, status, "{path}");
+        if status == 404 {
+            let (_, named) = path.trim_end_matches("/retry").rsplit_once('/').expect("a target");
+            let named = named.replace("%22", "\"");
+            assert!(answer.error().contains(&format!("acme/{named}")), "{path}: {}", answer.error());
+        }
         assert_eq!(http::request(node.admin(), method, path, &[], body).await.status, 401, "{path}");
     }
     node.assert_no_panic();

@@ -187,7 +187,7 @@ fn is_operator(headers: &HeaderMap, token: &AdminToken) -> bool {
 }
 
 fn refusal(status: StatusCode, error: &str) -> Response {
-    let mut response = json(status, format!(r#"{{"error":"{error}"}}"#));
+    let mut response = json(status, serde_json::json!({ "error": error }).to_string());
     if status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
     }

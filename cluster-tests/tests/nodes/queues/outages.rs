@@ -1,9 +1,16 @@
 //! Queues while their broker fails: what they are owed waits in the outbox.
 
-use fanfare_cluster_tests::{RabbitMq, SOON, wait_until};
+use fanfare_cluster_tests::{Node, NodeOptions, Proxy, RabbitMq, SOON, wait_until};
 use serde_json::{Value, json};
 
-use super::{call, data, make, node, publish};
+use super::{KEY, RECOVERED, call, data, directory, make, node, publish};
+
+/// A node that reaches AMQP over the relay, and the management API without it.
+pub(super) async fn behind(relay: &Proxy, broker: &RabbitMq, options: NodeOptions) -> Node {
+    let url = broker.url().replace(&broker.addr().to_string(), &relay.addr().to_string());
+    let options = broker.queues(options.directory(directory(), KEY));
+    Node::start(options.environment("FANFARE_AMQP_URL", &url)).await
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queues_and_what_they_are_owed_survive_a_kill() {
@@ -55,5 +62,27 @@ async fn node_without_a_broker_keeps_what_queues_are_owed() {
     node.stop().await;
     node.restart().await;
     assert_eq!(data(&broker.consume("acme:q").await.next().await), "owed");
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_of_a_deleted_queue_are_not_sent_again() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let relay = Proxy::to(broker.addr()).await;
+    let options = NodeOptions::default().limit("integration_retry_ms", 1_000);
+    let node = behind(&relay, &broker, options).await;
+    let id = make(&node, "q").await;
+    relay.turn_away();
+    relay.cut();
+    publish(&node, "a", json!({"data": 0})).await;
+    let is_dead = async || node.metric("fanfare_outbox_dead_letters_total").await == 1.0;
+    wait_until(RECOVERED, "a dead letter", is_dead).await;
+    let target = format!("/outbox/acme/queue:{id}");
+    assert_eq!(node.operate("GET", &target).await.json()["events"][0]["item"]["data"], 0);
+    assert_eq!(call(&node, "DELETE", &format!("/api/queues/{id}"), Value::Null).await.status, 200);
+    let refused = node.operate("POST", &format!("{target}/retry")).await;
+    assert_eq!(refused.status, 409, "{}", refused.error());
+    assert!(refused.error().contains("the queue was deleted"), "{}", refused.error());
+    assert_eq!(node.operate("GET", &target).await.json()["events"][0]["state"], "dead");
     node.assert_no_panic();
 }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::{Directory, Node, NodeOptions, Proxy, RabbitMq, SOON, wait_until};
+use fanfare_cluster_tests::{Directory, NodeOptions, Proxy, RabbitMq, SOON, wait_until};
 use serde_json::{Value, json};
 
-use super::{KEY, OTHER, call, call_as, data, directory, make, node, publish};
+use super::outages::behind;
+use super::{OTHER, call, call_as, data, directory, make, node, publish};
 
 /// A round of the upkeep comes within this time.
 const KEPT_UP: Duration = Duration::from_secs(75);
@@ -49,9 +50,7 @@ async fn bound_and_queue_are_put_back_without_an_event() {
 async fn events_of_an_account_that_is_gone_wait_and_are_told() {
     let Some(broker) = RabbitMq::shared().await else { return };
     let relay = Proxy::to(broker.addr()).await;
-    let url = broker.url().replace(&broker.addr().to_string(), &relay.addr().to_string());
-    let options = broker.queues(NodeOptions::default().directory(directory(), KEY));
-    let node = Node::start(options.environment("FANFARE_AMQP_URL", &url)).await;
+    let node = behind(&relay, &broker, NodeOptions::default()).await;
     make(&node, "q").await;
     relay.turn_away();
     relay.cut();

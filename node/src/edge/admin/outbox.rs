@@ -6,13 +6,13 @@ use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
-use fanfare_proto::outbox::{EventPage, EventState, Retried, Retry, TargetList};
+use fanfare_proto::outbox::{EventState, Retried, Retry, TargetList};
 use serde::Serialize;
 
 use super::{AdminState, json, refusal};
 use crate::model::AccountId;
 use crate::origin::history::StoreError;
-use crate::origin::outbox::{EventQuery, TargetId};
+use crate::origin::outbox::{EventQuery, Outbox, RetryError, TargetId};
 
 const BODY_BYTES_MAX: usize = 64 * 1024;
 const LIMIT: usize = 100;
@@ -44,10 +44,9 @@ async fn events(
         Ok(query) => query,
         Err(error) => return refusal(StatusCode::BAD_REQUEST, error),
     };
-    let Some(outbox) = (state.outbox)() else {
-        return answer(Ok(EventPage { events: Vec::new(), next: None }));
-    };
-    answer(outbox.events(&TargetId::new(&AccountId::new(&account), &target), query).await)
+    let target = TargetId::new(&AccountId::new(&account), &target);
+    let Some(outbox) = knowing(&state, &target) else { return unknown(&target) };
+    answer(outbox.events(&target, query).await)
 }
 
 async fn retry(
@@ -58,8 +57,23 @@ async fn retry(
     let Some(Retry { events }) = read_retry(&body) else {
         return refusal(StatusCode::BAD_REQUEST, "the body is no object with a list of numbers as events");
     };
-    let Some(outbox) = (state.outbox)() else { return answer(Ok(Retried::default())) };
-    answer(outbox.retry(&TargetId::new(&AccountId::new(&account), &target), events).await)
+    let target = TargetId::new(&AccountId::new(&account), &target);
+    let Some(outbox) = knowing(&state, &target) else { return unknown(&target) };
+    match outbox.retry(&target, events).await {
+        Ok(retried) => answer(Ok(retried)),
+        Err(RetryError::Store(error)) => answer::<Retried>(Err(error)),
+        Err(error @ RetryError::Deleted) => refusal(StatusCode::CONFLICT, &format!("{target}: {error}")),
+    }
+}
+
+/// The outbox, where it or the directory knows the target.
+fn knowing(state: &AdminState, target: &TargetId) -> Option<Outbox> {
+    (state.outbox)().filter(|outbox| outbox.knows(target))
+}
+
+fn unknown(target: &TargetId) -> Response {
+    let text = format!("neither the outbox nor the directory or the store of queues has the target {target}");
+    refusal(StatusCode::NOT_FOUND, &text)
 }
 
 /// None: the body is neither empty nor an object like this.

@@ -170,7 +170,7 @@ impl Engine {
         matches!(self.settings(target), Known::Absent)
     }
 
-    fn settings(&self, target: &TargetId) -> Known {
+    pub(super) fn settings(&self, target: &TargetId) -> Known {
         let (account, integration) = target.parts();
         let directory = self.accounts.current();
         let Some(account) = directory.account(&AccountId::new(account)).map(Arc::clone) else {

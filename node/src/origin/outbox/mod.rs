@@ -45,7 +45,7 @@ use board::Board;
 pub use depth::Depth;
 use depth::Depths;
 pub use event::{Addressee, Event, Source, TargetId};
-pub use operator::EventQuery;
+pub use operator::{EventQuery, RetryError};
 pub use routes::Routes;
 use store::{Fixed, Tables};
 use writer::{Job, Settle, TargetBounds, Writer};

@@ -1,10 +1,14 @@
 //! For operators: what waits for each target, its dead letters, and sending these again.
 
+use std::fmt;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::outbox::{EventPage, EventState, EventView, Retried, TargetState};
 use serde_json::value::RawValue;
 
+use super::depth::Depth;
+use super::dispatch::Known;
 use super::event::Event;
 use super::store::{Dead, Tables};
 use super::writer::Job;
@@ -34,7 +38,42 @@ impl EventQuery {
     }
 }
 
+/// Why dead letters are not sent again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RetryError {
+    /// Their queue was deleted: they would be discarded.
+    Deleted,
+    Store(StoreError),
+}
+
+impl fmt::Display for RetryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deleted => {
+                f.write_str("the queue was deleted, and its dead letters have no target any more")
+            }
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RetryError {}
+
+impl From<StoreError> for RetryError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
 impl Outbox {
+    /// The outbox has events of the target, or it is disabled, or the directory or the store of queues has it.
+    pub fn knows(&self, target: &TargetId) -> bool {
+        let engine = &self.engine;
+        engine.depths.of(target) != Depth::default()
+            || engine.board.disabled(target).is_some()
+            || matches!(engine.settings(target), Known::Settings(_))
+    }
+
     /// All targets with events, and the disabled ones, in the order of their names.
     pub async fn targets(&self) -> Vec<TargetState> {
         let mut targets = Vec::new();
@@ -73,8 +112,14 @@ impl Outbox {
     }
 
     /// Lets these dead letters of the target, or all it has now, wait for it again, behind what waits already; a disabled target is enabled. Stops
-    /// where the outbox of the target is half full.
-    pub async fn retry(&self, target: &TargetId, events: Option<Vec<u64>>) -> Result<Retried, StoreError> {
+    /// where the outbox of the target is half full, or where the disk takes no more after some.
+    ///
+    /// # Errors
+    /// None waits again: the queue was deleted, or the outbox cannot be read or written.
+    pub async fn retry(&self, target: &TargetId, events: Option<Vec<u64>>) -> Result<Retried, RetryError> {
+        if matches!(self.engine.settings(target), Known::Deleted) {
+            return Err(RetryError::Deleted);
+        }
         if self.engine.board.disabled(target).is_some() {
             self.engine.disable(&self.engine.board.lineup(target), None).await?;
         }
@@ -87,11 +132,20 @@ impl Outbox {
             if self.engine.depths.of(target).bytes > self.engine.bounds.bytes / 2 {
                 break;
             }
-            retried += self.engine.give_back(target, chunk.to_vec()).await?;
+            match self.engine.give_back(target, chunk.to_vec()).await {
+                Ok(events) => {
+                    metrics::counter!("fanfare_outbox_retried_total").increment(events);
+                    retried += events;
+                }
+                Err(error) if retried == 0 => return Err(error.into()),
+                Err(error) => {
+                    tracing::warn!(destination = %target, %error, "further dead letters are not sent again");
+                    break;
+                }
+            }
         }
         let left = self.engine.depths.of(target).dead_events;
         tracing::info!(destination = %target, events = retried, left, "dead letters are sent again");
-        metrics::counter!("fanfare_outbox_retried_total").increment(retried);
         Ok(Retried { events: retried, left })
     }
 
