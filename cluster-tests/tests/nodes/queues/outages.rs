@@ -1,6 +1,6 @@
 //! Queues while their broker fails: what they are owed waits in the outbox.
 
-use fanfare_cluster_tests::{Node, NodeOptions, Proxy, RabbitMq, SOON, wait_until};
+use fanfare_cluster_tests::{Node, NodeOptions, Proxy, RabbitMq, Running, SOON, wait_until};
 use serde_json::{Value, json};
 
 use super::{KEY, RECOVERED, call, data, directory, make, node, publish};
@@ -62,6 +62,70 @@ async fn node_without_a_broker_keeps_what_queues_are_owed() {
     node.stop().await;
     node.restart().await;
     assert_eq!(data(&broker.consume("acme:q").await.next().await), "owed");
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outbox_of_a_dead_node_is_drained_into_its_queue() {
+    let Some(broker) = RabbitMq::shared().await else { return };
+    let relay = Proxy::to(broker.addr()).await;
+    let mut node = behind(&relay, &broker, NodeOptions::default()).await;
+    make(&node, "q").await;
+    relay.turn_away();
+    relay.cut();
+    for number in 0..5 {
+        publish(&node, "a", json!({"data": number})).await;
+    }
+    wait_until(SOON, "the events", async || {
+        node.metric("fanfare_outbox_events{kind=\"queue\"}").await == 5.0
+    })
+    .await;
+    node.kill();
+    let folder = node.data_dir().to_str().expect("a path in UTF-8");
+    let url = broker.url();
+    let addresses = [("FANFARE_AMQP_URL", &*url), ("FANFARE_AMQP_MANAGEMENT_URL", broker.management())];
+    let drain = async |environment: &[(&str, &str)]| {
+        let of_folder = [("FANFARE_DATA_DIR", folder)];
+        let arguments = ["outbox", "drain", "--patience", "30s"];
+        let mut drain = Running::start_with(&[&of_folder[..], environment].concat(), &arguments);
+        (drain.ended_within(RECOVERED).await.code(), drain.stdout(), drain.stderr())
+    };
+    let (code, _, told) = drain(&[]).await;
+    assert_eq!(code, Some(1), "without a broker");
+    assert!(told.concat().contains("--amqp-url"), "{told:?}");
+    let (code, lines, told) = drain(&addresses).await;
+    assert_eq!(code, Some(0), "{lines:?} {told:?}");
+    let mut consumer = broker.consume("acme:q").await;
+    for number in 0..5 {
+        assert_eq!(data(&consumer.next().await), number);
+    }
+    node.assert_no_panic();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_stops_drains_into_a_queue() {
+    let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {
+        return;
+    };
+    let mut node = node(&broker).await;
+    make(&node, "q").await;
+    publish(&node, "a", json!({"data": 0})).await;
+    // The node has a connection now.
+    assert_eq!(data(&broker.consume("acme:q").await.next().await), 0);
+    broker.signal("STOP");
+    for number in 1..20 {
+        publish(&node, "a", json!({"data": number})).await;
+    }
+    node.terminate();
+    broker.signal("CONT");
+    assert!(node.ended().await.success());
+    let mut consumer = broker.consume("acme:q").await;
+    let mut next = 1;
+    while next < 20 {
+        let number = data(&consumer.next().await).as_u64().expect("a number");
+        assert!(number <= next, "{number} came before {next}");
+        next = next.max(number + 1);
+    }
     node.assert_no_panic();
 }
 
