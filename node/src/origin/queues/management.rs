@@ -16,6 +16,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Consumers and users of one broker.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 const REASON_CHARACTERS: usize = 200;
+/// For an address at which something else answers, such as AMQP.
+const EXPECTED: &str =
+    "--amqp-management-url must name the management API, by default on port 15672, not the port of AMQP";
 /// Of policies: one with a lower priority does not hold beside them.
 const PRIORITY: i64 = 10;
 
@@ -161,7 +164,7 @@ impl Management {
     async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, BrokerError> {
         let answer = self.call(Method::GET, path, None::<&()>).await?;
         let rows: Vec<Value> = serde_json::from_slice(&body(answer).await?)
-            .map_err(|_| BrokerError(format!("its answer to {path} cannot be read")))?;
+            .map_err(|_| BrokerError(format!("its answer to {path} cannot be read: {EXPECTED}")))?;
         Ok(rows.into_iter().filter_map(|row| serde_json::from_value(row).ok()).collect())
     }
 
@@ -223,5 +226,8 @@ fn failed(error: &reqwest::Error) -> BrokerError {
     }
     let text =
         if std::ptr::addr_eq(innermost, error) { "no answer".to_owned() } else { innermost.to_string() };
-    BrokerError(format!("the management API cannot be reached: {text}"))
+    if error.is_connect() || error.is_timeout() {
+        return BrokerError(format!("the management API (--amqp-management-url) cannot be reached: {text}"));
+    }
+    BrokerError(format!("the management API did not answer in HTTP ({text}): {EXPECTED}"))
 }

@@ -352,3 +352,23 @@ async fn consumers_whose_key_is_gone_lose_their_connection() {
     node.inner.close_forbidden(&mut SeenKeys::default()).await.expect("looked at");
     assert_eq!(shared.things.names("connections"), ["all", "guest", "of.another.backend", "reader"]);
 }
+
+#[tokio::test]
+async fn amqp_port_as_management_address_is_told() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://u:p@{}", listener.local_addr().expect("bound"));
+    let mut serving = JoinSet::new();
+    serving.spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            let _ = socket.read(&mut [0; 8]).await;
+            // As RabbitMQ does with what is no AMQP.
+            let _ = socket.write_all(b"AMQP\0\0\x09\x01").await;
+        }
+    });
+    let shared = Shared { management: url.parse().expect("a URL"), ..Shared::start().await };
+    let error = try_put(&shared.node().await, "q", None).await.expect_err("it is no management API");
+    let text = error.to_string();
+    assert!(text.contains("--amqp-management-url must name the management API"), "{text}");
+    assert!(!text.contains("u:p"), "{text}");
+}
