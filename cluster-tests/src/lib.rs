@@ -2,6 +2,7 @@
 //!
 //! Every wait is on a state, with a deadline; every port is 0; every node has a data folder of its own.
 
+pub mod attempts;
 pub mod balancer;
 mod binary;
 pub mod cassandra;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fanfare_cluster_tests::attempts::assert_whole_batches;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::rabbitmq::TakenMessage;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, SOON, Socket, http, wait_until};
@@ -132,18 +133,19 @@ async fn events_of_an_outage_arrive_in_order_with_their_ids() {
     let again = broker.clone();
     tokio::task::spawn_blocking(move || again.restart()).await.expect("restarted");
     let mut consumer = broker.consume("jobs").await;
-    let (mut next, mut ids) = (0, std::collections::HashMap::new());
+    let (mut next, mut attempts) = (0, Vec::new());
     while next < 20 {
         let message =
             tokio::time::timeout(RETRIED, consumer.try_next()).await.expect("in time").expect("one");
-        let first = ids.entry(message.message_id.clone()).or_insert_with(|| message.body.clone());
-        assert_eq!(*first, message.body, "a retry has the bytes of the first attempt");
         for item in message.envelope["items"].as_array().expect("items") {
             let number = item["data"].as_u64().expect("a number");
             assert!(number <= next, "{number} came before {next}");
             next = next.max(number + 1);
         }
+        attempts.push(message);
     }
+    let batches = attempts.iter().map(|message| (&*message.message_id, &*message.body));
+    assert_whole_batches("jobs", batches);
     node.assert_no_panic();
 }
 

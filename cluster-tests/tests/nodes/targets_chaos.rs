@@ -1,13 +1,15 @@
 //! A queue, an AMQP target and a webhook, while the broker, the receiver and the node fail: each gets every acknowledged message at
-//! least once, in the order of its channel, and retries repeat the bytes of their event id.
+//! least once, in the order of its channel, and retries repeat the event id and the bytes of their batch.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
+use fanfare_cluster_tests::attempts::assert_whole_batches;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::rabbitmq::Taken;
-use fanfare_cluster_tests::receiver::{Answer, Receiver};
+use fanfare_cluster_tests::receiver::{Answer, Received, Receiver};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, http, wait_until};
+use fanfare_proto::webhook::EVENT_ID;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use serde_json::{Value, json};
@@ -42,11 +44,11 @@ impl Publisher {
     }
 }
 
-/// The deliveries that one target took: event ids and bodies, in the order in which they came.
+/// The attempts at one target: event ids and bodies, in the order in which they came.
 #[derive(Default)]
-struct Deliveries(Vec<(String, Vec<u8>)>);
+struct Attempts(Vec<(String, Vec<u8>)>);
 
-impl Deliveries {
+impl Attempts {
     /// The numbers of a channel, each where it came first.
     fn numbers(&self, channel: &str) -> Vec<u64> {
         let mut numbers = Vec::new();
@@ -70,21 +72,23 @@ impl Deliveries {
         })
     }
 
-    fn assert_good(&self, target: &str, publisher: &Publisher) {
+    /// Holds for those that the target took, and for all attempts at it.
+    fn assert_in_order(&self, target: &str) {
         for channel in CHANNELS {
             let numbers = self.numbers(channel);
             assert!(numbers.is_sorted(), "{target} has {channel} out of order: {numbers:?}");
         }
+        assert_whole_batches(target, self.0.iter().map(|(id, body)| (&**id, &**body)));
+    }
+
+    fn assert_good(&self, target: &str, publisher: &Publisher) {
+        self.assert_in_order(target);
         assert!(self.has_all(publisher), "{target} lacks acknowledged messages");
-        let mut bodies = HashMap::new();
-        for (id, body) in &self.0 {
-            assert_eq!(*bodies.entry(id).or_insert(body), body, "{target}: a retry of {id} has other bytes");
-        }
     }
 }
 
 async fn take_all(mut consumer: Taken, target: &str, publisher: &Publisher) {
-    let mut deliveries = Deliveries::default();
+    let mut deliveries = Attempts::default();
     let taken = async {
         while !deliveries.has_all(publisher) {
             let message = consumer.try_next().await.expect("the consumer goes on");
@@ -151,15 +155,16 @@ async fn every_target_gets_all_over_faults_of_each_part() {
     receiver.answer(Answer::Status(200));
     publisher.publish(&node, 5).await;
 
-    let of_receiver = || {
-        let taken = receiver.received().into_iter().filter(|request| request.is_taken);
-        let delivery = |request: fanfare_cluster_tests::receiver::Received| {
-            (request.header("x-service-event-id").to_owned(), request.body)
-        };
-        Deliveries(taken.map(delivery).collect())
+    let attempts = |is_counted: fn(&Received) -> bool| {
+        let counted = receiver.received().into_iter().filter(is_counted);
+        Attempts(counted.map(|request| (request.header(EVENT_ID).to_owned(), request.body)).collect())
     };
-    wait_until(RECOVERED, "the webhook", async || of_receiver().has_all(&publisher)).await;
-    of_receiver().assert_good("hook", &publisher);
+    let is_taken = |request: &Received| request.is_taken;
+    wait_until(RECOVERED, "the webhook", async || attempts(is_taken).has_all(&publisher)).await;
+    attempts(is_taken).assert_good("hook", &publisher);
+    let failed = attempts(|request| !request.is_taken).0.len();
+    assert!(failed >= 2, "{failed} attempts failed");
+    attempts(|_| true).assert_in_order("hook, with failed attempts");
     take_all(broker.consume("acme:q").await, "queue", &publisher).await;
     take_all(broker.consume("bus").await, "bus", &publisher).await;
     let all: usize = publisher.acknowledged.values().map(Vec::len).sum();

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use fanfare_cluster_tests::attempts::assert_whole_batches;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::receiver::{Answer, Received, Receiver};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, Socket, http, wait_until};
-use fanfare_proto::webhook::is_signed;
+use fanfare_proto::webhook::{EVENT_ID, is_signed};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
@@ -181,11 +182,12 @@ async fn a_failing_target_gets_all_in_order_over_two_kills() {
             assert_eq!(first, in_order, "{channel}");
         }
     }
-    let mut bodies: HashMap<String, Vec<u8>> = HashMap::new();
-    for request in failing.received() {
-        let id = request.header("x-service-event-id").to_owned();
-        let body = bodies.entry(id).or_insert_with(|| request.body.clone());
-        assert_eq!(*body, request.body, "each attempt has the same bytes");
+    for (target, receiver) in [("failing", &failing), ("steady", &steady)] {
+        let received = receiver.received();
+        assert_whole_batches(
+            target,
+            received.iter().map(|request| (request.header(EVENT_ID), &*request.body)),
+        );
     }
     node.assert_no_panic();
 }
