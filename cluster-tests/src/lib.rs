@@ -14,6 +14,7 @@ pub mod directory;
 pub mod disk;
 pub mod forge;
 pub mod history;
+pub mod hostile;
 pub mod http;
 pub mod moto;
 pub mod network;

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::attempts::assert_whole_batches;
+use fanfare_cluster_tests::attempts::{assert_whole_batches, until_sent};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::rabbitmq::TakenMessage;
-use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, SOON, Socket, http, wait_until};
+use fanfare_cluster_tests::{
+    Directory, Node, NodeOptions, RabbitMq, SOON, Socket, hostile, http, wait_until,
+};
+use fanfare_proto::path::encode_channel;
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -37,6 +40,14 @@ async fn bind(broker: &RabbitMq, exchange: &str, queue: &str, key: &str) {
     bound.await.expect("bound");
 }
 
+/// The messages that wait in a queue without a consumer.
+async fn waiting(broker: &RabbitMq, queue: &str) -> u32 {
+    let channel = broker.connect().await.create_channel().await.expect("a channel");
+    let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+    let declared = channel.queue_declare(queue.into(), passive, FieldTable::default()).await;
+    declared.expect("the queue is there").message_count()
+}
+
 async fn publish(node: &Node, channel: &str, data: Value) {
     let mut socket = Socket::open(node, "").await;
     let answer = socket.ask(json!({"op": 13, "channel": channel, "data": data})).await;
@@ -44,28 +55,43 @@ async fn publish(node: &Node, channel: &str, data: Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn event_is_published_under_its_routing_key() {
+async fn hostile_names_reach_their_queue_alone() {
     let Some(broker) = RabbitMq::shared().await else { return };
-    for (queue, key) in [("all", "acme.#"), ("hash", "acme.channel.message.%23"), ("dot", "acme.*.*.a%2Eb")] {
-        bind(&broker, "events", queue, key).await;
+    let names = hostile::channels();
+    let escaped = |name: &str| encode_channel(name).replace('.', "%2E").replace('*', "%2A");
+    // A routing key has 255 bytes at most, so that of a long name ends in a digest.
+    let short: Vec<_> = names.iter().filter(|name| escaped(name).len() < 200).collect();
+    bind(&broker, "events", "all", "acme.#").await;
+    for (index, name) in short.iter().enumerate() {
+        bind(&broker, "events", &format!("q{index}"), &format!("acme.channel.message.{}", escaped(name)))
+            .await;
     }
     let fields =
         "exchange = \"events\"\nrouting_key = \"{account}.{source}.{channel}\"\nevents = [\"message\"]";
-    let node = node(&[("bus", target(&broker, fields))]).await;
+    let only = format!("exchange = \"\"\nrouting_key = \"only\"\nchannels = [{}]", hostile::toml(&names[0]));
+    bind(&broker, "events", "only", "none").await;
+    let node = node(&[("bus", target(&broker, fields)), ("only", target(&broker, &only))]).await;
+    let mut socket = Socket::open(&node, "").await;
+    for name in hostile::refused_channels() {
+        let answer = socket.ask(json!({"op": 13, "channel": name, "data": "refused"})).await;
+        assert_eq!((&answer["op"], &answer["code"]), (&json!(2), &json!(40003)), "{name:?}: {answer}");
+    }
     let mut all = broker.consume("all").await;
-    let [mut hash, mut dot] = [broker.consume("hash").await, broker.consume("dot").await];
-    let long = "\u{1f600}".repeat(128);
-    for channel in ["#", "a.b", "*", "\"quoted\"", "a%2Fb", "a/b", &long] {
-        publish(&node, channel, json!(channel)).await;
+    for name in &names {
+        publish(&node, name, json!(name)).await;
         let message = all.next().await;
-        assert_eq!(message.envelope["channel"], channel);
-        assert_eq!(message.envelope["items"][0]["data"], channel);
+        assert_eq!(message.envelope["channel"], **name);
+        assert_eq!(message.envelope["items"][0]["data"], **name);
         assert_eq!(message.header("x-service-rule-id"), "bus");
+        assert_eq!(message.header("x-service-channel"), encode_channel(name));
         assert_eq!(message.header("x-service-event-id"), message.message_id);
         assert!(message.routing_key.len() <= 255, "{}", message.routing_key);
     }
-    for (consumer, expected) in [(&mut hash, "#"), (&mut dot, "a.b")] {
-        assert_eq!(consumer.next().await.envelope["channel"], expected);
+    until_sent(&node).await;
+    let queues = short.iter().enumerate().map(|(index, name)| (format!("q{index}"), &***name));
+    for (queue, name) in queues.chain([("only".to_owned(), &*names[0])]) {
+        assert_eq!(waiting(&broker, &queue).await, 1, "{name:?} alone is in {queue}");
+        assert_eq!(broker.consume(&queue).await.next().await.envelope["channel"], *name);
     }
     let listed = {
         let authorization = http::basic(KEY);

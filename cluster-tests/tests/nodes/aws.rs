@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use fanfare_cluster_tests::attempts::until_sent;
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::{Directory, Moto, Node, NodeOptions, SOON, http, wait_until};
+use fanfare_cluster_tests::receiver::{Received, Receiver};
+use fanfare_cluster_tests::{Directory, Moto, Node, NodeOptions, SOON, hostile, http, wait_until};
+use fanfare_proto::path::{decode, encode_channel};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
@@ -251,4 +254,75 @@ async fn a_listing_shows_where_events_go_and_no_secret() {
             "secret_access_key": redacted,
         })
     );
+}
+
+/// The field of the form that a call of SNS is.
+fn form_field(request: &Received, name: &str) -> String {
+    let form = String::from_utf8(request.body.clone()).expect("a form");
+    let value = form.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    decode(&value.expect(name).replace('+', " ")).expect("percent-encoded")
+}
+
+/// The envelope and the attribute with the channel of one call.
+fn call(kind: &str, request: &Received) -> (Value, String) {
+    if kind == "lambda" {
+        let envelope = request.envelope();
+        let channel = envelope["channel"].as_str().expect("a channel");
+        let encoded = encode_channel(channel);
+        return (envelope, encoded);
+    }
+    let envelope = serde_json::from_str(&form_field(request, "Message")).expect("an envelope");
+    assert_eq!(form_field(request, "MessageAttributes.entry.2.Name"), "x-service-channel");
+    (envelope, form_field(request, "MessageAttributes.entry.2.Value.StringValue"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_names_reach_their_function_and_topic_alone() {
+    let names = hostile::channels();
+    let (mut integrations, mut targets) = (Vec::new(), Vec::new());
+    for (index, name) in names.iter().enumerate() {
+        for (kind, address) in [
+            ("lambda", "function = \"on-orders\"\nregion = \"eu-west-1\"".to_owned()),
+            ("sns", format!("topic_arn = \"{}\"", Moto::arn("sns", "orders"))),
+            ("sns", format!("topic_arn = \"{}\"", Moto::arn("sns", "orders.fifo"))),
+        ] {
+            let receiver = Receiver::start().await;
+            // One star is the pattern of every channel, and two stand for names that begin with one.
+            let pattern = if name == "*" { "**" } else { name };
+            let endpoint = format!("endpoint = \"http://{}\"", receiver.addr());
+            let channels = format!("channels = [{}]", hostile::toml(pattern));
+            let fields = format!("kind = \"{kind}\"\n{address}\n{endpoint}\n{channels}\n{STATIC_KEYS}");
+            integrations.push((format!("t{index}-{}", integrations.len()), fields));
+            targets.push((kind, name, receiver));
+        }
+    }
+    let integrations: Vec<_> = integrations.iter().map(|(id, fields)| (&**id, fields.clone())).collect();
+    let node = Node::start(options(&integrations)).await;
+    for name in hostile::refused_channels().iter().filter(|name| !name.is_empty()) {
+        let path = format!("/api/channels/{}/publish", encode_channel(name));
+        let authorization = http::basic(KEY);
+        let headers = [("authorization", authorization.as_str())];
+        let refused = http::request(node.addr(), "POST", &path, &headers, r#"{"data":1}"#).await;
+        assert_eq!(refused.status, 400, "{name:?}");
+    }
+    for name in &names {
+        publish(&node, &encode_channel(name), json!(name)).await;
+    }
+    until_sent(&node).await;
+    let mut groups = std::collections::HashSet::new();
+    for (kind, name, receiver) in &targets {
+        let received = receiver.received();
+        let [request] = &received[..] else { unreachable!("{kind} {name:?} has {} calls", received.len()) };
+        let (envelope, channel) = call(kind, request);
+        assert_eq!(envelope["channel"], **name, "{kind}");
+        assert_eq!(envelope["items"][0]["data"], **name, "{kind}");
+        assert_eq!(channel, encode_channel(name), "{kind}");
+        let is_fifo = *kind == "sns" && form_field(request, "TopicArn").ends_with(".fifo");
+        if is_fifo {
+            let group = form_field(request, "MessageGroupId");
+            assert!(group.len() <= 128 && groups.insert(group.clone()), "{group} of {name:?}");
+        }
+    }
+    assert_eq!(groups.len(), names.len());
+    node.assert_no_panic();
 }
