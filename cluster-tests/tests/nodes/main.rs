@@ -69,6 +69,7 @@ mod socket_session;
 mod sse;
 mod stalls;
 mod start_in_time;
+mod targets_across_nodes;
 mod targets_chaos;
 mod tls;
 mod token_rules;
