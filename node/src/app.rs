@@ -314,8 +314,9 @@ fn open_accounts(config: &Config) -> Result<(Arc<Accounts>, Option<String>), Sta
         key = Some(text.trim().to_owned());
     }
     let file = config.directory_file();
-    let accounts = Accounts::open(&file, config.limits.history_retention_hours)
-        .map_err(StartError::at("cannot use the directory (--directory)"))?;
+    let accounts =
+        Accounts::open_guarded(&file, config.limits.history_retention_hours, &config.webhook_allow)
+            .map_err(StartError::at("cannot use the directory (--directory)"))?;
     Ok((accounts, key))
 }
 

@@ -242,7 +242,13 @@ async fn an_address_inside_is_not_connected_to_unless_allowed() {
         .account("acme")
         .integration("inside", &hook(&receiver, ""))
         .key("k1", "secret", ALL);
-    let node = Node::start(NodeOptions::default().directory(directory, KEY)).await;
+    let node = Node::start(NodeOptions::default().directory(directory.clone(), KEY)).await;
+    let warning = format!("leads to 127.0.0.1 on port {}, to which", receiver.addr().port());
+    let is_logged =
+        |event: &str| node.log().lines().any(|line| line.contains(event) && line.contains(&warning));
+    assert!(is_logged("configuration warning"), "{}", node.log());
+    node.replace_directory(&directory.account("other"));
+    wait_until(SOON, "the warning again", async || is_logged("directory applied with a warning")).await;
     assert_eq!(publish(&node, "a", json!({"data": 1})).await, 200);
     let failed = r#"fanfare_integration_events_total{kind="webhook",outcome="failed"}"#;
     wait_until(SOON, "a failed attempt", async || node.metric(failed).await >= 1.0).await;

@@ -113,11 +113,20 @@ pub struct AwsBatching {
 impl LambdaTarget {
     /// The bytes that AWS takes in an asynchronous invocation, since October 2025 and not yet in all regions.
     pub const ENVELOPE_BYTES_MAX: usize = 1024 * 1024;
+
+    /// That of the ARN; none where the function is a name.
+    pub(super) fn arn_region(&self) -> Option<&str> {
+        Arn::of(&self.function, "lambda").map(|arn| arn.region)
+    }
 }
 
 impl SnsTarget {
     /// The bytes that AWS takes in a message, with the names, types and values of its attributes.
     pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
+
+    pub(super) fn arn_region(&self) -> Option<&str> {
+        Arn::of(&self.topic_arn, "sns").map(|arn| arn.region)
+    }
 
     /// The topic keeps the order of the messages of a group.
     pub fn is_fifo(&self) -> bool {

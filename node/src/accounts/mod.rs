@@ -6,6 +6,7 @@ mod connections;
 pub mod development;
 mod directory;
 mod parse;
+mod reach;
 mod reader;
 mod secret;
 #[cfg(test)]

@@ -9,25 +9,34 @@ use sha2::{Digest as _, Sha256};
 use toml::de::{DeTable, ValueDeserializer};
 
 use super::directory::{Account, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant};
+use super::reach::Places;
 use super::reader::{Found, Mistake, Mistakes, TableReader};
 use super::secret::Secret;
 use super::usages::Usages;
 use super::{amqp, aws, webhook};
-use crate::model::{AccountId, Capability, bare_secret};
+use crate::model::{AccountId, AllowRule, Capability, bare_secret};
 
 const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
 
 /// Gives the content of a `secret_file`; the path is already resolved.
 pub(super) type ReadSecret<'a> = &'a mut dyn FnMut(PathBuf) -> std::io::Result<String>;
 
-/// `folder` is where a relative `secret_file` begins; `usages` gives each account its counters,
-/// and `retention_hours` holds where the text does not say.
+/// What the settings of the node say of the directory.
+#[derive(Debug, Clone)]
+pub(super) struct NodeSettings {
+    /// Holds where the text does not say.
+    pub(super) retention_hours: u32,
+    /// The rules of addresses that are open to targets; none: no target is held against them.
+    pub(super) allow: Option<Box<[AllowRule]>>,
+}
+
+/// `folder` is where a relative `secret_file` begins; `usages` gives each account its counters.
 pub(super) fn parse(
     text: &str,
     folder: &Path,
     read_secret: ReadSecret<'_>,
     usages: &Usages,
-    retention_hours: u32,
+    settings: &NodeSettings,
 ) -> Result<Directory, Vec<Mistake>> {
     let mut mistakes = Mistakes::of(text);
     let (document, errors) = DeTable::parse_recoverable(text);
@@ -39,7 +48,7 @@ pub(super) fn parse(
     }
     let directory = Directory::default();
     let key_names = HashSet::new();
-    let mut parser = Parser { mistakes, directory, key_names, folder, read_secret, usages, retention_hours };
+    let mut parser = Parser { mistakes, directory, key_names, folder, read_secret, usages, settings };
     parser.document(TableReader::root(document.get_ref()));
     let Parser { mistakes, mut directory, .. } = parser;
     let [list, warnings] = [mistakes.list, mistakes.warnings].map(|mut found| {
@@ -58,7 +67,7 @@ struct Parser<'a, 'i> {
     folder: &'a Path,
     read_secret: ReadSecret<'a>,
     usages: &'a Usages,
-    retention_hours: u32,
+    settings: &'a NodeSettings,
 }
 
 impl Parser<'_, '_> {
@@ -87,11 +96,11 @@ impl Parser<'_, '_> {
 
     fn account(&mut self, mut table: TableReader<'_, '_>, tenant: &Tenant) {
         let id = self.id(&mut table);
-        let retention_hours = self.retention(&mut table).unwrap_or(self.retention_hours);
+        let retention_hours = self.retention(&mut table).unwrap_or(self.settings.retention_hours);
         let queue_limit = table.integer("queue_limit", 0..=u64::MAX, &mut self.mistakes);
         let rules = table.tables("channels", &mut self.mistakes);
         let channels = rules.into_iter().filter_map(|rule| self.channel_rule(rule)).collect();
-        let integrations = self.integrations(&mut table);
+        let integrations = self.integrations(&id, &mut table);
         let account_id = AccountId::new(&id);
         let account = Arc::new(Account {
             usage: self.usages.of(&account_id),
@@ -233,7 +242,7 @@ impl Parser<'_, '_> {
         secret.map_err(|reason: String| self.mistakes.add(&found.span, &found.key, reason)).ok()
     }
 
-    fn integrations(&mut self, account: &mut TableReader<'_, '_>) -> Vec<Arc<Integration>> {
+    fn integrations(&mut self, account_id: &str, account: &mut TableReader<'_, '_>) -> Vec<Arc<Integration>> {
         let mut ids = HashSet::new();
         let mut integrations = Vec::new();
         for mut table in account.tables("integrations", &mut self.mistakes) {
@@ -245,7 +254,12 @@ impl Parser<'_, '_> {
             let channels = self.channel_patterns(&mut table);
             let [messages, presence, occupancy] = self.events(&mut table);
             let fields = self.further_fields(&table);
+            let places = Places::of(&table);
             let target = kind.and_then(|kind| self.target(kind, table));
+            if let Some(target) = &target {
+                let rules = self.settings.allow.as_deref();
+                places.warn(target, (account_id, &id), rules, &mut self.mistakes);
+            }
             if let (Some(kind), Some(target)) = (kind, target) {
                 let settings_hash = settings_hash(kind, &channels, &fields);
                 let id = id.into();

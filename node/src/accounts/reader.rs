@@ -137,6 +137,11 @@ impl<'t, 'i> TableReader<'t, 'i> {
 
     pub(super) fn get(&mut self, name: &'static str) -> Option<Found<'t, 'i>> {
         self.known.insert(name);
+        self.peek(name)
+    }
+
+    /// The same without asking for it.
+    pub(super) fn peek(&self, name: &str) -> Option<Found<'t, 'i>> {
         let value = self.table.get(name)?;
         Some(Found { value: value.get_ref(), span: value.span(), key: self.key(name) })
     }

@@ -10,10 +10,10 @@ use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::directory::Directory;
-use super::parse::parse;
+use super::parse::{NodeSettings, parse};
 use super::reader::{DirectoryError, Mistake};
 use super::usages::Usages;
-use crate::model::Limits;
+use crate::model::{AllowRule, Limits};
 
 /// Contents are compared, not times or inodes: a mounted config map is swapped by renaming a link far above the file.
 const POLL: Duration = Duration::from_millis(500);
@@ -29,31 +29,44 @@ pub struct Accounts {
     /// What the last attempt read, good or bad; held for the length of an attempt.
     seen: Mutex<Seen>,
     usages: Usages,
-    retention_hours: u32,
+    settings: NodeSettings,
 }
 
 impl Accounts {
     /// Reads the file for the first time; `retention_hours` holds where it does not say.
     pub fn open(path: &Path, retention_hours: u32) -> Result<Arc<Self>, DirectoryError> {
+        Self::open_with(path, NodeSettings { retention_hours, allow: None })
+    }
+
+    /// The same for a node that may send to these addresses; it warns of targets that lead to others.
+    pub fn open_guarded(
+        path: &Path,
+        retention_hours: u32,
+        allow: &[AllowRule],
+    ) -> Result<Arc<Self>, DirectoryError> {
+        Self::open_with(path, NodeSettings { retention_hours, allow: Some(allow.into()) })
+    }
+
+    fn open_with(path: &Path, settings: NodeSettings) -> Result<Arc<Self>, DirectoryError> {
         let usages = Usages::default();
-        let (directory, seen) = read(path, &usages, retention_hours);
-        let accounts = Self::with(directory?, Some(path.to_owned()), seen, usages, retention_hours);
+        let (directory, seen) = read(path, &usages, &settings);
+        let accounts = Self::with(directory?, Some(path.to_owned()), seen, usages, settings);
         publish_generation(1);
         Ok(Arc::new(accounts))
     }
 
     /// A directory that stays as it is: for tests, and for a node without credentials.
     pub fn fixed(directory: Directory) -> Arc<Self> {
-        Arc::new(Self::with(directory, None, Seen::default(), Usages::default(), default_retention_hours()))
+        Arc::new(Self::with(directory, None, Seen::default(), Usages::default(), default_settings()))
     }
 
     /// `fixed` from the text of a directory file; a relative `secret_file` begins in the working directory.
     pub fn from_text(text: &str) -> Result<Arc<Self>, DirectoryError> {
-        let (usages, retention_hours) = (Usages::default(), default_retention_hours());
+        let (usages, settings) = (Usages::default(), default_settings());
         let read_secret = &mut |path| std::fs::read_to_string(path);
-        let directory = parse(text, Path::new(""), read_secret, &usages, retention_hours);
+        let directory = parse(text, Path::new(""), read_secret, &usages, &settings);
         let mistakes = |mistakes| DirectoryError::Mistakes { path: "<text>".into(), mistakes };
-        Ok(Arc::new(Self::with(directory.map_err(mistakes)?, None, Seen::default(), usages, retention_hours)))
+        Ok(Arc::new(Self::with(directory.map_err(mistakes)?, None, Seen::default(), usages, settings)))
     }
 
     fn with(
@@ -61,7 +74,7 @@ impl Accounts {
         path: Option<PathBuf>,
         seen: Seen,
         usages: Usages,
-        retention_hours: u32,
+        settings: NodeSettings,
     ) -> Self {
         Self {
             path,
@@ -71,7 +84,7 @@ impl Accounts {
             before_policy_change: OnceLock::new(),
             seen: Mutex::new(seen),
             usages,
-            retention_hours,
+            settings,
         }
     }
 
@@ -139,7 +152,7 @@ impl Accounts {
     }
 
     fn apply(&self, path: &Path, seen: &mut Seen) -> Result<(), DirectoryError> {
-        let (directory, now_seen) = read(path, &self.usages, self.retention_hours);
+        let (directory, now_seen) = read(path, &self.usages, &self.settings);
         *seen = now_seen;
         match directory {
             Ok(directory) => {
@@ -203,11 +216,11 @@ fn log_refusal(error: &DirectoryError) {
     }
 }
 
-fn default_retention_hours() -> u32 {
-    Limits::default().history_retention_hours
+fn default_settings() -> NodeSettings {
+    NodeSettings { retention_hours: Limits::default().history_retention_hours, allow: None }
 }
 
-fn read(path: &Path, usages: &Usages, retention_hours: u32) -> (Result<Directory, DirectoryError>, Seen) {
+fn read(path: &Path, usages: &Usages, settings: &NodeSettings) -> (Result<Directory, DirectoryError>, Seen) {
     let mut seen = Seen::default();
     let text = match seen.read(path.to_owned()) {
         Ok(text) => text,
@@ -215,7 +228,7 @@ fn read(path: &Path, usages: &Usages, retention_hours: u32) -> (Result<Directory
     };
     let folder = path.parent().unwrap_or(Path::new(""));
     let read_secret = &mut |secret_file| seen.read(secret_file);
-    let directory = parse(&text, folder, read_secret, usages, retention_hours)
+    let directory = parse(&text, folder, read_secret, usages, settings)
         .map_err(|mistakes| DirectoryError::Mistakes { path: path.to_owned(), mistakes });
     (directory, seen)
 }

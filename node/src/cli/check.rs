@@ -102,7 +102,7 @@ impl Found {
             let key = if mistake.key.is_empty() { String::new() } else { format!(": {}", mistake.key) };
             Mistake::new(format!("{}:{}{key}", file.display(), mistake.line), mistake.reason.clone())
         };
-        match Accounts::open(&file, config.limits.history_retention_hours) {
+        match Accounts::open_guarded(&file, config.limits.history_retention_hours, &config.webhook_allow) {
             Ok(accounts) => self.warnings.extend(accounts.current().warnings().iter().map(at)),
             Err(DirectoryError::Mistakes { mistakes, .. }) => self.mistakes.extend(mistakes.iter().map(at)),
             Err(DirectoryError::Unreadable { path, source }) => {

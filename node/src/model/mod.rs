@@ -8,6 +8,7 @@ mod capability;
 mod clock;
 mod digest;
 mod forwarded;
+mod guard;
 mod ids;
 mod limits;
 mod message;
@@ -28,6 +29,7 @@ pub use clock::{Cause, Clock, ClockState, Left, STEP_MS, since_boot_ms};
 pub use digest::Digest;
 pub use fanfare_proto::frame::Draft;
 pub use forwarded::{Forwarded, ForwardedParts};
+pub use guard::{Guard, literal_address};
 
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
 pub(crate) use ids::{check_name, random_bytes};

@@ -129,6 +129,26 @@ fn a_directory_is_checked_with_all_its_mistakes() {
 }
 
 #[test]
+fn a_target_that_cannot_be_delivered_to_is_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = "[[tenants]]\nid = 't'\n[[tenants.accounts]]\nid = 'acme'\n\
+        [[tenants.accounts.integrations]]\nid = 'hook'\nkind = 'webhook'\nsecret = 's'\nurl = 'http://u:p@localhost:9000/'\n\
+        [[tenants.accounts.integrations]]\nid = 'bus'\nkind = 'sns'\naccess_key_id = 'a'\nsecret_access_key = 's'\n\
+        topic_arn = 'arn:aws:sns:eu-west-1:123456789012:t'\nregion = 'us-east-1'\n";
+    std::fs::write(folder.path().join("d.toml"), directory).unwrap();
+    let hook = "fanfare: warning: d.toml:9: tenants[0].accounts[0].integrations[0].url: of the integration \"hook\" in the \
+                account \"acme\" leads to localhost on port 9000, to which the node connects only if --webhook-allow names it\n";
+    let bus = "fanfare: warning: d.toml:16: tenants[0].accounts[0].integrations[1].region: of the integration \"bus\" in the \
+               account \"acme\" is us-east-1, and topic_arn is of eu-west-1: AWS refuses such a call\n";
+    let check = |allow| run(folder.path(), &["check-config", "--directory=d.toml", "--webhook-allow", allow]);
+    for (allow, expected) in [("127.0.0.1:9001", format!("{hook}{bus}")), ("127.0.0.1:9000", bus.to_owned())]
+    {
+        let (code, stdout, stderr) = check(allow);
+        assert_eq!((code, &*stdout, stderr), (0, "the configuration is good\n", expected), "{allow}");
+    }
+}
+
+#[test]
 fn a_command_that_is_interrupted_or_terminated_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();

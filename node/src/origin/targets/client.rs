@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +10,10 @@ use reqwest::Client;
 use reqwest::redirect::Policy;
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, RootCertStore};
-use url::{Host, Url};
+use url::Url;
 
-use super::guard::Guard;
 use super::names::{Failed, Guarded, Names};
-use crate::model::AllowRule;
+use crate::model::{AllowRule, Guard, literal_address};
 
 const USER_AGENT: &str = concat!("fanfare/", env!("CARGO_PKG_VERSION"));
 /// A connection in use was checked by the guard when it was opened; a change of its name holds after this.
@@ -96,7 +94,7 @@ impl Clients {
     pub(super) fn guarded(&self, url: &Url) -> Result<&Client, Failed> {
         let guardian = url.port_or_known_default().and_then(|port| self.of_ports.get(&port));
         let guardian = guardian.unwrap_or(&self.other);
-        let is_refused = literal(url).is_some_and(|address| !guardian.guard.allows(address));
+        let is_refused = literal_address(url).is_some_and(|address| !guardian.guard.allows(address));
         if is_refused { Err(Failed::NotAllowed) } else { Ok(&guardian.client) }
     }
 
@@ -129,15 +127,6 @@ fn tls(roots: RootCertStore) -> Result<ClientConfig, Unusable> {
         .with_safe_default_protocol_versions()
         .map_err(|error| Unusable(error.to_string()))?;
     Ok(versions.with_root_certificates(roots).with_no_client_auth())
-}
-
-/// An address in the URL, which no resolver sees.
-fn literal(url: &Url) -> Option<IpAddr> {
-    match url.host()? {
-        Host::Ipv4(address) => Some(address.into()),
-        Host::Ipv6(address) => Some(address.into()),
-        Host::Domain(_) => None,
-    }
 }
 
 /// Without the URL, which may hold secrets.

@@ -4,7 +4,6 @@ mod amqp;
 mod answer;
 mod aws;
 mod client;
-mod guard;
 mod names;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::sync::watch;
 
-use super::guard::Guard;
+use crate::model::Guard;
 
 /// A look-up cannot be cancelled and holds a thread until the system gives it up.
 const LOOKUPS_MAX: usize = 128;

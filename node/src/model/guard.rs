@@ -1,15 +1,17 @@
 //! Which addresses a webhook may reach: public ones, and those that the operator opens.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::model::AllowRule;
+use url::{Host, Url};
+
+use super::AllowRule;
 
 /// Mail servers take commands from whatever connects, so this port needs a rule that names it.
 const SMTP: u16 = 25;
 
 /// The rules of one port, or none at all. It is asked for the address that a connection is opened to, after names are looked up.
 #[derive(Debug, Clone)]
-pub(super) struct Guard {
+pub struct Guard {
     /// Rules of other ports are left out.
     rules: Vec<AllowRule>,
     port: u16,
@@ -17,20 +19,34 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn of(rules: &[AllowRule], port: u16) -> Self {
+    pub fn of(rules: &[AllowRule], port: u16) -> Self {
         let is_of_port = |rule: &&AllowRule| rule.port().map_or(port != SMTP, |named| named == port);
         Self { rules: rules.iter().filter(is_of_port).copied().collect(), port, is_open: false }
     }
 
     /// Allows every address.
-    pub(super) fn open() -> Self {
+    pub fn open() -> Self {
         Self { rules: Vec::new(), port: 0, is_open: true }
     }
 
-    pub(super) fn allows(&self, address: IpAddr) -> bool {
+    /// No address is open: the port needs a rule, and there is none.
+    pub fn is_shut(&self) -> bool {
+        !self.is_open && self.port == SMTP && self.rules.is_empty()
+    }
+
+    pub fn allows(&self, address: IpAddr) -> bool {
         self.is_open
             || (self.port != SMTP && is_public(address))
             || self.rules.iter().any(|rule| rule.names(address))
+    }
+}
+
+/// An address in the URL, which no resolver sees.
+pub fn literal_address(url: &Url) -> Option<IpAddr> {
+    match url.host()? {
+        Host::Ipv4(address) => Some(address.into()),
+        Host::Ipv6(address) => Some(address.into()),
+        Host::Domain(_) => None,
     }
 }
 
