@@ -1,5 +1,6 @@
 //! Lines of the log that are told apart by what they are about, such as a reason and a key: each is told once in a while.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::time::{Duration, Instant};
 
@@ -7,12 +8,15 @@ use parking_lot::Mutex;
 
 /// One subject is logged once in this time.
 const EVERY: Duration = Duration::from_secs(10);
-/// Subjects that are told apart; further ones share a place, so at most so many lines come in `EVERY`.
+/// Subjects that are told apart at a time; further ones share a place, so about so many lines come in `EVERY`.
 const PLACES: usize = 256;
 
 /// The subjects that were logged lately.
+#[derive(Default)]
 pub struct Repeats {
-    places: Box<[Mutex<Place>]>,
+    /// By the hash of the subject.
+    places: Mutex<HashMap<u64, Place>>,
+    shared: Mutex<Place>,
     hasher: RandomState,
 }
 
@@ -22,23 +26,31 @@ struct Place {
     held_back: u64,
 }
 
-impl Default for Repeats {
-    fn default() -> Self {
-        Self { places: (0..PLACES).map(|_| Mutex::default()).collect(), hasher: RandomState::new() }
-    }
-}
-
 impl Repeats {
     /// How many lines of the subject were held back since the last one, where a line is due.
     pub fn happens(&self, subject: &impl Hash) -> Option<u64> {
-        let place = self.hasher.hash_one(subject) as usize % PLACES;
-        self.places[place].lock().happens(Instant::now())
+        self.happens_at(self.hasher.hash_one(subject), Instant::now())
+    }
+
+    fn happens_at(&self, subject: u64, now: Instant) -> Option<u64> {
+        let mut places = self.places.lock();
+        if places.len() >= PLACES && !places.contains_key(&subject) {
+            places.retain(|_, place| place.is_resting(now));
+            if places.len() >= PLACES {
+                return self.shared.lock().happens(now);
+            }
+        }
+        places.entry(subject).or_default().happens(now)
     }
 }
 
 impl Place {
+    fn is_resting(&self, now: Instant) -> bool {
+        self.logged.is_some_and(|logged| now.duration_since(logged) < EVERY)
+    }
+
     fn happens(&mut self, now: Instant) -> Option<u64> {
-        if self.logged.is_some_and(|logged| now.duration_since(logged) < EVERY) {
+        if self.is_resting(now) {
             self.held_back += 1;
             return None;
         }
@@ -63,10 +75,16 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_held_back_apart() {
-        let repeats = Repeats::default();
-        let due = (0..100).filter(|number| repeats.happens(number).is_some()).count();
-        assert!(due > 50, "{due} of 100");
-        assert_eq!(repeats.happens(&0), None);
+    fn subjects_are_held_back_apart_within_a_bound() {
+        let (repeats, begun) = (Repeats::default(), Instant::now());
+        let due = |subjects: std::ops::Range<u64>, seconds| {
+            let now = begun + Duration::from_secs(seconds);
+            subjects.filter(|subject| repeats.happens_at(*subject, now).is_some()).count()
+        };
+        assert_eq!(due(0..256, 0), 256);
+        assert_eq!(due(0..256, 9), 0);
+        assert_eq!(due(256..1_000, 9), 1, "they share a place");
+        assert_eq!(due(1_000..1_256, 10), 256, "the first ones have made room");
+        assert_eq!(repeats.places.lock().len(), PLACES);
     }
 }
