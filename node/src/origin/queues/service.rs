@@ -1,6 +1,6 @@
 //! The calls that list and change queues, and the upkeep of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -51,36 +51,12 @@ pub(super) struct Inner {
     changes: Mutex<()>,
     peers: OnceLock<PeersTold>,
     denials: Denials,
-    /// Names on the broker of queues that may be there although the store does not have them, and how often they came to be so.
+    /// Names on the broker of queues that were made anew there, how often, until the store is known to have them still.
     pub(super) unsettled: parking_lot::Mutex<HashMap<Box<str>, u64>>,
+    /// Queues that looked like strays in the last round of the upkeep.
+    pub(super) strays: parking_lot::Mutex<HashSet<Box<str>>>,
     /// Queues that all earlier rounds of the upkeep have looked at.
     pub(super) looked_at: AtomicUsize,
-}
-
-/// A call that changes a queue on the broker and in the store. One that ends between the two, as a cancelled one does, leaves the queue to
-/// the upkeep. A process that is killed there leaves the queue on the broker, where the upkeep only counts it.
-struct Unsettled<'a> {
-    inner: &'a Inner,
-    physical: Option<Box<str>>,
-}
-
-impl<'a> Unsettled<'a> {
-    fn of(inner: &'a Inner, queue: &BrokerQueue) -> Self {
-        Self { inner, physical: Some(queue.physical.clone()) }
-    }
-
-    /// The broker and the store agree.
-    fn settled(mut self) {
-        self.physical = None;
-    }
-}
-
-impl Drop for Unsettled<'_> {
-    fn drop(&mut self) {
-        if let Some(physical) = self.physical.take() {
-            self.inner.add_unsettled(physical);
-        }
-    }
 }
 
 /// The addresses of the broker of the queues.
@@ -116,6 +92,7 @@ impl Queues {
             peers: OnceLock::new(),
             denials: Denials::new(),
             unsettled: parking_lot::Mutex::default(),
+            strays: parking_lot::Mutex::default(),
             looked_at: AtomicUsize::new(0),
         };
         inner.refresh().await?;
@@ -185,12 +162,10 @@ impl Queues {
         let put = |definitions: &mut Definitions| {
             definitions.put(&account.id, &request, account.queue_limit, capability)
         };
-        let planned = BrokerQueue::of(&self.inner.plan(&account.id, put)?);
-        let broker = self.inner.broker()?;
-        let unsettled = Unsettled::of(&self.inner, &planned);
-        broker.declare(&planned).await?;
+        let planned = self.inner.plan(&account.id, put)?;
+        // It may be there already: what a call that fails from here on leaves is nobody's to delete.
+        self.inner.broker()?.declare(&BrokerQueue::of(&planned)).await?;
         let queue = self.inner.change(&account.id, put).await?;
-        unsettled.settled();
         self.inner.apply_bound(&queue).await?;
         Ok(CreatedQueue { physical: BrokerQueue::of(&queue).physical.into(), queue })
     }
@@ -233,7 +208,6 @@ impl Queues {
         let queue = self.inner.plan(account, remove)?;
         let on_broker = BrokerQueue::of(&queue);
         let broker = self.inner.broker()?;
-        let unsettled = Unsettled::of(&self.inner, &on_broker);
         // First, so that a broker that cannot be reached leaves all as it was.
         broker.delete(&on_broker).await?;
         self.inner.change(account, remove).await?;
@@ -241,10 +215,8 @@ impl Queues {
         if self.inner.catalog.by_physical(&on_broker.physical).is_none()
             && let Err(error) = broker.delete(&on_broker).await
         {
-            tracing::warn!(%error, "a deleted queue may be left on the broker until the upkeep deletes it");
-            return Ok(queue.name);
+            tracing::warn!(%error, "a deleted queue may be left on the broker");
         }
-        unsettled.settled();
         Ok(queue.name)
     }
 

@@ -15,8 +15,6 @@ use crate::telemetry::OFTEN;
 const ROUND: Duration = Duration::from_secs(30);
 /// A round ends after so many failures; the next one begins behind them.
 const FAILURES_MAX: usize = 8;
-/// Further queues that calls may have left on the broker are not kept in mind: clients choose their names.
-const UNSETTLED_MAX: usize = 4096;
 
 impl Queues {
     /// Never returns.
@@ -40,18 +38,18 @@ impl Inner {
         }
         // Before the broker is asked, so that each has been declared there.
         let mut queues = self.catalog.all();
-        if queues.is_empty() {
-            return settled;
-        }
         let management = &self.broker()?.management;
         let names = management.queues().await?.into_iter().collect();
         let policies = management.policies().await?;
         let policies = policies.into_iter().map(|policy| (policy.name.clone(), policy)).collect();
         let found = Found { names, policies };
-        let (mut outcome, mut failures) = (settled.and(self.keep_policy_of_the_dead(&found).await), 0);
-        queues.sort_unstable_by(|one, other| one.physical.cmp(&other.physical));
-        let start = self.looked_at.load(Ordering::Relaxed) % queues.len();
-        queues.rotate_left(start);
+        let (mut outcome, mut failures) = (settled, 0);
+        if !queues.is_empty() {
+            outcome = outcome.and(self.keep_policy_of_the_dead(&found).await);
+            queues.sort_unstable_by(|one, other| one.physical.cmp(&other.physical));
+            let start = self.looked_at.load(Ordering::Relaxed) % queues.len();
+            queues.rotate_left(start);
+        }
         for queue in queues {
             self.looked_at.fetch_add(1, Ordering::Relaxed);
             if let Err(error) = self.keep_up_one(&queue, &found).await {
@@ -61,14 +59,22 @@ impl Inner {
                 break;
             }
         }
+        self.tell_strays(&found);
+        outcome
+    }
+
+    /// A queue that another node is making or deleting looks like a stray for a moment, but not in two rounds.
+    fn tell_strays(&self, found: &Found) {
         // By now, so that those that were stored since the round began are not among them.
-        let strays = found.strays(&self.accounts.current(), &self.catalog);
+        let now: HashSet<Box<str>> =
+            found.strays(&self.accounts.current(), &self.catalog).map(Box::from).collect();
+        let before = std::mem::replace(&mut *self.strays.lock(), now.clone());
+        let strays: Vec<_> = now.intersection(&before).collect();
         metrics::gauge!("fanfare_queue_strays").set(strays.len() as f64);
         if let Some(queue) = strays.first() {
             let count = strays.len();
-            tracing::warn!(target: OFTEN, queue, count, "queues on the broker are named like those of accounts, and the store does not have them");
+            tracing::warn!(target: OFTEN, %queue, count, "queues on the broker are named like those of accounts, and the store does not have them");
         }
-        outcome
     }
 
     async fn keep_up_one(&self, queue: &BrokerQueue, found: &Found) -> Result<(), QueueError> {
@@ -106,26 +112,19 @@ impl Inner {
             Some(present) => broker.declare(&present).await,
             None => Ok(()),
         };
-        let times = self.add_unsettled(queue.physical.clone());
+        let times = {
+            let mut unsettled = self.unsettled.lock();
+            let times = unsettled.entry(queue.physical.clone()).or_default();
+            *times += 1;
+            *times
+        };
         self.settle(HashMap::from([(queue.physical.clone(), times)])).await?;
         made?;
         Ok(self.catalog.by_physical(&queue.physical).is_some())
     }
 
-    /// Notes that the queue may be on the broker although the store does not have it; returns how often it was noted.
-    pub(super) fn add_unsettled(&self, physical: Box<str>) -> u64 {
-        let mut unsettled = self.unsettled.lock();
-        if unsettled.len() >= UNSETTLED_MAX && !unsettled.contains_key(&physical) {
-            tracing::warn!(target: OFTEN, queue = %physical, "a queue that the store does not have may be left on the broker");
-            return 0;
-        }
-        let times = unsettled.entry(physical).or_default();
-        *times += 1;
-        *times
-    }
-
-    /// Deletes those of these queues on the broker that the store does not have; the upkeep looks again at those of which this is not known,
-    /// or which the broker did not delete.
+    /// Deletes those of these queues on the broker, which were made anew there, that the store does not have; the upkeep looks again at
+    /// those of which this is not known, or which the broker did not delete.
     async fn settle(&self, unsettled: HashMap<Box<str>, u64>) -> Result<(), QueueError> {
         if unsettled.is_empty() {
             return Ok(());
@@ -167,17 +166,17 @@ impl Found {
         self.names.contains(&*queue.physical) && self.names.contains(&queue.dead())
     }
 
-    /// Queues with dead letters that are named like one of an account, and are none. A node that was killed while it made a queue leaves
-    /// such a one, but it may as well be somebody's own.
-    fn strays(&self, directory: &Directory, catalog: &Catalog) -> Vec<&str> {
-        let is_stray = |name: &&str| {
+    /// Queues with dead letters that are named like one of an account, and are none. A call that ended half-way leaves one, and somebody may
+    /// have made one by hand.
+    fn strays(&self, directory: &Directory, catalog: &Catalog) -> impl Iterator<Item = &str> {
+        let is_stray = move |name: &&str| {
             let queue = BrokerQueue::unbound((*name).into());
             let account = BrokerQueue::parse(name).map(|(account, _)| account);
             account.is_some_and(|account| directory.account(&account).is_some())
                 && self.has(&queue)
                 && catalog.by_physical(name).is_none()
         };
-        self.names.iter().map(String::as_str).filter(is_stray).collect()
+        self.names.iter().map(String::as_str).filter(is_stray)
     }
 }
 
