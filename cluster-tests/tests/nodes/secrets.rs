@@ -209,7 +209,7 @@ fn admin_paths(path: &str) -> Vec<(String, &'static str)> {
         }
         "/outbox" => vec![(path.to_owned(), "")],
         "/outbox/{account}/{target}" => {
-            let targets = ["hook", "down", "inside", "bus", "topic", "function", "missing"];
+            let targets = ["hook", "down", "inside", "bus", "topic", "function", "nobody"];
             let dead = targets.iter().map(|target| (format!("/outbox/acme/{target}?state=dead"), ""));
             dead.collect()
         }
@@ -229,7 +229,7 @@ async fn ask_admin(answers: &mut Answers, node: &Node) {
         for (sent, body) in admin_paths(&path) {
             let asked = (&*method, &*sent);
             let status = answers.ask(admin, asked, &operator, body).await;
-            let is_bad = sent.contains("/other?");
+            let is_bad = sent.contains("/other?") || sent.contains("/nobody?");
             assert!(status == 200 || is_bad, "{method} {path}: {status}");
             let other = sent.replace("canary-of-admin-token", "canary-of-wrong-token");
             let status = answers.ask(admin, (&method, &other), &wrong, body).await;
