@@ -16,7 +16,9 @@ use super::store::{Ahead, Batch, BatchBounds};
 
 /// Channels of one target in memory.
 const CHANNELS_MAX: usize = 1_024;
-/// Of them those that rest.
+/// So many further ones may wait after a failure, so that they leave room for others.
+const FAILING_MAX: usize = 16 * CHANNELS_MAX;
+/// Channels that rest.
 const RESTING_MAX: usize = CHANNELS_MAX / 2;
 /// A channel is not sent again before this, unless a whole batch waits: its events share requests, and the first one does not wait.
 const REST: Duration = Duration::from_millis(10);
@@ -48,16 +50,23 @@ struct State {
     turns: VecDeque<Box<str>>,
     /// Channels that were sent a moment ago, and until when they rest, in this order; those that a whole batch woke stand here too.
     resting: VecDeque<(Instant, Box<str>)>,
-    /// Channels that are not in memory may have events, and the tables are to be read for them.
+    /// Those of them whose last attempt failed.
+    failing: usize,
+    /// Channels that are not in memory may have events, and the tables are to be read for them from the first one on.
     overflowed: bool,
-    /// The same, until they were read to their end.
-    is_unread: bool,
-    /// The last channel that was read from the tables.
-    read_until: Option<Box<str>>,
+    /// The tables are being read.
+    pass: Option<Pass>,
     /// The settings under which the target has answered that it is gone.
     disabled: Option<u64>,
     /// Why the last attempt failed; none: it did not.
     failure: Option<Box<str>>,
+}
+
+/// The reading of all channels in the tables, part by part.
+#[derive(Default)]
+struct Pass {
+    /// The last channel that was read.
+    until: Option<Box<str>>,
 }
 
 struct Channel {
@@ -185,6 +194,16 @@ impl Board {
 }
 
 impl State {
+    /// Channels that are not in memory may have events.
+    fn is_unread(&self) -> bool {
+        self.overflowed || self.pass.is_some()
+    }
+
+    /// Channels in memory that count.
+    fn taken(&self) -> usize {
+        self.channels.len() - self.failing.min(FAILING_MAX)
+    }
+
     /// Channels whose rest is over have a turn, or leave where nothing waits.
     fn end_rests(&mut self, now: Instant) {
         while let Some((until, name)) = self.resting.pop_front_if(|(until, _)| *until <= now) {
@@ -225,13 +244,13 @@ impl Lineup {
             return;
         }
         // Room is kept for those in the tables, which came before.
-        let max = if state.is_unread { CHANNELS_MAX / 2 } else { CHANNELS_MAX };
-        if state.channels.len() >= max {
-            (state.overflowed, state.is_unread) = (true, true);
+        let max = if state.is_unread() { CHANNELS_MAX / 2 } else { CHANNELS_MAX };
+        if state.taken() >= max {
+            state.overflowed = true;
             return;
         }
         // Earlier ones may wait for a channel that was not read yet.
-        let mut channel = if state.is_unread {
+        let mut channel = if state.is_unread() {
             Channel::new(0, None)
         } else {
             Channel::new(sequence, Some(Recent::new(&self.room)))
@@ -300,6 +319,7 @@ impl Lineup {
         let Some(channel) = state.channels.get_mut(&name) else { return };
         match turn {
             Turn::Settled { has_more, from, full } => {
+                state.failing -= usize::from(channel.failures > 0);
                 (channel.failures, channel.not_before, channel.from) = (0, None, from);
                 if let Some(recent) = &mut channel.recent {
                     recent.pass(from);
@@ -320,6 +340,7 @@ impl Lineup {
                 }
             }
             Turn::Failed { not_before } => {
+                state.failing += usize::from(channel.failures == 0);
                 channel.failures = channel.failures.saturating_add(1);
                 // The next attempt has the events of this one alone, as the tables say.
                 (channel.not_before, channel.recent) = (Some(not_before), None);
@@ -337,22 +358,22 @@ impl Lineup {
     /// The place in the tables behind which to look for further channels, and the number that there is room for; none while there is no need to.
     pub(super) fn wants_more(&self) -> Option<(Option<Box<str>>, usize)> {
         let mut state = self.state.lock();
-        if !state.overflowed || state.channels.len() > CHANNELS_MAX / 2 {
+        if !state.is_unread() || state.taken() > CHANNELS_MAX / 2 {
             return None;
         }
-        // An event that comes from here on says so again.
-        state.overflowed = false;
-        Some((state.read_until.clone(), CHANNELS_MAX - state.channels.len()))
+        let count = CHANNELS_MAX - state.taken();
+        if state.pass.is_none() {
+            // An event that comes from here on says so again.
+            state.overflowed = false;
+        }
+        let pass = state.pass.get_or_insert_default();
+        Some((pass.until.clone(), count))
     }
 
     /// Takes channels from the tables; `is_end`: there is none behind them.
     pub(super) fn add(&self, names: Vec<Box<str>>, is_end: bool) {
         let mut state = self.state.lock();
-        let began_at_the_first = state.read_until.is_none();
-        state.read_until = if is_end { None } else { names.last().cloned() };
-        // A look that began in the midst has not seen the channels before.
-        state.overflowed |= !is_end || !began_at_the_first;
-        state.is_unread = state.overflowed;
+        state.pass = (!is_end).then(|| Pass { until: names.last().cloned() });
         for name in names {
             if !state.channels.contains_key(&name) {
                 state.channels.insert(name.clone(), Channel::new(0, None));
@@ -365,9 +386,7 @@ impl Lineup {
 
     /// Channels may wait in the tables.
     pub(super) fn set_overflowed(&self) {
-        let mut state = self.state.lock();
-        (state.overflowed, state.is_unread) = (true, true);
-        drop(state);
+        self.state.lock().overflowed = true;
         self.changed.notify_one();
     }
 

@@ -176,3 +176,27 @@ fn new_channels_leave_room_for_those_in_the_tables() {
     assert!(taken.len() <= CHANNELS_MAX / 2, "{}", taken.len());
     assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX - taken.len())));
 }
+
+#[test]
+fn failing_channels_leave_room_for_others() {
+    let (lineup, now) = (lineup(), Instant::now());
+    (0..=CHANNELS_MAX).for_each(|number| arrive(&lineup, &format!("{number}"), 5));
+    let not_before = now + Duration::from_secs(60);
+    let (failing, fine): (Vec<_>, Vec<_>) =
+        names(&lineup, now).into_iter().enumerate().partition(|(number, _)| *number < 700);
+    failing.into_iter().for_each(|(_, name)| lineup.ended(name, Turn::Failed { not_before }, now));
+    fine.into_iter().for_each(|(_, name)| lineup.ended(name, settled(6), now));
+    lineup.state.lock().end_rests(now + REST);
+    assert_eq!(lineup.wants_more(), Some((None, CHANNELS_MAX)));
+    let all: Vec<Box<str>> = (0..CHANNELS_MAX).map(|number| format!("{number}").into()).collect();
+    lineup.add(all, false);
+    let until = format!("{}", CHANNELS_MAX - 1).into();
+    names(&lineup, now).into_iter().for_each(|name| lineup.ended(name, settled(6), now));
+    lineup.state.lock().end_rests(now + 2 * REST);
+    assert_eq!(lineup.wants_more(), Some((Some(until), CHANNELS_MAX)), "the reading goes on");
+    lineup.add(vec![format!("{CHANNELS_MAX}").into()], true);
+    assert_eq!(names(&lineup, now + REST).len(), 1);
+    assert_eq!(lineup.wants_more(), None, "all were read");
+    let state = lineup.state.lock();
+    assert_eq!((state.failing, state.channels.len()), (700, 701));
+}
