@@ -195,6 +195,10 @@ impl Engine {
         known: Known,
     ) -> Ended {
         let unasked = |turn| Ended { channel: channel.clone(), turn, success: None, not_before: None };
+        // What becomes of an attempt could not be written.
+        if self.status.usable().is_err() {
+            return unasked(Turn::Waits { not_before: Instant::now() + LOOK });
+        }
         let disabled = lineup.disabled();
         let unsent = match &known {
             Known::Absent => return unasked(Turn::Waits { not_before: Instant::now() + LOOK }),
@@ -373,7 +377,7 @@ impl Engine {
             }
             Outcome::Rejected { reason } => Some(reason.into()),
             Outcome::Gone => {
-                tracing::error!(destination = %lineup.target, "target answered 410 and is disabled until the directory changes");
+                tracing::error!(destination = %lineup.target, "target answered 410 and is disabled until its settings change, or an operator retries its dead letters");
                 if self.disable(lineup, Some(settings.hash)).await.is_err() {
                     return (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(false), None);
                 }

@@ -1,5 +1,7 @@
 //! The thread that writes the outbox: it commits all jobs that wait as one batch, then answers them.
 
+mod trim;
+
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,10 +29,6 @@ const JOURNAL_BYTES: usize = 64 * 1024 * 1024;
 const ROWS_BYTES: usize = 300;
 /// Batches that are fixed have no sync of their own more often than so.
 const SYNC_EVERY: Duration = Duration::from_millis(100);
-/// Events of a full target that one commit moves to the dead letters.
-const TRIM_MAX: usize = 2_000;
-/// A full target loses this part of its bytes at once, so that a batch that is read then is still there when it is to be fixed.
-const TRIM_PART: u64 = 64;
 
 type Answer = oneshot::Sender<Result<(), StoreError>>;
 
@@ -117,6 +115,8 @@ struct Effects {
     trimmed: HashSet<(TargetId, Box<str>)>,
     /// How many of them each one asked for.
     counts: Vec<(oneshot::Sender<Result<u64, StoreError>>, u64)>,
+    /// Batches end with the group.
+    has_settles: bool,
     /// Something that must outlast a loss of power.
     is_lasting: bool,
     dead: u64,
@@ -141,8 +141,11 @@ impl Writer {
             let commit =
                 catch_unwind(AssertUnwindSafe(|| self.commit(group.drain(..), weight, &mut effects)));
             let result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
-            // A settled batch without its rows would wait until the next start, and count until then.
-            let result = result.map_err(|error| self.status.broke(&error.to_string()));
+            let result = match result {
+                // A batch that was settled would wait, and count, until the next start.
+                Err(error) if effects.has_settles => Err(self.status.broke(&error.to_string())),
+                result => result,
+            };
             if let Err(error) = &result {
                 tracing::error!(%error, rows = weight.items, "outbox did not write");
             }
@@ -231,6 +234,7 @@ impl Writer {
                     }
                 }
                 Job::Settle(mut settle) => {
+                    effects.has_settles = true;
                     effects.answers.extend(settle.answer.take());
                     settles.push(settle);
                 }
@@ -245,6 +249,7 @@ impl Writer {
             }
         }
         self.status.usable()?;
+        let first_new = self.next_sequence;
         let has_rows = !(events.is_empty() && fixes.is_empty() && settles.is_empty() && disabled.is_empty());
         if !has_rows && retries.is_empty() {
             return Ok(());
@@ -280,7 +285,7 @@ impl Writer {
         for event in events {
             self.put(&mut batch, event, effects);
         }
-        self.trim(&mut batch, effects)?;
+        self.trim(&mut batch, first_new, effects)?;
         let mode = if effects.is_lasting { PersistMode::SyncData } else { PersistMode::Buffer };
         if effects.is_lasting {
             self.synced = Instant::now();
@@ -387,7 +392,8 @@ impl Writer {
         change.dead_events -= 1;
         change.dead_bytes -= i64::from(dead.bytes);
         effects.removed.insert((target.clone(), sequence));
-        if let Some(event) = self.tables.event(sequence)? {
+        // One that cannot be read stays, and is not in the way of others.
+        if let Ok(Some(event)) = self.tables.event(sequence) {
             self.forget(batch, target, sequence, &event, effects)?;
         }
         Ok(true)
@@ -403,7 +409,7 @@ impl Writer {
     ) -> Result<u64, StoreError> {
         let mut count = 0;
         for &sequence in sequences {
-            let Some(event) = self.tables.event(sequence)? else { continue };
+            let Ok(Some(event)) = self.tables.event(sequence) else { continue };
             let Some(addressee) = event.addressee(target).cloned() else { continue };
             if !self.remove_dead(batch, target, sequence, effects)? {
                 continue;
@@ -413,88 +419,5 @@ impl Writer {
             count += 1;
         }
         Ok(count)
-    }
-
-    /// Moves the oldest events of full targets to the dead letters, and drops the oldest dead letters of targets with too many.
-    fn trim(&mut self, batch: &mut OwnedWriteBatch, effects: &mut Effects) -> Result<(), StoreError> {
-        let touched: Vec<TargetId> = effects.changes.keys().cloned().collect();
-        for target in touched {
-            let depth = self.depths.of(&target);
-            let change = effects.change(&target);
-            let over = depth.bytes.saturating_add_signed(change.bytes).saturating_sub(self.bounds.bytes);
-            if over > 0 {
-                let over = over + self.bounds.bytes / TRIM_PART;
-                self.trim_waiting(batch, &target, over, effects)?;
-            }
-            let change = effects.change(&target);
-            let dead = depth.dead_bytes.saturating_add_signed(change.dead_bytes);
-            let over = dead.saturating_sub(self.bounds.dead_bytes);
-            if over > 0 {
-                self.trim_dead(batch, &target, over, effects)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn trim_waiting(
-        &mut self,
-        batch: &mut OwnedWriteBatch,
-        target: &TargetId,
-        over: u64,
-        effects: &mut Effects,
-    ) -> Result<(), StoreError> {
-        let from = self.oldest.get(target).copied().unwrap_or(0);
-        let (mut freed, mut events, mut oldest) = (0, Vec::new(), None);
-        for row in self.tables.events.keyspace().range(keys::sequence(from)..) {
-            let (key, value) = row.into_inner().map_err(StoreError::failed)?;
-            let Some(sequence) = keys::parse_sequence(&key) else { continue };
-            if freed >= over || events.len() >= TRIM_MAX {
-                oldest = Some(sequence);
-                break;
-            }
-            // One that cannot be read is not in the way of others; the turn of its channel says so.
-            let Ok(event) = Event::decode(&value) else { continue };
-            if event.addressee(target).is_none()
-                || !self.tables.is_waiting(target, &event.channel, sequence)?
-            {
-                continue;
-            }
-            // An attempt of a batch that is fixed may be under way, and each one has the same events.
-            let fixed = self.tables.fixed(target, &event.channel)?.map(|fixed| fixed.last);
-            let fixing = effects.fixed.get(&(target.clone(), event.channel.clone())).copied();
-            // These are not looked at again: they end when the batch is settled.
-            if fixed.max(fixing).is_some_and(|last| sequence <= last) {
-                continue;
-            }
-            freed += value.len() as u64;
-            effects.trimmed.insert((target.clone(), event.channel.clone()));
-            events.push((sequence, Arc::new(event)));
-        }
-        self.oldest.insert(target.clone(), oldest.unwrap_or(self.next_sequence));
-        self.settle(batch, target, &events, Some("the outbox of this target is full"), effects)
-    }
-
-    fn trim_dead(
-        &self,
-        batch: &mut OwnedWriteBatch,
-        target: &TargetId,
-        over: u64,
-        effects: &mut Effects,
-    ) -> Result<(), StoreError> {
-        let mut freed = 0;
-        for row in self.tables.dead.keyspace().prefix(keys::target(target)).take(TRIM_MAX) {
-            if freed >= over {
-                break;
-            }
-            let (key, value) = row.into_inner().map_err(StoreError::failed)?;
-            let (Some((_, sequence)), Some(dead)) = (keys::parse_dead(&key), Dead::decode(&value)) else {
-                continue;
-            };
-            if self.remove_dead(batch, target, sequence, effects)? {
-                freed += u64::from(dead.bytes);
-                effects.dropped += 1;
-            }
-        }
-        Ok(())
     }
 }
