@@ -86,7 +86,9 @@ fn closed(url: &Url, allow: &[AllowRule]) -> Option<String> {
     };
     let is_open = addresses.into_iter().any(|address| guard.allows(address));
     let reason = || {
-        format!("leads to {host} on port {port}, to which the node connects only if --webhook-allow names it")
+        format!(
+            "leads to {host} on port {port}, to which the node connects only if --webhook-allow names its address"
+        )
     };
     (!is_open).then(reason)
 }
@@ -149,7 +151,7 @@ mod tests {
         ] {
             let expected = format!(
                 "of the integration \"out\" in the account \"acme\" leads to {host}, to which the node connects only if \
-                 --webhook-allow names it"
+                 --webhook-allow names its address"
             );
             for allow in [&[][..], &[not_by]] {
                 assert_eq!(

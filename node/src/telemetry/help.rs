@@ -1,7 +1,7 @@
 //! HELP texts of the metrics that other modules register.
 
 /// Without labels: they begin at 0.
-const COUNTERS: [(&str, &str); 23] = [
+const COUNTERS: [(&str, &str); 24] = [
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_tls_handshakes_failed_total", "TLS handshakes of clients that failed"),
     ("fanfare_admin_connections_full_total", "Admin connections that waited since all places were taken"),
@@ -9,6 +9,7 @@ const COUNTERS: [(&str, &str); 23] = [
         "fanfare_clock_steps_total",
         "Steps of the system clock by more than a minute, and starts with a clock that had stepped",
     ),
+    ("fanfare_outbox_skipped_total", "Publishes that were not kept for a target, since it has answered 410"),
     ("fanfare_outbox_discarded_total", "Events of deleted queues that were discarded"),
     ("fanfare_outbox_dead_letters_total", "Events that became dead letters"),
     ("fanfare_outbox_dead_letters_dropped_total", "Dead letters dropped, since there were too many"),

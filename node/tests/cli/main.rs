@@ -137,7 +137,7 @@ fn a_target_that_cannot_be_delivered_to_is_a_warning() {
         topic_arn = 'arn:aws:sns:eu-west-1:123456789012:t'\nregion = 'us-east-1'\n";
     std::fs::write(folder.path().join("d.toml"), directory).unwrap();
     let hook = "fanfare: warning: d.toml:9: tenants[0].accounts[0].integrations[0].url: of the integration \"hook\" in the \
-                account \"acme\" leads to localhost on port 9000, to which the node connects only if --webhook-allow names it\n";
+                account \"acme\" leads to localhost on port 9000, to which the node connects only if --webhook-allow names its address\n";
     let bus = "fanfare: warning: d.toml:16: tenants[0].accounts[0].integrations[1].region: of the integration \"bus\" in the \
                account \"acme\" is us-east-1, and topic_arn is of eu-west-1: AWS refuses such a call\n";
     let check = |allow| run(folder.path(), &["check-config", "--directory=d.toml", "--webhook-allow", allow]);

@@ -111,6 +111,7 @@ impl Outbox {
             }
         }
         for (target, settings) in tables.disabled()? {
+            tracing::warn!(destination = %target, "target is disabled, since it has answered 410: nothing is kept for it");
             board.lineup(&target).set_disabled(Some(settings));
         }
         let (queue, status) = (Arc::new(Queue::new(QUEUE)), Arc::new(Health::new(folder)));
@@ -184,7 +185,11 @@ impl Outbox {
         });
         let with_ids = wanted.map(|integration| (TargetId::new(&account.id, &integration.id), integration));
         let enabled = with_ids.filter(|(target, integration)| {
-            self.engine.board.disabled(target).is_none_or(|settings| settings != integration.settings_hash)
+            let is_disabled = self.engine.board.disabled(target) == Some(integration.settings_hash);
+            if is_disabled {
+                metrics::counter!("fanfare_outbox_skipped_total").increment(1);
+            }
+            !is_disabled
         });
         let integrations = enabled.map(|(target, _)| target).collect();
         let queues =
