@@ -179,6 +179,14 @@ func (machine) MachineInfo() (*cadvisor.MachineInfo, error) {
 	return &cadvisor.MachineInfo{NumCores: 16, MemoryCapacity: uint64(memory.Value())}, nil
 }
 
+func (machine) VersionInfo() (*cadvisor.VersionInfo, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return nil, err
+	}
+	return &cadvisor.VersionInfo{KernelVersion: unix.ByteSliceToString(name.Release[:]), ContainerOsVersion: "Linux"}, nil
+}
+
 func (machine) GetDirFsInfo(string) (cadvisorv2.FsInfo, error) {
 	free := uint64(1) << 39
 	return cadvisorv2.FsInfo{Capacity: 1 << 40, Available: free, Inodes: &free, InodesFree: &free}, nil

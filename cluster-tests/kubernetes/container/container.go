@@ -101,7 +101,7 @@ func Start(spec *Spec, network, stdout, stderr *os.File) (*Process, error) {
 	if network != nil {
 		command.ExtraFiles = append(command.ExtraFiles, network)
 	}
-	if err := onLastingThread(command.Start); err != nil {
+	if err := OnLastingThread(command.Start); err != nil {
 		return nil, err
 	}
 	process := &Process{Pid: command.Process.Pid, done: make(chan struct{})}
@@ -160,7 +160,7 @@ func (process *Process) Run(spec *Spec, args []string, cancel <-chan struct{}) (
 	var out, complaints bytes.Buffer
 	command.Stdout, command.Stderr = &out, &complaints
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if err := onLastingThread(command.Start); err != nil {
+	if err := OnLastingThread(command.Start); err != nil {
 		return nil, nil, 0, err
 	}
 	ended := make(chan struct{})
@@ -182,8 +182,8 @@ func (process *Process) Run(spec *Spec, args []string, cancel <-chan struct{}) (
 
 var lasting = make(chan func())
 
-// onLastingThread runs work on a thread that lives as long as the process: the kernel kills children whose starting thread ends.
-func onLastingThread(work func() error) error {
+// OnLastingThread runs work on a thread that lives as long as the process: the kernel kills children whose starting thread ends.
+func OnLastingThread(work func() error) error {
 	result := make(chan error)
 	lasting <- func() { result <- work() }
 	return <-result

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"fanfare/kubernetes/container"
+
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -125,7 +127,7 @@ func (balancer *Balancer) socket() string { return filepath.Join(balancer.folder
 // configure starts HAProxy anew when the services are others; endpoints change while it runs.
 func (balancer *Balancer) configure(services []*core.Service) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "global\n  stats socket %s mode 600 level admin expose-fd listeners\n  maxconn 20000\n"+
+	fmt.Fprintf(&text, "global\n  stats socket %s mode 600 level admin expose-fd listeners\n  fd-hard-limit 100000\n"+
 		"defaults\n  mode tcp\n  timeout connect 1s\n  timeout client 1h\n  timeout server 1h\n  retries 3\n  option redispatch 1\n",
 		balancer.socket())
 	var backends []string
@@ -155,7 +157,7 @@ func (balancer *Balancer) start(text string, backends []string) error {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return err
 	}
-	args := []string{"-q", "-db", "-f", file}
+	args := []string{"-db", "-f", file}
 	if former := balancer.process; former != nil && syscall.Kill(former.Process.Pid, 0) == nil {
 		// The new process takes over the listeners; the former one ends with its last connection.
 		args = append(args, "-x", balancer.socket(), "-sf", fmt.Sprint(former.Process.Pid))
@@ -163,7 +165,7 @@ func (balancer *Balancer) start(text string, backends []string) error {
 	command := exec.Command("haproxy", args...)
 	command.Stderr = os.Stderr
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := command.Start(); err != nil {
+	if err := container.OnLastingThread(command.Start); err != nil {
 		return err
 	}
 	go func() { _ = command.Wait() }()
