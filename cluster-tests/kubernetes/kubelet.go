@@ -119,6 +119,7 @@ func (node *nodeOptions) settings() (*options.KubeletServer, error) {
 	}
 	config.Address = node.address
 	config.Port = kubeletPort
+	config.ReadOnlyPort = 0
 	config.ClusterDNS = []string{node.gateway}
 	config.ClusterDomain = clusterDomain
 	config.ResolverConfig = ""
