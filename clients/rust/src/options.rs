@@ -13,6 +13,8 @@ use crate::{Credential, Error};
 pub struct Options {
     /// `ws://host:port` or `http://host:port`, under TLS `wss://` or `https://`; the path `/realtime` is added.
     pub url: String,
+    /// `host:port` to connect to in place of that of the URL, whose host the certificate and the request still name.
+    pub connect_to: Option<String>,
     /// Certificates (PEM) that are trusted to sign the node's, instead of those of the platform.
     pub authorities: Option<Vec<u8>>,
     /// As whom.
@@ -55,6 +57,7 @@ impl Options {
     pub fn new(url: impl Into<String>, credential: Credential) -> Self {
         Self {
             url: url.into(),
+            connect_to: None,
             authorities: None,
             credential,
             client_id: None,
@@ -84,7 +87,7 @@ impl Options {
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         Ok(Target {
             tls: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
-            address: format!("{host}:{port}"),
+            address: self.connect_to.clone().unwrap_or_else(|| format!("{host}:{port}")),
             host: uri.authority().map_or_else(String::new, |authority| authority.as_str().into()),
             path: self.path(uri.path(), resume),
         })
@@ -162,6 +165,13 @@ mod tests {
         }
         let plain = Options::new("ws://node.example", Credential::None).target(None).expect("a target");
         assert_eq!(plain.tls, None);
+        let mut one = Options::new("wss://node.example", Credential::None);
+        one.connect_to = Some("10.1.2.3:8443".into());
+        let target = one.target(None).expect("a target");
+        assert_eq!(
+            (target.tls.as_deref(), &*target.address, &*target.host),
+            (Some("node.example"), "10.1.2.3:8443", "node.example")
+        );
     }
 
     #[test]

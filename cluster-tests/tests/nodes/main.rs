@@ -61,6 +61,7 @@ mod resume_on_another_node;
 mod revocation;
 mod revocation_everywhere;
 mod rolling_restart;
+mod roundtrip;
 mod scylla_resume;
 mod scylla_store;
 mod secrets;

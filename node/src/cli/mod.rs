@@ -12,6 +12,7 @@ mod outbox;
 mod output;
 mod presence;
 mod publish;
+mod roundtrip;
 mod runtime;
 mod schema;
 mod serve;
@@ -49,6 +50,7 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
         Some(("config-reference", _)) => output::print(&config::reference()),
         Some(("pub", matches)) => publish::run(parsed(matches)?),
         Some(("sub", matches)) => subscribe::run(parsed(matches)?),
+        Some(("roundtrip", matches)) => roundtrip::run(parsed(matches)?),
         Some(("token", matches)) => token::run(parsed(matches)?),
         Some(("key", _)) => key::run(),
         Some(("schema", matches)) => match matches.subcommand() {
@@ -83,6 +85,9 @@ fn command() -> Command {
         .subcommand(subscribe::Arguments::augment_args(
             Command::new("sub").about("Follows channels and prints what is published, one line per message"),
         ))
+        .subcommand(roundtrip::Arguments::augment_args(Command::new("roundtrip").about(
+            "Publishes through each of several nodes, and says how long each of them took to deliver the message",
+        )))
         .subcommand(token::Arguments::augment_args(
             Command::new("token")
                 .about("Signs a token request with a key, or inspects a token, without asking a node"),

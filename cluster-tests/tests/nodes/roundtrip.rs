@@ -1,0 +1,55 @@
+//! `fanfare roundtrip` tells whether messages pass between nodes.
+
+use fanfare_cluster_tests::cluster::Cluster;
+use fanfare_cluster_tests::command::Running;
+use fanfare_cluster_tests::{Node, NodeOptions};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_pair_of_linked_nodes_is_told() {
+    let mut cluster = Cluster::linked(2).await;
+    let nodes = cluster.nodes();
+    let [first, second] = [&nodes[0], &nodes[1]].map(|node| node.addr().to_string());
+    let (url, key) = (nodes[0].url(), nodes[0].key());
+    let mut asking = Running::start(&[
+        "roundtrip",
+        "demo",
+        "--url",
+        &url,
+        "--key",
+        &key,
+        "--through",
+        &first,
+        "--through",
+        &second,
+    ]);
+    let lines = asking.printed(6).await;
+    assert_eq!(asking.ended().await.code(), Some(0));
+    for (block, from) in lines.chunks(3).zip([&first, &second]) {
+        assert!(block[0].starts_with(&format!("published through {from}: acknowledged after ")), "{lines:?}");
+        for (line, to) in block[1..].iter().zip([&first, &second]) {
+            assert!(line.starts_with(&format!("  received through {to} after ")), "{lines:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_are_apart_are_a_failure() {
+    let [first, second] =
+        [Node::start(NodeOptions::default()).await, Node::start(NodeOptions::default()).await];
+    let (url, key) = (first.url(), first.key());
+    let [one, other] = [&first, &second].map(|node| node.addr().to_string());
+    let mut refused = Running::start(&[
+        "roundtrip",
+        "demo",
+        "--url",
+        &url,
+        "--key",
+        &key,
+        "--through",
+        &one,
+        "--through",
+        &other,
+    ]);
+    refused.told(&format!("{other}: "), 0).await;
+    assert_eq!(refused.ended().await.code(), Some(1), "the other node has another key");
+}
