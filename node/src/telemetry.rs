@@ -108,6 +108,11 @@ pub fn count_dropped_lines() {
     metrics::counter!(LINES_DROPPED).absolute(dropped as u64 + UNWRITTEN.load(Ordering::Relaxed));
 }
 
+/// Reads what the system says of the process. To be called every few seconds.
+pub fn measure_process() {
+    metrics_process::Collector::default().collect();
+}
+
 /// Counts the lines that are not written. The writer of the log gives each line in one call of `write_all`.
 struct Counting<W> {
     lines: W,
@@ -176,6 +181,9 @@ fn install_recorder() -> PrometheusHandle {
         metrics::gauge!(name).increment(0.0);
     }
     help::describe();
+    metrics_process::Collector::default().describe();
+    metrics::describe_gauge!("fanfare_build_info", "1, with the version of the node");
+    metrics::gauge!("fanfare_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     limits::begin();
     refusals::begin();
     refusals::begin();

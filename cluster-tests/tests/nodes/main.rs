@@ -70,6 +70,7 @@ mod socket_session;
 mod sse;
 mod stalls;
 mod start_in_time;
+mod supervisor;
 mod targets_across_nodes;
 mod targets_chaos;
 mod tls;

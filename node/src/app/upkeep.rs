@@ -30,6 +30,7 @@ pub(super) fn begin(
     metrics: PrometheusHandle,
     operators: &Arc<Operators>,
 ) {
+    telemetry::measure_process();
     operators.tell();
     tasks.spawn("metrics upkeep", OnStop::Cancel, measure(metrics, Arc::clone(operators)));
     tasks.spawn("directory", OnStop::Cancel, accounts.watch());
@@ -70,6 +71,7 @@ async fn measure(metrics: PrometheusHandle, operators: Arc<Operators>) {
         metrics.run_upkeep();
         telemetry::tell_held_back();
         telemetry::count_dropped_lines();
+        telemetry::measure_process();
         operators.tell();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sd_notify::NotifyState;
 use tokio::runtime::Handle;
 use tokio::task::JoinError;
 use tracing_appender::non_blocking::WorkerGuard;
@@ -60,6 +61,7 @@ async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
     // A closed stdout is no reason to stop a node.
     let text = banner.text();
     tasks::at_most(output::READ_WITHIN, move || output::write(&text)).ok();
+    tell_supervisor(NotifyState::Ready);
     let (failed, told) = tokio::select! {
         biased;
         _ = signals.next() => (false, "stopping, a further signal stops at once"),
@@ -79,6 +81,7 @@ async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
         }
     };
     tracing::info!("{told}");
+    tell_supervisor(NotifyState::Stopping);
     tokio::select! {
         stopped = threads.spawn(app.stop()) => {
             whole(stopped);
@@ -89,6 +92,13 @@ async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
         }
         _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
         () = pulse::stood_still() => Err(Failure::failed(DEAD)),
+    }
+}
+
+/// Of systemd with `Type=notify`; without one, nobody is told.
+fn tell_supervisor(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "the supervisor cannot be told how the node stands");
     }
 }
 
