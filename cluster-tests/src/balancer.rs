@@ -25,6 +25,11 @@ pub struct Balancer {
 impl Balancer {
     /// In front of `nodes`, all of which it finds ready. None where HAProxy is missing, which is a failure in CI.
     pub async fn start(nodes: &[Node]) -> Option<Self> {
+        Self::start_with(nodes, "").await
+    }
+
+    /// The same, with further words for each server, as `send-proxy-v2`.
+    pub async fn start_with(nodes: &[Node], server: &str) -> Option<Self> {
         let is_there = Command::new(PROGRAM).arg("-v").stdout(Stdio::null()).status().is_ok();
         if !is_there {
             system::not_run(&format!("{PROGRAM} is not here"));
@@ -46,7 +51,7 @@ impl Balancer {
         );
         for (index, node) in nodes.iter().enumerate() {
             let (clients, admin) = (node.addr(), node.admin());
-            writeln!(text, "  server n{index} {clients} addr {} port {}", admin.ip(), admin.port())
+            writeln!(text, "  server n{index} {clients} addr {} port {} {server}", admin.ip(), admin.port())
                 .expect("a string takes all text");
         }
         std::fs::write(&file, text).expect("the folder is writable");

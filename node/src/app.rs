@@ -39,9 +39,10 @@ use crate::edge::files::ClientFiles;
 pub use crate::edge::files::lowered_connections;
 use crate::edge::http;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
+use crate::edge::proxies::Proxies;
 use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
-use crate::model::{Clock, Limits};
+use crate::model::Clock;
 use crate::origin::history::HistoryStore;
 pub use crate::origin::history::Progress;
 use crate::origin::metering::Meter;
@@ -169,6 +170,7 @@ impl App {
             backlog,
             limits: config.limits.clone(),
             files: Arc::clone(&client_files),
+            proxies: Arc::new(Proxies::new(&config.trusted_proxies, config.proxy_protocol)),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
             http: http_sender,
@@ -203,8 +205,7 @@ impl App {
         upkeep::begin(&tasks, accounts, &meter, metrics, &operators);
         upkeep::sweep(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms);
 
-        let (acceptor, listen) =
-            start_acceptor(&config, clients, (&limits, &client_files), &shards, operators.met(), &tasks)?;
+        let (acceptor, listen) = accept(&config, clients, &services, &shards, operators.met(), &tasks)?;
         members::begin(former_members, &publisher, &auth, &tasks);
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
         let membership =
@@ -427,10 +428,10 @@ fn serve_admin(
     Ok(address)
 }
 
-fn start_acceptor(
+fn accept(
     config: &Config,
     (bound, certificates): (Bound, Option<Arc<Certificates>>),
-    (limits, files): (&Limits, &Arc<ClientFiles>),
+    services: &socket::Services,
     shards: &Arc<Shards>,
     has_met: HasMet,
     tasks: &Tasks,
@@ -441,8 +442,16 @@ fn start_acceptor(
     if let Some(certificates) = &certificates {
         tasks.spawn("certificate", OnStop::Cancel, Arc::clone(certificates).watch());
     }
-    let acceptor =
-        Acceptor::start(bound, Arc::clone(shards), certificates, limits, files, move || has_met(), tasks)
-            .map_err(StartError::at(at()))?;
+    let with = (certificates, Arc::clone(&services.proxies));
+    let acceptor = Acceptor::start(
+        bound,
+        Arc::clone(shards),
+        with,
+        &services.limits,
+        &services.files,
+        move || has_met(),
+        tasks,
+    )
+    .map_err(StartError::at(at()))?;
     Ok((acceptor, address))
 }

@@ -52,6 +52,7 @@ mod presence_change_lost;
 mod presence_http;
 mod presence_over_a_drain;
 mod presence_restart;
+mod proxied;
 mod queues;
 mod raw_socket;
 mod rebalance;

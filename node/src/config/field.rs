@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::quantity::{parse_count, parse_duration, show_duration};
 use super::{SchemaMode, StoreKind};
-use crate::model::{AllowRule, AmqpUrl, ManagementUrl};
+use crate::model::{AllowRule, AmqpUrl, ManagementUrl, Network};
 use crate::telemetry::LogFormat;
 
 /// The shape of a setting in the file.
@@ -97,18 +97,25 @@ impl Field for Vec<String> {
 }
 
 /// Networks and addresses, parted by commas.
-impl Field for Vec<AllowRule> {
-    const FORM: Form = Form::List;
+macro_rules! networks {
+    ($of:ty) => {
+        impl Field for Vec<$of> {
+            const FORM: Form = Form::List;
 
-    fn read(text: &str) -> Result<Self, String> {
-        text.split(',').map(str::trim).map(str::parse).collect()
-    }
+            fn read(text: &str) -> Result<Self, String> {
+                text.split(',').map(str::trim).map(str::parse).collect()
+            }
 
-    fn show(&self) -> Option<String> {
-        let texts: Vec<_> = self.iter().map(AllowRule::to_string).collect();
-        (!texts.is_empty()).then(|| texts.join(","))
-    }
+            fn show(&self) -> Option<String> {
+                let texts: Vec<_> = self.iter().map(<$of>::to_string).collect();
+                (!texts.is_empty()).then(|| texts.join(","))
+            }
+        }
+    };
 }
+
+networks!(AllowRule);
+networks!(Network);
 
 /// Shown without its secrets.
 impl Field for AmqpUrl {

@@ -28,7 +28,7 @@ pub use reference::reference;
 #[cfg(test)]
 pub(crate) use settings::names;
 
-use crate::model::{AllowRule, AmqpUrl, Limits, ManagementUrl};
+use crate::model::{AllowRule, AmqpUrl, Limits, ManagementUrl, Network};
 use crate::telemetry::LogFormat;
 
 /// What `fanfare serve` runs with; `fanfare config-reference` says what each field means.
@@ -42,6 +42,8 @@ pub struct Config {
     /// With `tls_key`: the client listener speaks TLS.
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
+    pub trusted_proxies: Vec<Network>,
+    pub proxy_protocol: bool,
     pub admin_listen: SocketAddr,
     pub admin_token_file: Option<PathBuf>,
     pub node_id: Option<String>,
@@ -113,6 +115,8 @@ impl Default for Config {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             tls_cert: None,
             tls_key: None,
+            trusted_proxies: Vec::new(),
+            proxy_protocol: false,
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8081)),
             admin_token_file: None,
             node_id: None,

@@ -50,6 +50,10 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
             mistakes.push(Mistake::new(places.of(name), format!("needs {missing} as well")));
         }
     }
+    if config.proxy_protocol && config.trusted_proxies.is_empty() {
+        let problem = "needs --trusted-proxy as well: whose connections begin with the header".to_owned();
+        mistakes.push(Mistake::new(places.of("proxy_protocol"), problem));
+    }
     let [amqp, management] = [config.amqp_url.is_some(), config.amqp_management_url.is_some()];
     for (given, name, other, missing) in [
         (amqp, "amqp_url", management, "--amqp-management-url"),

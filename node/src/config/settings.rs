@@ -100,6 +100,13 @@ static SETTINGS: &[Setting] = &[
         "Together with tls_key: clients connect with TLS; the certificate chain (PEM), read again when it changes"),
     setting!("tls_key", tls_key: OptionalPath, "FILE",
         "The private key of the certificate (PEM), read again when it changes"),
+    setting!("trusted_proxy", trusted_proxies: Vec<crate::model::Network>, "NETWORK",
+        "Load balancers and proxies before listen that are believed whose address a client has: by X-Forwarded-For, and with proxy_protocol by its header; networks such as 10.0.0.0/8 or fd00::/8; repeated as seed is"),
+    Setting {
+        form: Form::Text,
+        ..setting!("proxy_protocol", proxy_protocol: bool, "on|off",
+            "Whether each connection of a trusted_proxy to listen begins with a header of the PROXY protocol, version 1 or 2", read_switch, show_switch)
+    },
     setting!("admin_listen", admin_listen: std::net::SocketAddr, "HOST:PORT",
         "Where operators connect: /metrics, /ready and /live are open, all else needs the admin token"),
     setting!("admin_token_file", admin_token_file: OptionalPath, "FILE",

@@ -1,11 +1,12 @@
 //! A connection's socket as its shard sees it: plain, or under TLS.
 
 use std::io::{self, IoSlice, Read as _, Write};
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd};
 
 use mio::net::TcpStream;
 
+use super::proxies::{self, Forwarded};
 use crate::tls::{Taken, TlsConnection};
 
 /// `S` is the socket of whoever serves it; the state of TLS goes with it from one to the other.
@@ -14,23 +15,42 @@ pub struct Link<S> {
     pub socket: S,
     /// Boxed: a plain connection pays a pointer for it.
     pub tls: Option<Box<TlsConnection>>,
+    /// None: its client is whoever has connected.
+    pub forwarded: Option<Box<Forwarded>>,
 }
 
 impl<S> Link<S> {
     pub fn plain(socket: S) -> Self {
-        Self { socket, tls: None }
+        Self { socket, tls: None, forwarded: None }
     }
 
     /// The same connection over another form of its socket.
     pub fn map<T>(self, form: impl FnOnce(S) -> T) -> Link<T> {
-        Link { socket: form(self.socket), tls: self.tls }
+        Link { socket: form(self.socket), tls: self.tls, forwarded: self.forwarded }
+    }
+
+    /// Its client is another than has connected.
+    pub(super) fn set_client(&mut self, client: IpAddr) {
+        self.forwarded = Some(Box::new(Forwarded::From(client)));
+    }
+
+    /// The client's address, where `peer` has connected.
+    pub(super) fn client(&self, peer: SocketAddr) -> IpAddr {
+        match self.forwarded.as_deref() {
+            Some(Forwarded::From(client)) => *client,
+            Some(Forwarded::Awaited) | None => peer.ip().to_canonical(),
+        }
     }
 }
 
 impl Link<TcpStream> {
     /// # Errors
-    /// Those of [`TlsConnection::read`], also for a plain socket.
+    /// Those of [`TlsConnection::read`], also for a plain socket; before them, those of a PROXY header that is awaited.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Taken> {
+        if self.forwarded.as_deref() == Some(&Forwarded::Awaited) {
+            let client = proxies::take_header(&mut self.socket, buffer)?;
+            self.forwarded = client.map(|client| Box::new(Forwarded::From(client)));
+        }
         match &mut self.tls {
             Some(tls) => tls.read(&mut self.socket, buffer),
             None => {

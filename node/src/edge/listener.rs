@@ -33,6 +33,7 @@ use super::files::{ClientFiles, Full};
 use super::host;
 use super::http::{self, cors};
 use super::link::Link;
+use super::proxies::Proxies;
 use super::socket::{
     Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Services, Shards, date, refusal_bytes,
 };
@@ -91,7 +92,7 @@ impl Acceptor {
     pub fn start(
         listener: TcpListener,
         shards: Arc<Shards>,
-        tls: Option<Arc<Certificates>>,
+        (tls, proxies): (Option<Arc<Certificates>>, Arc<Proxies>),
         limits: &Limits,
         files: &Arc<ClientFiles>,
         may_open: impl Fn() -> bool + Send + 'static,
@@ -102,6 +103,7 @@ impl Acceptor {
         let accept = Accept {
             shards,
             tls,
+            proxies,
             handshake_bytes: limits.header_bytes,
             files: Arc::clone(files),
             stopping: Arc::clone(&stopping),
@@ -126,6 +128,7 @@ struct Accept {
     shards: Arc<Shards>,
     /// Without it connections are plain.
     tls: Option<Arc<Certificates>>,
+    proxies: Arc<Proxies>,
     handshake_bytes: usize,
     files: Arc<ClientFiles>,
     stopping: Arc<AtomicBool>,
@@ -150,7 +153,7 @@ impl Accept {
         let mut spare = spare_file();
         while !self.stopping.load(Ordering::SeqCst) {
             match listener.accept() {
-                Ok((socket, _)) => self.take(socket),
+                Ok((socket, peer)) => self.take(socket, peer),
                 Err(error) if self.stopping.load(Ordering::SeqCst) => {
                     tracing::debug!(%error, "accepting has ended");
                 }
@@ -171,7 +174,7 @@ impl Accept {
         let accepted = listener.accept();
         *spare = spare_file();
         match accepted {
-            Ok((socket, _)) if spare.is_some() => self.take(socket),
+            Ok((socket, peer)) if spare.is_some() => self.take(socket, peer),
             Ok((socket, _)) => {
                 self.files.is_out_of_files();
                 self.refuse(socket, Full::Files);
@@ -188,7 +191,7 @@ impl Accept {
         }
     }
 
-    fn take(&self, socket: std::net::TcpStream) {
+    fn take(&self, socket: std::net::TcpStream, peer: SocketAddr) {
         let Some(permit) = self.files.take_connection() else {
             return self.refuse(socket, Full::Connections);
         };
@@ -198,7 +201,10 @@ impl Accept {
         }
         let tls = self.tls.as_ref().map(|certificates| certificates.accept(self.handshake_bytes)).transpose();
         match tls {
-            Ok(tls) => self.shards.push_next(Input::Accept(Link { socket, tls }, permit)),
+            Ok(tls) => {
+                let forwarded = self.proxies.begin(peer);
+                self.shards.push_next(Input::Accept(Link { socket, tls, forwarded }, permit));
+            }
             Err(error) => tracing::error!(target: OFTEN, %error, "tls cannot begin, a connection is closed"),
         }
     }
@@ -231,6 +237,7 @@ pub struct HttpServices {
     pub identities: Arc<Identities>,
     pub limits: Arc<Limits>,
     pub files: Arc<ClientFiles>,
+    pub proxies: Arc<Proxies>,
     pub shards: Arc<Shards>,
     pub tasks: Arc<Tasks>,
 }
@@ -245,6 +252,7 @@ impl HttpServices {
             identities: Arc::clone(&services.identities),
             limits: Arc::new(services.limits.clone()),
             files: Arc::clone(&services.files),
+            proxies: Arc::clone(&services.proxies),
             shards: Arc::clone(shards),
             tasks: Arc::clone(tasks),
         }
@@ -265,6 +273,7 @@ pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<
 
 async fn serve_connection(services: HttpServices, connection: HttpConnection) -> Result<(), hyper::Error> {
     let Ok(peer) = connection.link.socket.peer_addr() else { return Ok(()) };
+    let peer = connection.link.client(peer);
     let Ok(mut stream) = ReadStream::new(connection, &services.limits) else { return Ok(()) };
     if stream.writable().await.is_err() {
         return Ok(());
@@ -279,7 +288,7 @@ async fn serve_connection(services: HttpServices, connection: HttpConnection) ->
 /// Gives the stream back when it is to be served with more headers.
 async fn serve_stream(
     services: &HttpServices,
-    peer: SocketAddr,
+    peer: IpAddr,
     mut stream: ReadStream,
 ) -> (Result<(), hyper::Error>, Option<ReadStream>) {
     let stopping = services.tasks.stopping();
@@ -364,15 +373,18 @@ fn thin(headers: &mut HeaderMap) {
 
 async fn respond(
     services: HttpServices,
-    peer: SocketAddr,
+    peer: IpAddr,
     socket: ClientSocket,
     adoption: Adoption,
     mut request: Request<Incoming>,
 ) -> Response<Body> {
+    let forwarded_for: Vec<_> =
+        request.headers().get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes).collect();
+    let client = services.proxies.client(peer, forwarded_for.into_iter());
     let refused = host::of(&request).err().map(|refusal| (http::NO_ROUTE, refusal));
     let answered = match refused {
         Some(refused) => Some(Err(refused)),
-        None => upgrade(&services, peer.ip(), &adoption, &request)
+        None => upgrade(&services, (peer, client), &adoption, &request)
             .map(|answered| answered.map_err(|refusal| (PATH, refusal))),
     };
     if let Some(answered) = answered {
@@ -384,7 +396,7 @@ async fn respond(
         return response;
     }
     thin(request.headers_mut());
-    request.extensions_mut().insert(PeerAddress(peer.ip()));
+    request.extensions_mut().insert(PeerAddress(client));
     request.extensions_mut().insert(socket);
     pulse::pass();
     let Ok(mut response) = services.router.clone().call(request.map(Body::new)).await;
@@ -398,7 +410,7 @@ async fn respond(
 /// An upgrade that comes here followed another request on its connection, as through a proxy.
 fn upgrade(
     services: &HttpServices,
-    peer: IpAddr,
+    (peer, client): (IpAddr, IpAddr),
     adoption: &Adoption,
     request: &Request<Incoming>,
 ) -> Option<Result<Response<Body>, Refusal>> {
@@ -415,12 +427,15 @@ fn upgrade(
         Err(refusal) => return Some(Err(refusal)),
     };
     let HttpServices { auth, connections, identities, limits, files, .. } = services;
-    let (identities, address) = (Some(&**identities), Some(peer));
+    let (identities, address) = (Some(&**identities), Some(client));
     let decision = head.decide(Gate { auth, connections, identities, limits, files, address });
     let adopt: Box<dyn FnOnce(ReadStream) -> Option<Input> + Send> = match decision {
         Decision::Refuse(refusal) => return Some(Err(refusal)),
-        Decision::Open(opening) => Box::new(|stream| {
-            let (link, permit, read) = stream.into_parts()?;
+        Decision::Open(opening) => Box::new(move |stream| {
+            let (mut link, permit, read) = stream.into_parts()?;
+            if client != peer {
+                link.set_client(client);
+            }
             Some(Input::Adopt { link, permit, read, opening: Box::new(opening) })
         }),
         Decision::OpenRefused { format, refused } => Box::new(move |stream| {

@@ -25,6 +25,7 @@ pub mod host;
 pub mod http;
 pub mod link;
 pub mod listener;
+pub mod proxies;
 pub mod socket;
 
 /// The parts that a request or a connection is served with.

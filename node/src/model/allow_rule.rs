@@ -108,6 +108,37 @@ impl fmt::Display for AllowRule {
     }
 }
 
+/// A network or an address: `10.1.0.0/16`, `fd00::/8`, `192.0.2.1`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network(AllowRule);
+
+impl Network {
+    /// An IPv4 network does not have the mapped form of IPv6.
+    pub fn contains(self, address: IpAddr) -> bool {
+        self.0.names(address)
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rule: AllowRule = text.parse().map_err(|error: String| {
+            error.replace(", with or without a port", "").replace("127.0.0.1:9000", "192.0.2.1")
+        })?;
+        match rule.port {
+            None => Ok(Self(rule)),
+            Some(_) => Err(format!("expected an address or a network without a port, got `{text}`")),
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,6 +173,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn network_has_no_port() {
+        let network: Network = "10.0.0.0/8".parse().expect("a network");
+        assert!(network.contains([10, 1, 1, 1].into()) && !network.contains([11, 1, 1, 1].into()));
+        let refused = "10.0.0.0/8:80".parse::<Network>().expect_err("it has a port");
+        assert!(refused.contains("without a port"), "{refused}");
+        let refused = "example.com".parse::<Network>().expect_err("it is a name");
+        assert!(
+            refused.contains("expected an address or a network, such as 10.1.0.0/16, 192.0.2.1 or"),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod revocation;
 mod tenure;
 mod usage;
 
-pub use allow_rule::AllowRule;
+pub use allow_rule::{AllowRule, Network};
 pub use amqp_url::{AmqpUrl, ManagementUrl};
 pub use attached::AttachedCount;
 pub use bare_secret::bare_secret;

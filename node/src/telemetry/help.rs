@@ -1,7 +1,7 @@
 //! HELP texts of the metrics that other modules register.
 
 /// Without labels: they begin at 0.
-const COUNTERS: [(&str, &str); 24] = [
+const COUNTERS: [(&str, &str); 25] = [
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_tls_handshakes_failed_total", "TLS handshakes of clients that failed"),
     ("fanfare_admin_connections_full_total", "Admin connections that waited since all places were taken"),
@@ -39,6 +39,10 @@ const COUNTERS: [(&str, &str); 24] = [
     (
         "fanfare_tenants_uncounted_total",
         "Times that a peer told of a tenant beyond those that are kept of it",
+    ),
+    (
+        "fanfare_proxy_headers_refused_total",
+        "Connections of trusted proxies that did not begin with a header of the PROXY protocol",
     ),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];

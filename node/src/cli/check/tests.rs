@@ -42,6 +42,8 @@ const ROWS: &[(&str, Kind, &[&str])] = &[
     ("listen", Kind::Address, &[]),
     ("tls_cert", Kind::File, TLS),
     ("tls_key", Kind::File, TLS),
+    ("trusted_proxy", Kind::Networks, &[]),
+    ("proxy_protocol", Kind::Switch, &["--trusted-proxy=10.0.0.0/8"]),
     ("admin_listen", Kind::Address, &[]),
     ("admin_token_file", Kind::File, &[]),
     ("node_id", Kind::NodeId, &[]),

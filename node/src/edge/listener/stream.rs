@@ -16,6 +16,7 @@ use crate::edge::ClientSocket;
 use crate::edge::errors::{Kind, Refusal};
 use crate::edge::http;
 use crate::edge::link::Link;
+use crate::edge::proxies::Forwarded;
 use crate::edge::socket::{HttpConnection, Permit, refusal_bytes};
 use crate::model::Limits;
 use crate::telemetry::Limit;
@@ -231,17 +232,19 @@ struct Socket {
     /// Another owner watches for its end and does nothing else.
     tcp: Arc<TcpStream>,
     tls: Option<Box<TlsConnection>>,
+    forwarded: Option<Box<Forwarded>>,
 }
 
 impl Socket {
     fn new(link: Link<std::net::TcpStream>) -> io::Result<Self> {
-        Ok(Self { tcp: Arc::new(TcpStream::from_std(link.socket)?), tls: link.tls })
+        let Link { socket, tls, forwarded } = link;
+        Ok(Self { tcp: Arc::new(TcpStream::from_std(socket)?), tls, forwarded })
     }
 
     /// Fails while somebody watches.
     fn into_link(self) -> io::Result<Link<std::net::TcpStream>> {
         let tcp = Arc::into_inner(self.tcp).ok_or(ErrorKind::ResourceBusy)?;
-        Ok(Link { socket: tcp.into_std()?, tls: self.tls })
+        Ok(Link { socket: tcp.into_std()?, tls: self.tls, forwarded: self.forwarded })
     }
 
     fn poll_read_plain(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

@@ -46,7 +46,14 @@ fn a_connection_beyond_the_bound_is_refused_at_once() {
 fn accept(shards: Shards, stopping: &Arc<AtomicBool>) -> Accept {
     let limits = Limits { sse_streams: 0, ..Limits::default() };
     let (files, stopping) = (Arc::new(ClientFiles::within(8, &limits)), Arc::clone(stopping));
-    Accept { shards: Arc::new(shards), tls: None, handshake_bytes: 0, files, stopping }
+    Accept {
+        shards: Arc::new(shards),
+        tls: None,
+        proxies: Arc::default(),
+        handshake_bytes: 0,
+        files,
+        stopping,
+    }
 }
 
 #[test]

@@ -191,7 +191,7 @@ impl PingRate {
 impl Connection {
     /// The client's; none within the process, as of an event stream.
     pub(super) fn address(&self) -> Option<IpAddr> {
-        self.link.socket.peer_addr().ok().map(|peer| peer.ip())
+        self.link.socket.peer_addr().ok().map(|peer| self.link.client(peer))
     }
 
     pub(super) fn new(link: Link<TcpStream>, permit: Permit, generation: u32, now_ms: u64) -> Self {

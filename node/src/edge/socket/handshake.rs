@@ -212,6 +212,11 @@ impl<'a> Head<'a> {
         Ok(Accept { key: accept_of(key), subprotocol })
     }
 
+    /// From the first to the last.
+    pub(super) fn forwarded_for(&self) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+        self.all("x-forwarded-for").collect::<Vec<_>>().into_iter()
+    }
+
     /// Checks the credential, and takes a place of the node and a seat of the tenant.
     pub fn decide(&self, gate: Gate<'_>) -> Decision {
         let Some(place) = gate.files.take_socket() else {

@@ -26,6 +26,7 @@ use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::edge::files::ClientFiles;
 use crate::edge::link::Link;
+use crate::edge::proxies::Proxies;
 use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, Mark, PresenceDelivery};
 use crate::model::{AccountId, AttachedCount, ChannelKey, ClientId, Clock, Limits};
 use crate::publish::Publisher;
@@ -139,6 +140,7 @@ pub struct Services {
     pub backlog: Backlog,
     pub limits: Limits,
     pub files: Arc<ClientFiles>,
+    pub proxies: Arc<Proxies>,
     pub clock: Clock,
     pub node_id: Arc<str>,
     /// Connections for the HTTP side. Bounded: when it is full the connection is closed.

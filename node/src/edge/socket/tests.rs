@@ -105,6 +105,7 @@ impl Node {
             identities: Arc::clone(&identities),
             limits: limits.clone(),
             files: Arc::new(ClientFiles::within(1 << 20, &limits)),
+            proxies: Arc::default(),
             clock,
             node_id: "node-1".into(),
             http: mpsc::channel(1).0,

@@ -168,7 +168,12 @@ impl Shard {
                     return Next::Keep;
                 }
             };
-        match head.decide(self.services.gate(connection.address())) {
+        let address =
+            connection.address().map(|peer| self.services.proxies.client(peer, head.forwarded_for()));
+        if let Some(client) = address.filter(|client| Some(*client) != connection.address()) {
+            connection.link.set_client(client);
+        }
+        match head.decide(self.services.gate(address)) {
             Decision::Refuse(refusal) => return self.refuse(connection, slot, handshake::PATH, &refusal),
             Decision::Open(opening) => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());

@@ -1,0 +1,122 @@
+//! Load balancers and proxies that the node believes: whose address a connection or a request has behind them.
+
+use std::io::{self, ErrorKind, Read};
+use std::net::{IpAddr, SocketAddr};
+
+use mio::net::TcpStream;
+use ppp::{HeaderResult, PartialResult as _, v1, v2};
+
+use crate::model::Network;
+use crate::telemetry::OFTEN;
+
+/// The longest header that is taken. Addresses take 52 bytes of version 2, and 107 of version 1; what balancers add to them, some hundred.
+const HEADER_BYTES_MAX: usize = 4096;
+const V1_BYTES_MAX: usize = 107;
+
+/// What the operator believes of whom.
+#[derive(Debug, Default)]
+pub struct Proxies {
+    trusted: Vec<Network>,
+    /// Their connections begin with a header of the PROXY protocol.
+    speak_proxy: bool,
+}
+
+/// The client of a connection that comes over a proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forwarded {
+    /// The header of the PROXY protocol is yet to come.
+    Awaited,
+    From(IpAddr),
+}
+
+impl Proxies {
+    pub fn new(trusted: &[Network], speak_proxy: bool) -> Self {
+        Self { trusted: trusted.to_vec(), speak_proxy }
+    }
+
+    fn trusts(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.trusted.iter().any(|network| network.contains(address))
+    }
+
+    /// Of a connection that was accepted from this address.
+    pub fn begin(&self, peer: SocketAddr) -> Option<Box<Forwarded>> {
+        (self.speak_proxy && self.trusts(peer.ip())).then(|| Box::new(Forwarded::Awaited))
+    }
+
+    /// The address of a request's client: the last of `X-Forwarded-For` that is no trusted proxy, as far as trusted ones have said it.
+    pub fn client<'a>(
+        &self,
+        peer: IpAddr,
+        forwarded_for: impl DoubleEndedIterator<Item = &'a [u8]>,
+    ) -> IpAddr {
+        let mut client = peer.to_canonical();
+        let entries = forwarded_for.rev().flat_map(|value| value.rsplit(|byte| *byte == b','));
+        for entry in entries {
+            if !self.trusts(client) {
+                break;
+            }
+            let Some(address) = std::str::from_utf8(entry).ok().and_then(|text| parse(text.trim())) else {
+                break;
+            };
+            client = address.to_canonical();
+        }
+        client
+    }
+}
+
+/// An address, with or without a port.
+fn parse(text: &str) -> Option<IpAddr> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    bare.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()))
+}
+
+/// Takes the header that a connection begins with, and nothing of what follows. None: the proxy speaks for itself, as to see whether the
+/// node lives.
+///
+/// # Errors
+/// [`ErrorKind::WouldBlock`] until all of it is there; [`ErrorKind::InvalidData`] when it is none.
+pub(super) fn take_header(socket: &mut TcpStream, buffer: &mut [u8]) -> io::Result<Option<IpAddr>> {
+    let count = socket.peek(buffer)?;
+    let bytes = &buffer[..count];
+    // Of version 1 the parser takes some beginnings for broken.
+    let is_begun = bytes.starts_with(b"PROXY") && !bytes.contains(&b'\n') && count < V1_BYTES_MAX;
+    let header = HeaderResult::parse(bytes);
+    if (is_begun || header.is_incomplete()) && count > 0 && count < HEADER_BYTES_MAX.min(buffer.len()) {
+        return Err(ErrorKind::WouldBlock.into());
+    }
+    let (length, client) = match header {
+        HeaderResult::V1(Ok(header)) => (header.header.len(), client_v1(&header)),
+        HeaderResult::V2(Ok(header)) => (header.len(), client_v2(&header)),
+        HeaderResult::V1(Err(_)) | HeaderResult::V2(Err(_)) => {
+            metrics::counter!("fanfare_proxy_headers_refused_total").increment(1);
+            let peer = socket.peer_addr().ok();
+            tracing::warn!(target: OFTEN, ?peer, "a trusted proxy sent no header of the PROXY protocol, its connection is closed");
+            return Err(ErrorKind::InvalidData.into());
+        }
+    };
+    socket.read_exact(&mut buffer[..length])?;
+    Ok(client.map(|client| client.to_canonical()))
+}
+
+fn client_v1(header: &v1::Header<'_>) -> Option<IpAddr> {
+    match &header.addresses {
+        v1::Addresses::Unknown => None,
+        v1::Addresses::Tcp4(of) => Some(of.source_address.into()),
+        v1::Addresses::Tcp6(of) => Some(of.source_address.into()),
+    }
+}
+
+fn client_v2(header: &v2::Header<'_>) -> Option<IpAddr> {
+    if header.command == v2::Command::Local {
+        return None;
+    }
+    match &header.addresses {
+        v2::Addresses::IPv4(of) => Some(of.source_address.into()),
+        v2::Addresses::IPv6(of) => Some(of.source_address.into()),
+        v2::Addresses::Unspecified | v2::Addresses::Unix(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
