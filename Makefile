@@ -26,7 +26,7 @@ run:
 test: export NODE_IS_BUILT := true
 test:
 	@cluster-tests/steps.sh format 'build!+tools+asyncapi' clippy test-nodes test-rest \
-  test-one-database+test-three-databases+test-benches test-replicated test-alone test-docs openapi
+  test-one-database+test-three-databases+test-benches test-replicated+test-chart deploy test-alone test-docs openapi
 
 # What each edit must pass: the same without databases, and of the tests of real nodes only the fan-out across a cluster.
 check: export NODE_IS_BUILT := true
@@ -37,7 +37,7 @@ check:
 WIDE := 12
 CARGO_TEST := cargo test --locked --workspace --no-fail-fast
 # Test programs that have a step of their own; those of all crates besides are unit tests.
-APART := nodes databases alone floor link instructions
+APART := nodes databases alone chart floor link instructions
 PROGRAMS = $(basename $(notdir $(wildcard */tests/*.rs clients/*/tests/*.rs))) \
   $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs clients/*/tests/*/main.rs)))
 UNITS = $(foreach program,$(filter-out $(APART),$(PROGRAMS)),--test $(program))
@@ -47,7 +47,7 @@ OVER_THREE := over_three_nodes_of_the_database
 
 .PHONY: format clippy build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches \
   test-replicated test-replicated-store test-over-three \
-  test-alone test-docs openapi check-build check-units check-cluster
+  test-chart deploy test-alone test-docs openapi check-build check-units check-cluster
 
 format: components
 	cargo fmt --all --check
@@ -67,6 +67,9 @@ tools:
 	cluster-tests/needs.sh valgrind valgrind
 	cluster-tests/needs.sh haproxy haproxy
 	cluster-tests/needs.sh iproute2 ip
+	cluster-tests/needs.sh prometheus promtool
+	cluster-tests/needs.sh systemd systemd-analyze
+	cluster-tests/kubernetes/cluster build || test "$$CI" != true
 	cluster-tests/needs.sh openjdk-17-jre-headless java
 	cluster-tests/needs.sh maven mvn
 	cluster-tests/needs.sh curl curl
@@ -110,6 +113,14 @@ test-replicated-store:
 
 test-over-three:
 	$(CARGO_TEST) --test nodes --test databases $(OVER_THREE)
+
+# The chart on a real control plane.
+test-chart:
+	$(CARGO_TEST) --test chart -- --test-threads=2
+
+# The chart, the alerts and the files of deploy/ by themselves.
+deploy:
+	deploy/check.sh
 
 test-alone:
 	$(CARGO_TEST) --test alone --test instructions -- --test-threads=1

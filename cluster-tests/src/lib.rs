@@ -10,6 +10,7 @@ pub mod chaos;
 pub mod clock;
 pub mod cluster;
 pub mod command;
+pub mod control_plane;
 pub mod directory;
 pub mod disk;
 pub mod forge;
