@@ -25,8 +25,14 @@ impl Script {
 
     /// Runs a command of the script, and gives its output; none when it fails, which the script says on stderr. Blocks.
     pub(crate) fn run(&self, arguments: &[&str]) -> Option<String> {
+        self.run_with(&[], arguments)
+    }
+
+    /// The same, with further variables.
+    pub(crate) fn run_with(&self, environment: &[(&str, &str)], arguments: &[&str]) -> Option<String> {
         let output = Command::new(&self.program)
             .args(arguments)
+            .envs(environment.iter().copied())
             .arg("--dir")
             .arg(self.folder.path())
             .stdin(Stdio::null())

@@ -1,0 +1,3 @@
+//! Nodes in the pods of a Kubernetes. A cluster takes some two gigabytes of memory, so few of these tests run at once.
+
+mod pods_run;
