@@ -154,7 +154,7 @@ func (process *Process) wait(command *exec.Cmd) {
 // killed when cancel is closed.
 func (process *Process) Run(spec *Spec, args []string, cancel <-chan struct{}) (stdout, stderr []byte, code int, err error) {
 	enter := []string{"--target", fmt.Sprint(process.Pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root",
-		"--wd=" + spec.WorkingDirectory, "--setgid", fmt.Sprint(spec.Group), "--setuid", fmt.Sprint(spec.User), "--"}
+		"--wd", "--setgid", fmt.Sprint(spec.Group), "--setuid", fmt.Sprint(spec.User), "--"}
 	command := exec.Command("nsenter", append(enter, args...)...)
 	command.Env = spec.Env
 	var out, complaints bytes.Buffer

@@ -33,13 +33,16 @@ const (
 // The first address of a load balancer; the next has the next.
 var firstAddress = netip.MustParseAddr("192.0.2.10")
 
-// Balancer gives each service of type LoadBalancer an address of the loopback device, and lets HAProxy forward TCP to its ready endpoints:
-// a connection goes to the endpoint with the fewest. Connections stay when their endpoint is not ready any more.
+// Balancer lets HAProxy forward TCP to the ready endpoints of services: from the address of each load balancer, where a connection goes
+// to the endpoint with the fewest, and from each cluster address, by turns. All these are addresses of the loopback device. Connections
+// stay when their endpoint is not ready any more.
 type Balancer struct {
-	folder    string
-	client    kubernetes.Interface
-	lookup    *Lookup
+	folder string
+	client kubernetes.Interface
+	lookup *Lookup
+	// Of load balancers, by the identity of the service.
 	addresses map[string]netip.Addr
+	owned     map[string]bool
 	process   *exec.Cmd
 	running   string
 	// By backend; an empty address is a free server.
@@ -48,13 +51,13 @@ type Balancer struct {
 
 // NewBalancer uses a folder for files of its own.
 func NewBalancer(folder string, client kubernetes.Interface, lookup *Lookup) *Balancer {
-	return &Balancer{folder: folder, client: client, lookup: lookup, addresses: map[string]netip.Addr{}}
+	return &Balancer{folder: folder, client: client, lookup: lookup, addresses: map[string]netip.Addr{}, owned: map[string]bool{}}
 }
 
 // Run follows the services until the end of the context. Failures are printed and what failed is tried again.
 func (balancer *Balancer) Run(ctx context.Context) error {
-	if _, err := exec.LookPath("haproxy"); err != nil {
-		fmt.Fprintln(os.Stderr, "load balancers stay without an address:", err)
+	if !canBalance() {
+		fmt.Fprintln(os.Stderr, "no haproxy: load balancers stay without an address")
 		<-ctx.Done()
 		return nil
 	}
@@ -75,23 +78,68 @@ func (balancer *Balancer) Run(ctx context.Context) error {
 }
 
 func (balancer *Balancer) follow(ctx context.Context) error {
-	services := balancer.lookup.balanced()
-	for _, service := range services {
-		if err := balancer.address(ctx, service); err != nil {
+	var fronts []front
+	for _, service := range balancer.lookup.withAddress() {
+		addresses := map[string]string{"cluster": service.Spec.ClusterIP}
+		if err := balancer.own(service.Spec.ClusterIP); err != nil {
 			return err
 		}
-	}
-	if err := balancer.configure(services); err != nil {
-		return err
-	}
-	for _, service := range services {
-		endpoints := balancer.lookup.endpoints(service.Namespace, service.Name)
-		for _, port := range service.Spec.Ports {
-			if err := balancer.fill(backendOf(service, port), port.Name, endpoints); err != nil {
+		if service.Spec.Type == core.ServiceTypeLoadBalancer {
+			if err := balancer.address(ctx, service); err != nil {
 				return err
+			}
+			addresses["outside"] = balancer.addresses[string(service.UID)].String()
+		}
+		for _, port := range service.Spec.Ports {
+			for side, address := range addresses {
+				if port.Protocol == core.ProtocolTCP {
+					fronts = append(fronts, front{service, port, side, address})
+				}
 			}
 		}
 	}
+	slices.SortFunc(fronts, func(a, b front) int { return strings.Compare(a.name(), b.name()) })
+	if err := balancer.configure(fronts); err != nil {
+		return err
+	}
+	for _, front := range fronts {
+		endpoints := balancer.lookup.endpoints(front.service.Namespace, front.service.Name)
+		if err := balancer.fill(front.name(), front.port.Name, endpoints); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A front is where one port of a service is reached, from within the cluster or from outside.
+type front struct {
+	service       *core.Service
+	port          core.ServicePort
+	side, address string
+}
+
+func (front front) name() string {
+	return fmt.Sprintf("%s_%s_%d_%s", front.service.Namespace, front.service.Name, front.port.Port, front.side)
+}
+
+func (front front) section() string {
+	balance, proxy := "roundrobin", ""
+	if front.side == "outside" {
+		balance, proxy = "leastconn", map[string]string{"v1": "send-proxy", "v2": "send-proxy-v2"}[front.service.Annotations[ProxyProtocol]]
+	}
+	return fmt.Sprintf("listen %s\n  bind %s:%d\n  balance %s\n  server-template s 1-%d 192.0.2.1:1 disabled %s\n",
+		front.name(), front.address, front.port.Port, balance, serversMax, proxy)
+}
+
+// own makes an address one of the loopback device.
+func (balancer *Balancer) own(address string) error {
+	if balancer.owned[address] {
+		return nil
+	}
+	if output, err := exec.Command("ip", "address", "replace", address+"/32", "dev", "lo").CombinedOutput(); err != nil {
+		return errors.Join(err, errors.New(string(output)))
+	}
+	balancer.owned[address] = true
 	return nil
 }
 
@@ -102,9 +150,8 @@ func (balancer *Balancer) address(ctx context.Context, service *core.Service) er
 		for range balancer.addresses {
 			next = next.Next()
 		}
-		command := exec.Command("ip", "address", "replace", next.String()+"/32", "dev", "lo")
-		if output, err := command.CombinedOutput(); err != nil {
-			return errors.Join(err, errors.New(string(output)))
+		if err := balancer.own(next.String()); err != nil {
+			return err
 		}
 		balancer.addresses[key] = next
 	}
@@ -118,30 +165,18 @@ func (balancer *Balancer) address(ctx context.Context, service *core.Service) er
 	return err
 }
 
-func backendOf(service *core.Service, port core.ServicePort) string {
-	return fmt.Sprintf("%s_%s_%d", service.Namespace, service.Name, port.Port)
-}
-
 func (balancer *Balancer) socket() string { return filepath.Join(balancer.folder, "socket") }
 
 // configure starts HAProxy anew when the services are others; endpoints change while it runs.
-func (balancer *Balancer) configure(services []*core.Service) error {
+func (balancer *Balancer) configure(fronts []front) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "global\n  stats socket %s mode 600 level admin expose-fd listeners\n  fd-hard-limit 100000\n"+
 		"defaults\n  mode tcp\n  timeout connect 1s\n  timeout client 1h\n  timeout server 1h\n  retries 3\n  option redispatch 1\n",
 		balancer.socket())
 	var backends []string
-	for _, service := range services {
-		proxy := map[string]string{"v1": "send-proxy", "v2": "send-proxy-v2"}[service.Annotations[ProxyProtocol]]
-		for _, port := range service.Spec.Ports {
-			if port.Protocol != core.ProtocolTCP {
-				continue
-			}
-			name := backendOf(service, port)
-			backends = append(backends, name)
-			fmt.Fprintf(&text, "listen %s\n  bind %s:%d\n  balance leastconn\n  server-template s 1-%d 192.0.2.1:1 disabled %s\n",
-				name, balancer.addresses[string(service.UID)], port.Port, serversMax, proxy)
-		}
+	for _, front := range fronts {
+		backends = append(backends, front.name())
+		text.WriteString(front.section())
 	}
 	if len(backends) == 0 {
 		return nil
@@ -247,4 +282,9 @@ func (balancer *Balancer) ask(command string) (string, error) {
 	}
 	answer, err := io.ReadAll(connection)
 	return string(answer), err
+}
+
+func canBalance() bool {
+	_, err := exec.LookPath("haproxy")
+	return err == nil
 }

@@ -20,6 +20,8 @@ type Lookup struct {
 	services corelisters.ServiceLister
 	slices   listers.EndpointSliceLister
 	changed  chan struct{}
+	// Without one, the name of a service stands for its endpoints.
+	hasBalancer bool
 }
 
 // NewLookup follows the objects once the factory is started.
@@ -28,6 +30,8 @@ func NewLookup(factory informers.SharedInformerFactory) *Lookup {
 		services: factory.Core().V1().Services().Lister(),
 		slices:   factory.Discovery().V1().EndpointSlices().Lister(),
 		changed:  make(chan struct{}, 1),
+
+		hasBalancer: canBalance(),
 	}
 	note := func() {
 		select {
@@ -107,19 +111,25 @@ func (lookup *Lookup) resolve(name string) (addresses []netip.Addr, exists bool)
 	if err != nil {
 		return nil, false
 	}
+	isHeadless := service.Spec.ClusterIP == core.ClusterIPNone
+	if address, err := netip.ParseAddr(service.Spec.ClusterIP); err == nil && host == "" && lookup.hasBalancer {
+		return []netip.Addr{address}, true
+	}
 	for _, one := range lookup.endpoints(parts[1], parts[0]) {
 		if one.isReady && (host == "" || host == one.hostName) {
 			addresses = append(addresses, one.address)
 		}
 	}
-	isHeadless := service.Spec.ClusterIP == core.ClusterIPNone
 	return addresses, len(addresses) > 0 || host == "" && !isHeadless
 }
 
-// balanced are the services of type LoadBalancer, in the order in which they were made.
-func (lookup *Lookup) balanced() []*core.Service {
+// withAddress are the services that are not headless, in the order in which they were made.
+func (lookup *Lookup) withAddress() []*core.Service {
 	all, _ := lookup.services.List(labels.Everything())
-	found := slices.DeleteFunc(slices.Clone(all), func(service *core.Service) bool { return service.Spec.Type != core.ServiceTypeLoadBalancer })
+	found := slices.DeleteFunc(slices.Clone(all), func(service *core.Service) bool {
+		_, err := netip.ParseAddr(service.Spec.ClusterIP)
+		return err != nil
+	})
 	slices.SortFunc(found, func(a, b *core.Service) int {
 		if order := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); order != 0 {
 			return order
