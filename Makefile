@@ -26,7 +26,7 @@ run:
 test: export NODE_IS_BUILT := true
 test:
 	@cluster-tests/steps.sh format 'build!+tools+asyncapi' clippy test-nodes test-rest \
-  test-one-database+test-three-databases+test-benches test-replicated+test-chart deploy test-alone test-docs openapi
+  test-one-database+test-three-databases+test-benches test-replicated test-kubernetes+test-chart deploy test-alone test-docs openapi
 
 # What each edit must pass: the same without databases, and of the tests of real nodes only the fan-out across a cluster.
 check: export NODE_IS_BUILT := true
@@ -37,7 +37,7 @@ check:
 WIDE := 12
 CARGO_TEST := cargo test --locked --workspace --no-fail-fast
 # Test programs that have a step of their own; those of all crates besides are unit tests.
-APART := nodes databases alone chart floor link instructions
+APART := nodes databases kubernetes alone chart floor link instructions
 PROGRAMS = $(basename $(notdir $(wildcard */tests/*.rs clients/*/tests/*.rs))) \
   $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs clients/*/tests/*/main.rs)))
 UNITS = $(foreach program,$(filter-out $(APART),$(PROGRAMS)),--test $(program))
@@ -45,7 +45,7 @@ REPLICATED := $(addprefix scylla::tests::,replicas nonce_claimed_by_many revocat
   ids::an_id_whose_node append_then_read history_survives)
 OVER_THREE := over_three_nodes_of_the_database
 
-.PHONY: format clippy build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches \
+.PHONY: format clippy build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches test-kubernetes \
   test-replicated test-replicated-store test-over-three \
   test-chart deploy test-alone test-docs openapi check-build check-units check-cluster
 
@@ -75,6 +75,7 @@ tools:
 	cluster-tests/needs.sh curl curl
 	cluster-tests/needs.sh rabbitmq-server rabbitmqctl
 	cluster-tests/cassandra/cassandra fetch || test "$$CI" != true
+	cluster-tests/kubernetes/cluster build || test "$$CI" != true
 	cluster-tests/openapi.sh --fetch
 	cluster-tests/python.sh kosoku 0.1.0 || test "$$CI" != true
 	cluster-tests/python.sh pika 1.4.4 || test "$$CI" != true
@@ -103,6 +104,10 @@ test-three-databases:
 # The generator of the benchmarks, which counts.
 test-benches:
 	$(CARGO_TEST) --test floor --test link
+
+# Nodes in the pods of a Kubernetes.
+test-kubernetes:
+	$(CARGO_TEST) --test kubernetes -- --test-threads=2
 
 # What copies on several nodes can make different: who asks which node, what a quorum sees, and what many claim at once.
 test-replicated:

@@ -46,7 +46,8 @@ impl Kubernetes {
         let script = Script::new("kubernetes/cluster", &["down"]);
         let images = tempfile::tempdir().expect("a temporary folder");
         let folder = images.path().to_str().expect("a path in UTF-8");
-        let environment = [("FANFARE_KUBERNETES_RUN", &*nodes.to_string()), ("FANFARE_KUBERNETES_IMAGES", folder)];
+        let environment =
+            [("FANFARE_KUBERNETES_RUN", &*nodes.to_string()), ("FANFARE_KUBERNETES_IMAGES", folder)];
         script.run_with(&environment, &["up"])?;
         let network = File::open(script.run(&["network"])?).expect("the cluster has a network");
         system::enter_network(&network);
@@ -99,7 +100,10 @@ impl Kubernetes {
     pub fn revive(&self, node: u8) {
         let folder = self.images.path().to_str().expect("a path in UTF-8");
         let images = [("FANFARE_KUBERNETES_IMAGES", folder)];
-        assert!(self.script.run_with(&images, &["revive", &node.to_string()]).is_some(), "node {node} starts");
+        assert!(
+            self.script.run_with(&images, &["revive", &node.to_string()]).is_some(),
+            "node {node} starts"
+        );
     }
 
     async fn run(&self, program: &str, arguments: &[&str], input: &str) -> String {
@@ -118,7 +122,8 @@ impl Kubernetes {
         stdin.write_all(input.as_bytes()).await.expect("the command reads");
         drop(stdin);
         let ended = tokio::time::timeout(COMMAND, running.wait_with_output()).await;
-        let output = ended.unwrap_or_else(|_| panic!("{program:?} {arguments:?} takes longer than {COMMAND:?}"));
+        let output =
+            ended.unwrap_or_else(|_| panic!("{program:?} {arguments:?} takes longer than {COMMAND:?}"));
         let output = output.expect("a child process");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         assert!(output.status.success(), "{program:?} {arguments:?}: {}", text(&output.stderr));

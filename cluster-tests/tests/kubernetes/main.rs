@@ -1,4 +1,4 @@
-//! Nodes in the pods of a Kubernetes. A cluster takes some two gigabytes of memory, so few of these tests run at once.
+//! Nodes in the pods of a Kubernetes. A cluster takes half a gigabyte of memory, and a core while it starts, so few of these tests run at once.
 
 mod chart;
 mod pods_run;

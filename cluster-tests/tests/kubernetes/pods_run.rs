@@ -10,7 +10,8 @@ fn pods_serve_clients_while_they_are_replaced() {
     in_cluster(3, async |kubernetes| {
         kubernetes.apply(NODES).await;
         kubernetes.rolled_out("statefulset/fanfare").await;
-        let (first, second) = (kubernetes.pod_address("fanfare-0").await, kubernetes.pod_address("fanfare-1").await);
+        let (first, second) =
+            (kubernetes.pod_address("fanfare-0").await, kubernetes.pod_address("fanfare-1").await);
         is_received(&format!("http://{first}:8080"), &format!("http://{second}:8080")).await;
 
         let balancer = balancer(&kubernetes).await;
@@ -22,7 +23,8 @@ fn pods_serve_clients_while_they_are_replaced() {
         kubernetes.rolled_out("statefulset/fanfare").await;
         is_received(&balancer, &balancer).await;
 
-        let node = kubernetes.kubectl(&["get", "pod", "fanfare-2", "--output", "jsonpath={.spec.nodeName}"]).await;
+        let node =
+            kubernetes.kubectl(&["get", "pod", "fanfare-2", "--output", "jsonpath={.spec.nodeName}"]).await;
         kubernetes.kubectl(&["drain", &node, "--timeout", "60s"]).await;
         is_received(&balancer, &balancer).await;
         kubernetes.kubectl(&["uncordon", &node]).await;
