@@ -75,7 +75,6 @@ tools:
 	cluster-tests/needs.sh curl curl
 	cluster-tests/needs.sh rabbitmq-server rabbitmqctl
 	cluster-tests/cassandra/cassandra fetch || test "$$CI" != true
-	cluster-tests/kubernetes/cluster build || test "$$CI" != true
 	cluster-tests/openapi.sh --fetch
 	cluster-tests/python.sh kosoku 0.1.0 || test "$$CI" != true
 	cluster-tests/python.sh pika 1.4.4 || test "$$CI" != true
