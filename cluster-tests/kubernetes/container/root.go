@@ -19,7 +19,7 @@ var (
 	hostFolders = []string{"/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ssl", "/usr/share/zoneinfo",
 		"/usr/share/ca-certificates"}
 	hostFiles   = []string{"/etc/ld.so.cache"}
-	ownFolders  = []string{"/proc", "/sys", "/dev", "/run", "/home/nonroot", "/usr/local/bin", "/root"}
+	ownFolders  = []string{"/proc", "/sys", "/dev", "/run", "/usr/local/bin"}
 	hostDevices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 )
 

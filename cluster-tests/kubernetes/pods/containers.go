@@ -98,8 +98,8 @@ func specOf(root string, config *api.ContainerConfig, pod *api.PodSandboxConfig,
 			"/etc/resolv.conf":   resolver(pod.GetDnsConfig()),
 			"/etc/hostname":      pod.Hostname + "\n",
 			"/etc/nsswitch.conf": "hosts: files dns\n",
-			"/etc/passwd": "root:x:0:0:root:/root:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n" +
-				"nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n",
+			"/etc/passwd": "root:x:0:0:root:/:/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\n" +
+				"nonroot:x:65532:65532:nonroot:/:/sbin/nologin\n",
 			"/etc/group": "root:x:0:\nnobody:x:65534:\nnonroot:x:65532:\n",
 		},
 	}
