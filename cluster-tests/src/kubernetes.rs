@@ -57,7 +57,7 @@ impl Kubernetes {
         let (kubeconfig, tools) = (next(), next());
         let path = format!("{tools}:{}", std::env::var("PATH").unwrap_or_default());
         let kubernetes = Self { script, images, kubeconfig, path };
-        kubernetes.image("fanfare", &binary::path());
+        kubernetes.image("fanfare", binary::path());
         Some(kubernetes)
     }
 
@@ -122,9 +122,7 @@ impl Kubernetes {
         stdin.write_all(input.as_bytes()).await.expect("the command reads");
         drop(stdin);
         let ended = tokio::time::timeout(COMMAND, running.wait_with_output()).await;
-        let output =
-            ended.unwrap_or_else(|_| panic!("{program:?} {arguments:?} takes longer than {COMMAND:?}"));
-        let output = output.expect("a child process");
+        let output = ended.expect("a command in time").expect("a child process");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         assert!(output.status.success(), "{program:?} {arguments:?}: {}", text(&output.stderr));
         text(&output.stdout)
