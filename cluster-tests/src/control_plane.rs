@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// What the API server, the scheduler and the controllers may take for anything.
+/// The API server, the scheduler and the controllers may take so long for anything.
 const SOON: Duration = Duration::from_secs(60);
 
 /// A control plane. Ends with this process, also when that is killed.

@@ -24,7 +24,7 @@ pub struct Kubernetes {
     path: String,
 }
 
-/// Runs a test within the network of a cluster of so many nodes. Where that cannot be had it is not run, which is a failure in CI.
+/// Runs a test within the network of a cluster of so many nodes. A machine that cannot have one does not run it, which is a failure in CI.
 pub fn in_cluster(nodes: u8, test: impl AsyncFnOnce(Kubernetes) + Send + 'static) {
     let within = thread::spawn(move || {
         let Some(kubernetes) = Kubernetes::start(nodes) else {

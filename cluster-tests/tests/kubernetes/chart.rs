@@ -19,7 +19,7 @@ async fn helm(kubernetes: &Kubernetes, command: &str, values: &str) {
     kubernetes.helm(&[command, "fanfare", chart, "--wait", "--timeout", "110s", "--set", &values]).await;
 }
 
-/// Where clients go, with the key that the chart has made.
+/// The load balancer, with the key that the chart has made.
 async fn door(kubernetes: &Kubernetes) -> Door {
     let address = "jsonpath={.status.loadBalancer.ingress[0].ip}";
     let address = kubernetes.kubectl(&["get", "service", "fanfare", "--output", address]).await;

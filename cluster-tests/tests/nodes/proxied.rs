@@ -1,4 +1,4 @@
-//! Whose address a client has behind a load balancer.
+//! The address of a client behind a load balancer.
 
 use std::net::SocketAddr;
 

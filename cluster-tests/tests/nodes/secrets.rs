@@ -192,7 +192,7 @@ async fn ask_api(answers: &mut Answers, node: &Node) {
     assert_eq!(answers.ask(node.addr(), ("POST", of_client), good, "").await, 400);
 }
 
-/// What an admin route is asked for: paths with their bodies.
+/// The requests to an admin route: paths with their bodies.
 fn admin_paths(path: &str) -> Vec<(String, &'static str)> {
     let broker = "/broker/canary-of-admin-token";
     let user = "username=k1&password=canary-of-consumer";

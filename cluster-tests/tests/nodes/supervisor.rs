@@ -1,4 +1,4 @@
-//! What a node tells those who run it: the supervisor that has started it, and the metrics of its process.
+//! A node tells those who run it how it stands: the supervisor that has started it, and whoever reads the metrics of its process.
 
 use std::os::unix::net::UnixDatagram;
 

@@ -21,7 +21,7 @@ const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
 /// Gives the content of a `secret_file`; the path is already resolved.
 pub(super) type ReadSecret<'a> = &'a mut dyn FnMut(PathBuf) -> std::io::Result<String>;
 
-/// What the settings of the node say of the directory.
+/// The settings of the node that concern the directory.
 #[derive(Debug, Clone)]
 pub(super) struct NodeSettings {
     /// Holds where the text does not say.

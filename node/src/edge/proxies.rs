@@ -13,7 +13,7 @@ use crate::telemetry::OFTEN;
 const HEADER_BYTES_MAX: usize = 4096;
 const V1_BYTES_MAX: usize = 107;
 
-/// What the operator believes of whom.
+/// The proxies that the operator trusts, and how they speak.
 #[derive(Debug, Default)]
 pub struct Proxies {
     trusted: Vec<Network>,

@@ -195,7 +195,7 @@ impl Engine {
         known: Known,
     ) -> Ended {
         let unasked = |turn| Ended { channel: channel.clone(), turn, success: None, not_before: None };
-        // What becomes of an attempt could not be written.
+        // The outcome of an attempt could not be written.
         if self.status.usable().is_err() {
             return unasked(Turn::Waits { not_before: Instant::now() + LOOK });
         }
