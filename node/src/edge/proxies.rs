@@ -44,7 +44,8 @@ impl Proxies {
         (self.speak_proxy && self.trusts(peer.ip())).then(|| Box::new(Forwarded::Awaited))
     }
 
-    /// The address of a request's client: the last of `X-Forwarded-For` that is no trusted proxy, as far as trusted ones have said it.
+    /// The address of a request's client: the last of `X-Forwarded-For` that is no trusted proxy, as far as trusted ones have said it. Where
+    /// proxies speak the PROXY protocol, they pass on what a client has written there, so it says nothing.
     pub fn client<'a>(
         &self,
         peer: IpAddr,
@@ -53,7 +54,7 @@ impl Proxies {
         let mut client = peer.to_canonical();
         let entries = forwarded_for.rev().flat_map(|value| value.rsplit(|byte| *byte == b','));
         for entry in entries {
-            if !self.trusts(client) {
+            if self.speak_proxy || !self.trusts(client) {
                 break;
             }
             let Some(address) = std::str::from_utf8(entry).ok().and_then(|text| parse(text.trim())) else {
@@ -78,11 +79,15 @@ fn parse(text: &str) -> Option<IpAddr> {
 /// [`ErrorKind::WouldBlock`] until all of it is there; [`ErrorKind::InvalidData`] when it is none.
 pub(super) fn take_header(socket: &mut TcpStream, buffer: &mut [u8]) -> io::Result<Option<IpAddr>> {
     let count = socket.peek(buffer)?;
+    if count == 0 {
+        // The end of the stream, as of a look whether the port is open.
+        return Ok(None);
+    }
     let bytes = &buffer[..count];
     // Of version 1 the parser takes some beginnings for broken.
     let is_begun = bytes.starts_with(b"PROXY") && !bytes.contains(&b'\n') && count < V1_BYTES_MAX;
     let header = HeaderResult::parse(bytes);
-    if (is_begun || header.is_incomplete()) && count > 0 && count < HEADER_BYTES_MAX.min(buffer.len()) {
+    if (is_begun || header.is_incomplete()) && count < HEADER_BYTES_MAX.min(buffer.len()) {
         return Err(ErrorKind::WouldBlock.into());
     }
     let (length, client) = match header {

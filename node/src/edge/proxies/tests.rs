@@ -14,7 +14,8 @@ fn address(text: &str) -> IpAddr {
 
 #[test]
 fn forwarded_for_is_believed_of_trusted_proxies_alone() {
-    let proxies = proxies(&["10.0.0.0/8", "fd00::/8"]);
+    let trusted = ["10.0.0.0/8", "fd00::/8"].map(|text| text.parse().expect(text));
+    let proxies = Proxies::new(&trusted, false);
     for (peer, values, client) in [
         ("10.0.0.1", vec![], "10.0.0.1"),
         ("10.0.0.1", vec!["203.0.113.7"], "203.0.113.7"),
@@ -32,6 +33,9 @@ fn forwarded_for_is_believed_of_trusted_proxies_alone() {
         let given = values.iter().map(|value: &&str| value.as_bytes());
         assert_eq!(proxies.client(address(peer), given), address(client), "{peer} {values:?}");
     }
+    let by_header = Proxies::new(&trusted, true);
+    let given = [&b"203.0.113.7"[..]].into_iter();
+    assert_eq!(by_header.client(address("10.0.0.1"), given), address("10.0.0.1"), "the client wrote it");
 }
 
 #[test]
@@ -110,6 +114,15 @@ fn header_is_taken_and_what_follows_it_is_left() {
             assert_eq!(taken(&parts), (Ok(client), Vec::new()), "{at}");
         }
     }
+}
+
+#[test]
+fn end_of_the_stream_is_no_header_and_no_refusal() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    drop(std::net::TcpStream::connect(listener.local_addr().expect("an address")).expect("connected"));
+    let (server, _) = listener.accept().expect("accepted");
+    let mut server = TcpStream::from_std(server);
+    assert_eq!(take_header(&mut server, &mut [0; 64]).ok(), Some(None));
 }
 
 #[test]
