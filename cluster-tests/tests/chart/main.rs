@@ -94,16 +94,15 @@ fn later_version_of_the_chart_upgrades_an_earlier_one() {
 
 /// Everything that the chart can make of kinds that Kubernetes has itself.
 const ALL: &str = "replicas=3,store.kind=scylla,store.scylla.nodes={db:9042},store.scylla.user=fanfare,\
-    store.scylla.passwordSecret.name=db,autoscaling.enabled=true,autoscaling.connections=5000,ingress.enabled=true,\
-    ingress.hosts={rt.example.com},tls.existingSecret=tls,peerTls.existingSecret=peers,test.host=rt.example.com,test.ca=true,\
-    amqp.existingSecret=broker,metrics.dashboard.enabled=true,trustedProxies={10.0.0.0/8},proxyProtocol=true,\
+    store.scylla.passwordSecret.name=db,autoscaling.enabled=true,autoscaling.connections=5000,tls.existingSecret=tls,peerTls.existingSecret=peers,test.host=rt.example.com,test.ca=true,\
+    amqp.existingSecret=broker,metrics.dashboard.enabled=true,trustedProxies={10.0.0.0/8},\
     config.limits.connections=100000,priorityClassName=system-cluster-critical";
 
 fn assert_taken(namespace: &Namespace<'_>) {
     for values in [
         ALL,
         "image.tag=v1",
-        "replicas=3,store.kind=none,persistence.enabled=false,podDisruptionBudget.enabled=false",
+        "replicas=3,store.kind=none,persistence.enabled=false,podDisruptionBudget.enabled=false,ingress.enabled=true,ingress.hosts={rt.example.com},trustedProxies={10.0.0.0/8},proxyProtocol=true",
     ] {
         let chart = chart();
         let chart = chart.to_str().expect("a path");

@@ -58,7 +58,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* What a Secret of this release has under a key, in base64, or nothing. */}}
 {{- define "fanfare.kept" -}}
 {{- $found := lookup "v1" "Secret" .root.Release.Namespace .name }}
-{{- with $found }}{{ with .data }}{{ index . $.key }}{{ end }}{{ end }}
+{{- with $found }}{{ with .data }}{{ get . $.key }}{{ end }}{{ end }}
 {{- end }}
 
 {{/* Nodes find each other unless the store is that of one node. */}}
@@ -68,6 +68,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "fanfare.replicasMax" -}}
 {{- if .Values.autoscaling.enabled }}{{ .Values.autoscaling.maxReplicas }}{{ else }}{{ .Values.replicas }}{{ end }}
+{{- end }}
+
+{{/* Of a release that scales by itself, as many as there are: without a number the API takes one. */}}
+{{- define "fanfare.replicas" -}}
+{{- if .Values.autoscaling.enabled }}
+{{- $found := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "fanfare.fullname" .) }}
+{{- $now := 0 }}
+{{- with $found }}{{ $now = int .spec.replicas }}{{ end }}
+{{- max $now (int .Values.autoscaling.minReplicas) }}
+{{- else }}
+{{- .Values.replicas }}
+{{- end }}
 {{- end }}
 
 {{- define "fanfare.grace" -}}
@@ -99,6 +111,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and (eq .Values.store.kind "embedded") (not .Values.persistence.enabled) }}
 {{- fail "store.kind is embedded, which is kept on the volume of the pod: enable persistence, or set store.kind to none" }}
 {{- end }}
+{{- if and .Values.tls.existingSecret (or .Values.ingress.enabled .Values.gateway.enabled) }}
+{{- fail "tls.existingSecret makes the nodes speak TLS, and the Ingress or HTTPRoute would speak plain HTTP to them: end TLS at one of the two" }}
+{{- end }}
 {{- if and .Values.proxyProtocol (not .Values.trustedProxies) }}
 {{- fail "proxyProtocol is set: set trustedProxies to the networks of the load balancer" }}
 {{- end }}
@@ -122,7 +137,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else if kindIs "string" $value }}
 {{- .name }} = {{ toJson $value }}
 {{- else if kindIs "bool" $value }}
-{{- .name }} = {{ $value }}
+{{- /* YAML takes a bare on or off for a boolean. */}}
+{{- .name }} = {{ if has .name (list "auth" "io_uring") }}{{ ternary "on" "off" $value | toJson }}{{ else }}{{ $value }}{{ end }}
 {{- else }}
 {{- .name }} = {{ int64 $value }}
 {{- end }}
