@@ -9,6 +9,8 @@ make cluster-key base64
 make admin-token hex
 make secret hex
 printf '%s.main\n' "$(cat secrets/secret)" >secrets/key
+# Beside the directory, which names it.
+cp -f secrets/secret directory/secret
 # The nodes run as a user of their own, who reads these.
-chmod 444 secrets/cluster-key secrets/admin-token secrets/secret
+chmod 444 secrets/cluster-key secrets/admin-token directory/secret
 chmod 400 secrets/key

@@ -53,6 +53,16 @@ fn upgrade_drain_and_scaling_under_load_lose_nothing() {
 }
 
 #[test]
+fn release_without_a_value_is_a_node_that_works() {
+    in_cluster(1, async |kubernetes| {
+        let chart = chart();
+        let chart = chart.to_str().expect("a path");
+        kubernetes.helm(&["install", "fanfare", chart, "--wait", "--timeout", "100s"]).await;
+        kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
+    });
+}
+
+#[test]
 fn changed_directory_holds_without_a_restart() {
     in_cluster(1, async |kubernetes| {
         let directory = |key: &str| {

@@ -114,6 +114,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.tls.existingSecret (or .Values.ingress.enabled .Values.gateway.enabled) }}
 {{- fail "tls.existingSecret makes the nodes speak TLS, and the Ingress or HTTPRoute would speak plain HTTP to them: end TLS at one of the two" }}
 {{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) }}
+{{- fail "ingress is enabled: set ingress.hosts" }}
+{{- end }}
+{{- if and .Values.gateway.enabled (not .Values.gateway.parentRefs) }}
+{{- fail "gateway is enabled: set gateway.parentRefs" }}
+{{- end }}
 {{- if and .Values.proxyProtocol (not .Values.trustedProxies) }}
 {{- fail "proxyProtocol is set: set trustedProxies to the networks of the load balancer" }}
 {{- end }}
