@@ -39,10 +39,10 @@ async fn publish_in_turn(node: &Node, subscribers: usize, messages: u32) -> Vec<
     taken
 }
 
-/// Half of them took a small part of the window, whatever else the machine does.
+/// Half of them took less than half of the window, whatever else the machine does. Each of those that wait takes nearly all of it.
 fn assert_none_waits(taken: &[Duration]) {
     let middle = taken[taken.len() / 2];
-    assert!(middle < WINDOW / 4, "{middle:?} in the median");
+    assert!(middle < WINDOW / 2, "{middle:?} in the median");
 }
 
 #[tokio::test(flavor = "multi_thread")]
