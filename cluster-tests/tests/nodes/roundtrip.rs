@@ -2,7 +2,8 @@
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::command::Running;
-use fanfare_cluster_tests::{Node, NodeOptions};
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_pair_of_linked_nodes_is_told() {
@@ -34,22 +35,13 @@ async fn each_pair_of_linked_nodes_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_are_apart_are_a_failure() {
-    let [first, second] =
-        [Node::start(NodeOptions::default()).await, Node::start(NodeOptions::default()).await];
-    let (url, key) = (first.url(), first.key());
+    let directory = || Directory::default().account("acme").key("k1", "secret", ALL);
+    let node = async || Node::start(NodeOptions::default().directory(directory(), "secret.k1")).await;
+    let (first, second) = (node().await, node().await);
     let [one, other] = [&first, &second].map(|node| node.addr().to_string());
-    let mut refused = Running::start(&[
-        "roundtrip",
-        "demo",
-        "--url",
-        &url,
-        "--key",
-        &key,
-        "--through",
-        &one,
-        "--through",
-        &other,
-    ]);
-    refused.told(&format!("{other}: "), 0).await;
-    assert_eq!(refused.ended().await.code(), Some(1), "the other node has another key");
+    let url = first.url();
+    let key = ["roundtrip", "demo", "--url", &url, "--key", "secret.k1"];
+    let mut refused = Running::start(&[&key[..], &["--through", &one, "--through", &other]].concat());
+    refused.told(&format!("published through {one}: not received through {other} within"), 0).await;
+    assert_eq!(refused.ended().await.code(), Some(1));
 }

@@ -44,8 +44,8 @@ impl Proxies {
         (self.speak_proxy && self.trusts(peer.ip())).then(|| Box::new(Forwarded::Awaited))
     }
 
-    /// The address of a request's client: the last of `X-Forwarded-For` that is no trusted proxy, as far as trusted ones have said it. Where
-    /// proxies speak the PROXY protocol, they pass on what a client has written there, so it says nothing.
+    /// The address of a request's client: the last of `X-Forwarded-For` that is no trusted proxy, as far as trusted ones have said it. A
+    /// proxy that speaks the PROXY protocol passes on what a client has written there, so the node does not read it then.
     pub fn client<'a>(
         &self,
         peer: IpAddr,
