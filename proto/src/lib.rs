@@ -14,6 +14,7 @@ pub mod peer;
 pub mod queue;
 pub mod serial;
 pub mod token;
+pub mod trace;
 pub mod webhook;
 
 mod writer;
