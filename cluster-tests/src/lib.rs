@@ -9,6 +9,7 @@ pub mod cassandra;
 pub mod chaos;
 pub mod clock;
 pub mod cluster;
+pub mod collector;
 pub mod command;
 pub mod control_plane;
 pub mod directory;

@@ -18,6 +18,7 @@ mod stopped;
 mod store;
 mod stored;
 mod tokens;
+mod traces;
 mod upkeep;
 
 use std::error::Error;
@@ -138,6 +139,7 @@ impl App {
         let Outside { clients, admin, admin_token, gossip } = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::in_data(&config.data_dir.join("node-id")))?;
+        traces::begin(&config, &node_id, &last_tasks)?;
 
         let (accounts, development_key) = open_accounts(&config)?;
         let store = store::open(&config, own, &node_id, &clock).await?;
@@ -145,7 +147,6 @@ impl App {
         let (auth, others) = tokens::open_auth(&config, &accounts, &store, &clock).await?;
         let connections = Arc::new(TenantConnections::default());
         let meter = meter(&accounts, &store, &clock, &node_id, limits.metric_minutes);
-
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;

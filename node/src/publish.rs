@@ -4,94 +4,43 @@ mod departures;
 mod occupancy;
 mod presence;
 mod repeats;
+mod request;
 mod targets;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use fanfare_proto::serial::Serial;
+use fanfare_proto::trace::TraceContext;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::accounts::Account;
 use crate::cluster::link::Receipt;
 use crate::cluster::routing::{ClaimedIds, NotClaimed, Routing};
 use crate::hub::{Hub, Numbering};
 use crate::model::{
-    ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, Limits, Message, NameError,
-    PresenceEvent, Published, Stamp, UsageKind, check_draft,
+    Draft, DraftError, Limits, Message, PresenceEvent, Published, Stamp, UsageKind, check_draft,
 };
 use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
 use crate::origin::outbox::{Outbox, Source};
 use crate::pulse;
-use crate::telemetry::{Limit, OFTEN};
+use crate::telemetry::traces::Kind;
+use crate::telemetry::{Limit, OFTEN, Span};
 
 pub use departures::Departure;
 use departures::Departures;
 pub use presence::{PresenceDone, PresenceError, PresenceRequest};
+use request::limit_of;
+pub use request::{PublishAck, PublishError, PublishRequest};
 use targets::Targets;
-
-/// Messages of one publisher for one channel, from a principal whose capability was checked.
-#[derive(Debug)]
-pub struct PublishRequest {
-    pub key: ChannelKey,
-    pub account: Arc<Account>,
-    /// The key of the credential: part of the scope of given ids.
-    pub key_name: KeyName,
-    pub connection_id: ConnectionId,
-    pub client_id: Option<ClientId>,
-    /// In publish order; all or none is accepted.
-    pub messages: Vec<Draft>,
-}
-
-/// The stamp of each message, in the order of the request; a repeated id has the stamp of its first publish.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PublishAck {
-    pub stamps: Vec<Stamp>,
-}
-
-impl PublishAck {
-    /// The stamps as clients see them.
-    pub fn serials(&self) -> Vec<String> {
-        self.stamps
-            .iter()
-            .map(|stamp| Serial::single(stamp.incarnation, stamp.sequence).to_string())
-            .collect()
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PublishError {
-    /// Nothing was published.
-    Draft(DraftError),
-    /// Nothing is known to be stored: retry with the same id.
-    Unavailable,
-    /// Nothing was published: the store has more waiting than it takes, or a shard.
-    Busy,
-}
-
-impl fmt::Display for PublishError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Draft(error) => error.fmt(f),
-            Self::Busy => f.write_str("the store is busy, nothing was published"),
-            Self::Unavailable => {
-                f.write_str("it was not confirmed in time, and may have been done: retry with the same id")
-            }
-        }
-    }
-}
-
-impl std::error::Error for PublishError {}
 
 pub type PublishDone = Box<dyn FnOnce(Result<PublishAck, PublishError>) + Send>;
 
@@ -185,27 +134,29 @@ impl Publisher {
     /// Without given ids the messages are numbered and on their way when this returns. With `queued` (or an id)
     /// they pass the store's look-up of ids first, in the order of the calls: a caller that has such a publish
     /// under way queues what follows, and so keeps its order.
-    pub fn publish(&self, request: PublishRequest, queued: bool, done: PublishDone) {
+    pub fn publish(&self, mut request: PublishRequest, queued: bool, done: PublishDone) {
         pulse::pass();
         if request.messages.is_empty() {
-            return done(Err(PublishError::Draft(DraftError::Bad("messages must not be empty".into()))));
+            let error = DraftError::Bad("messages must not be empty".into());
+            return request.refuse(PublishError::Draft(error), done);
         }
         let messages_max = self.inner.limits.publish_messages;
         if request.messages.len() > messages_max {
             Limit::PublishMessages.hit();
-            return done(Err(PublishError::Draft(DraftError::TooMany { messages_max })));
+            return request.refuse(PublishError::Draft(DraftError::TooMany { messages_max }), done);
         }
         for draft in &request.messages {
             if let Err(error) = check_draft(draft, request.client_id.as_ref(), &self.inner.limits) {
                 if let Some(limit) = limit_of(&error) {
                     limit.hit();
                 }
-                return done(Err(PublishError::Draft(error)));
+                return request.refuse(PublishError::Draft(error), done);
             }
         }
         if !queued && request.messages.iter().all(|draft| draft.id.is_none()) {
             let stamps = vec![None; request.messages.len()];
-            let answer = Answer { stamps, repeats: Vec::new(), done, _claimed: ClaimedIds::default() };
+            let (repeats, span, claimed) = (Vec::new(), request.take_span(), ClaimedIds::default());
+            let answer = Answer { stamps, repeats, done, span, _claimed: claimed };
             return self.inner.commit(request, answer);
         }
         self.claim(request, done);
@@ -240,7 +191,7 @@ impl Publisher {
         let repeats = drop_repeats(&mut request.messages);
         let ids: Vec<_> = request.messages.iter().filter_map(|draft| draft.id.clone()).collect();
         if !ids.is_empty() && self.inner.store.is_full() {
-            return done(Err(PublishError::Busy));
+            return request.refuse(PublishError::Busy, done);
         }
         let claim = Claim { scope, ids, request, repeats, begun: Instant::now(), done };
         let Some(routing) = self.inner.routing.as_ref().filter(|_| self.inner.claims_ids) else {
@@ -250,8 +201,8 @@ impl Publisher {
         let (scope, ids, until) = (claim.scope.clone(), claim.ids.clone(), claim.begun + inner.store_wait);
         let claimed = move |claimed| match claimed {
             Ok(claimed) => inner.look_up(claim, claimed),
-            Err(NotClaimed::Busy) => (claim.done)(Err(PublishError::Busy)),
-            Err(NotClaimed::Late) => (claim.done)(Err(PublishError::Unavailable)),
+            Err(NotClaimed::Busy) => claim.request.refuse(PublishError::Busy, claim.done),
+            Err(NotClaimed::Late) => claim.request.refuse(PublishError::Unavailable, claim.done),
         };
         routing.claim_ids(scope, &ids, until, Box::new(claimed));
     }
@@ -295,6 +246,8 @@ struct Answer {
     stamps: Vec<Option<Stamp>>,
     repeats: Vec<(usize, usize)>,
     done: PublishDone,
+    /// Of the publish.
+    span: Span,
     /// Claimed until it is given.
     _claimed: ClaimedIds,
 }
@@ -312,7 +265,14 @@ impl Answer {
         for (place, earlier) in self.repeats {
             stamps.insert(place, stamps[earlier]);
         }
+        drop(self.span);
         (self.done)(Ok(PublishAck { stamps }));
+    }
+
+    fn fail(mut self, error: PublishError) {
+        self.span.fail(error.reason());
+        drop(self.span);
+        (self.done)(Err(error));
     }
 }
 
@@ -323,7 +283,7 @@ impl Inner {
         let Claim { scope, ids, mut request, repeats, begun, done } = claim;
         let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
             // The publisher was told so by now, and what it sent since may have gone ahead.
-            Ok(_) if begun.elapsed() >= inner.store_wait => done(Err(PublishError::Unavailable)),
+            Ok(_) if begun.elapsed() >= inner.store_wait => request.refuse(PublishError::Unavailable, done),
             Ok(found) => {
                 let mut elsewhere = claimed.known.iter().copied();
                 let mut found = found.into_iter().map(|found| found.or(elsewhere.next().flatten()));
@@ -331,16 +291,17 @@ impl Inner {
                 let stamps =
                     drafts.map(|draft| draft.id.as_ref().and_then(|_| found.next().flatten())).collect();
                 drop(found);
-                let answer = Answer { stamps, repeats, done, _claimed: claimed };
+                let span = request.take_span();
+                let answer = Answer { stamps, repeats, done, span, _claimed: claimed };
                 let mut first_time = answer.stamps.iter().map(Option::is_none);
                 request.messages.retain(|_| first_time.next().unwrap_or(true));
                 drop(first_time);
                 inner.commit(request, answer);
             }
-            Err(StoreError::Busy) => done(Err(PublishError::Busy)),
+            Err(StoreError::Busy) => request.refuse(PublishError::Busy, done),
             Err(error) => {
                 tracing::warn!(target: OFTEN, %error, "ids could not be looked up");
-                done(Err(PublishError::Unavailable));
+                request.refuse(PublishError::Unavailable, done);
             }
         };
         self.store.find_ids(scope, ids, Box::new(found));
@@ -354,10 +315,10 @@ impl Inner {
         let retention_hours = self.retention_hours(&request.account, &request.key);
         let stores = retention_hours.is_some() || request.messages.iter().any(|draft| draft.id.is_some());
         if stores && self.store.is_full() {
-            return (answer.done)(Err(PublishError::Busy));
+            return answer.fail(PublishError::Busy);
         }
-        let Ok(routes) = self.targets.of(&request.account, &request.key, Source::Message) else {
-            return (answer.done)(Err(PublishError::Busy));
+        let Ok(mut routes) = self.targets.of(&request.account, &request.key, Source::Message) else {
+            return answer.fail(PublishError::Busy);
         };
         let count = request.messages.len() as u64;
         let key = request.key.clone();
@@ -365,6 +326,7 @@ impl Inner {
         self.hub.publish(&key, count, |numbering| {
             let published = number(request, numbering, self.next_id.fetch_add(count, Ordering::Relaxed));
             let (inner, stored) = (Arc::clone(self), Arc::clone(&published));
+            let trace = answer.span.context();
             let done: Done = Box::new(move |result| match result {
                 Ok(()) => {
                     pulse::pass();
@@ -377,43 +339,63 @@ impl Inner {
                         inner.has_missed.notify_one();
                     }
                     tracing::warn!(target: OFTEN, %error, "a publish was not stored");
-                    (answer.done)(Err(PublishError::Unavailable));
+                    answer.fail(PublishError::Unavailable);
                 }
             });
-            let done = self.forward(&published, done);
+            let done = self.forward(&published, trace.as_deref(), done);
+            let done = traced(Span::within(trace.as_deref(), "store", Kind::Internal), done);
+            routes.set_trace(trace);
             self.keep(&published, routes, retention_hours, done);
             published
         });
     }
 
     /// Sends the publish to the nodes that want it; what is to run when the store has it waits for them too.
-    fn forward(&self, published: &Published, done: Done) -> Done {
+    fn forward(&self, published: &Published, trace: Option<&TraceContext>, done: Done) -> Done {
         let Some(routing) = &self.routing else { return done };
-        let owed = routing.forward(published);
+        let (owed, span) = routing.forward(published, trace);
         let is_given = |message: &Message| message.id_given;
         if self.claims_ids && published.messages.iter().any(is_given) {
             return both(done, |confirmed| {
+                let confirmed = traced(span, confirmed);
                 routing.after_with_ids(owed, published, Box::new(move || confirmed(Ok(()))));
             });
         }
-        owe(routing, owed, done)
+        owe(routing, owed, span, done)
     }
 
     /// Sends the event to all nodes; the same.
     fn forward_presence(&self, event: &PresenceEvent, done: Done) -> Done {
         match &self.routing {
-            Some(routing) => owe(routing, routing.forward_presence(event), done),
+            Some(routing) => owe(routing, routing.forward_presence(event), Span::default(), done),
             None => done,
         }
     }
 }
 
 /// What is to run when the store has something then waits for these receipts too.
-fn owe(routing: &Routing, owed: Vec<Receipt>, done: Done) -> Done {
+fn owe(routing: &Routing, owed: Vec<Receipt>, span: Span, done: Done) -> Done {
     if owed.is_empty() {
         return done;
     }
-    both(done, |confirmed| routing.after(owed, Box::new(move || confirmed(Ok(())))))
+    both(done, |confirmed| {
+        let confirmed = traced(span, confirmed);
+        routing.after(owed, Box::new(move || confirmed(Ok(()))));
+    })
+}
+
+/// A callback that ends the span first; the same one where it is not recorded.
+fn traced(mut span: Span, done: Done) -> Done {
+    if !span.is_recorded() {
+        return done;
+    }
+    Box::new(move |result| {
+        if result.is_err() {
+            span.fail("unavailable");
+        }
+        drop(span);
+        done(result);
+    })
 }
 
 /// A callback that runs when the store and what `begin` begins have both ended; an error is told at once.
@@ -461,14 +443,4 @@ fn given_id(incarnation: u64, number: u64) -> Box<str> {
     URL_SAFE_NO_PAD.encode_string(incarnation.to_be_bytes(), &mut id);
     write!(id, ":{number}").expect("a string takes every byte");
     id.into()
-}
-
-/// The limit that a message is over.
-fn limit_of(error: &DraftError) -> Option<Limit> {
-    match error {
-        DraftError::TooLarge { .. } => Some(Limit::MessageBytes),
-        DraftError::Name { field: "name", error: NameError::TooLong { .. } } => Some(Limit::NameBytes),
-        DraftError::Name { field: "id", error: NameError::TooLong { .. } } => Some(Limit::MessageIdBytes),
-        _ => None,
-    }
 }

@@ -1,10 +1,11 @@
-//! Logs and metrics of the process.
+//! Logs, metrics and traces of the process.
 
 mod help;
 mod limits;
 mod often;
 mod refusals;
 mod repeats;
+pub mod traces;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal as _, Write};
@@ -23,6 +24,7 @@ pub use limits::Limit;
 pub use often::{OFTEN, tell_held_back};
 pub use refusals::{AdminRefusal, PeerRefusal, count_close, count_loss, count_nack, count_tls_failure};
 pub use repeats::Repeats;
+pub use traces::Span;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -186,7 +188,7 @@ fn install_recorder() -> PrometheusHandle {
     metrics::gauge!("fanfare_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     limits::begin();
     refusals::begin();
-    refusals::begin();
+    traces::begin_to_count();
     handle
 }
 

@@ -11,6 +11,7 @@ use fanfare::model::{ChannelKey, ChannelName, Clock, ConnectionId, Limits, Nonce
 use fanfare::origin::history::{Embedded, HistoryStore, Options};
 use fanfare::publish::{PublishDone, PublishRequest, Publisher};
 use fanfare::tasks::Tasks;
+use fanfare::telemetry::Span;
 use fanfare_proto::frame::Draft;
 use serde_json::value::RawValue;
 
@@ -99,6 +100,7 @@ impl Publishing {
             connection_id: self.connection_id,
             client_id: None,
             messages: vec![draft; messages],
+            span: Span::default(),
         };
         self.publisher.publish(request, false, done);
     }

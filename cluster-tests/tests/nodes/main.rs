@@ -76,6 +76,7 @@ mod targets_across_nodes;
 mod targets_chaos;
 mod tls;
 mod token_rules;
+mod traces;
 mod unread_log;
 mod webhooks;
 mod whole_node;

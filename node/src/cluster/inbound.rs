@@ -5,6 +5,7 @@ pub(super) mod once;
 mod presence;
 #[cfg(test)]
 mod tests;
+mod traced;
 
 use std::fmt;
 use std::sync::Arc;
@@ -230,6 +231,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             if forward.incarnation != from.incarnation {
                 return Err(Malformed("messages of another run"));
             }
+            let _span = traced::span_of(&forward, from);
             inbound.forwarded(from, forwarded(forward)?);
             return Ok(());
         }

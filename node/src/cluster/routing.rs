@@ -36,6 +36,7 @@ pub use ask::{Later, Local};
 use dashmap::DashMap;
 pub use deaths::Standing;
 use fanfare_proto::serial::Serial;
+use fanfare_proto::trace::TraceContext;
 pub use ids::{ClaimedIds, NotClaimed, OnClaimed};
 use parking_lot::{Mutex, RwLock};
 pub use quorum::KeptNodes;
@@ -71,6 +72,8 @@ use crate::model::{
     ChannelKey, Forwarded, ForwardedPresence, IdScope, Published, Stamp, StampedIds, ToldMembers,
 };
 use crate::tasks::{Merged, OnStop, Tasks};
+use crate::telemetry::Span;
+use crate::telemetry::traces::Kind;
 
 /// An attach waits no longer for a peer that does not answer.
 const JOIN_WAIT: Duration = Duration::from_secs(2);
@@ -291,14 +294,19 @@ impl Routing {
     }
 
     /// Sends a publish to all who want it, in the order of the calls; to be called under the lock of its channel. The receipts
-    /// are those of whom can be reached.
-    pub fn forward(&self, published: &Published) -> Vec<Receipt> {
+    /// are those of whom can be reached. The span is that of the way to them, until they have confirmed it.
+    pub fn forward(&self, published: &Published, trace: Option<&TraceContext>) -> (Vec<Receipt>, Span) {
         let to = self.wanting(&published.key);
-        let Some(links) = self.links.get().filter(|_| !to.is_empty()) else { return Vec::new() };
-        let (item, hash) = (Item::forward(published), hash_of(&published.key));
+        let Some(links) = self.links.get().filter(|_| !to.is_empty()) else { return Default::default() };
+        let mut span = Span::within(trace, "forward", Kind::Producer);
+        if span.is_recorded() {
+            span.concerns(published.key.channel(), published.messages.len());
+            span.set("fanfare.peers", || (to.len() as i64).into());
+        }
+        let (item, hash) = (Item::forward(published, span.context().as_deref()), hash_of(&published.key));
         self.sent.increment(to.len() as u64);
         let send = |peer: &u64| (links.is_up(*peer), links.send(*peer, hash, &item));
-        to.iter().map(send).filter(|(is_up, _)| *is_up).map(|(_, receipt)| receipt).collect()
+        (to.iter().map(send).filter(|(is_up, _)| *is_up).map(|(_, receipt)| receipt).collect(), span)
     }
 
     fn wanting(&self, key: &ChannelKey) -> Vec<u64> {

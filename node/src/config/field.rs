@@ -8,6 +8,7 @@ use super::quantity::{parse_count, parse_duration, show_duration};
 use super::{SchemaMode, StoreKind};
 use crate::model::{AllowRule, AmqpUrl, ManagementUrl, Network};
 use crate::telemetry::LogFormat;
+use crate::telemetry::traces::{CollectorUrl, SampleRatio};
 
 /// The shape of a setting in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(super) enum Form {
     Boolean,
     /// A whole number; a text with a unit is taken too.
     Number,
+    /// A number that may have a fraction.
+    Fraction,
     /// A list of texts, or one; a variable parts them with commas, a flag is repeated.
     List,
 }
@@ -130,6 +133,28 @@ impl Field for AmqpUrl {
 
 /// The same.
 impl Field for ManagementUrl {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Field for CollectorUrl {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Field for SampleRatio {
+    const FORM: Form = Form::Fraction;
+
     fn read(text: &str) -> Result<Self, String> {
         Self::parse(text)
     }

@@ -93,21 +93,27 @@ fn full_key(table: Option<&str>, key: &str) -> String {
 
 fn text_of(form: Form, value: &DeValue<'_>) -> Result<String, String> {
     match (form, value) {
-        (Form::Text | Form::Number | Form::List, DeValue::String(text)) => Ok(text.to_string()),
+        (Form::Text | Form::Number | Form::Fraction | Form::List, DeValue::String(text)) => {
+            Ok(text.to_string())
+        }
         (Form::List, DeValue::Array(parts)) => {
             let parts: Result<Vec<_>, _> =
                 parts.iter().map(|part| text_of(Form::Text, part.get_ref())).collect();
             Ok(parts?.join(","))
         }
         (Form::Boolean, DeValue::Boolean(on)) => Ok(on.to_string()),
-        (Form::Number, DeValue::Integer(number)) => i128::from_str_radix(number.as_str(), number.radix())
-            .map(|number| number.to_string())
-            .map_err(|_| "is too large".to_owned()),
+        (Form::Fraction, DeValue::Float(number)) => Ok(number.as_str().to_owned()),
+        (Form::Number | Form::Fraction, DeValue::Integer(number)) => {
+            i128::from_str_radix(number.as_str(), number.radix())
+                .map(|number| number.to_string())
+                .map_err(|_| "is too large".to_owned())
+        }
         _ => {
             let expected = match form {
                 Form::Text => "a string",
                 Form::Boolean => "true or false",
                 Form::Number => "a whole number",
+                Form::Fraction => "a number",
                 Form::List => "a list of strings",
             };
             Err(format!("expected {expected}, got {} {}", article(value.type_str()), value.type_str()))

@@ -30,6 +30,7 @@ pub(crate) use settings::names;
 
 use crate::model::{AllowRule, AmqpUrl, Limits, ManagementUrl, Network};
 use crate::telemetry::LogFormat;
+use crate::telemetry::traces::{CollectorUrl, SampleRatio};
 
 /// What `fanfare serve` runs with; `fanfare config-reference` says what each field means.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +88,9 @@ pub struct Config {
     /// A filter of `tracing_subscriber::EnvFilter`.
     pub log: String,
     pub log_format: LogFormat,
+    /// None: nothing is traced.
+    pub otlp_endpoint: Option<CollectorUrl>,
+    pub trace_sample_ratio: SampleRatio,
     pub limits: Limits,
 }
 
@@ -147,6 +151,8 @@ impl Default for Config {
             io_uring: true,
             log: "info".to_owned(),
             log_format: LogFormat::Auto,
+            otlp_endpoint: None,
+            trace_sample_ratio: SampleRatio::default(),
             limits: Limits::default(),
         }
     }

@@ -7,6 +7,7 @@ use super::log_filter;
 use super::settings::Setting;
 use super::{Config, StoreKind, is_loopback};
 use crate::model::{FORWARD_BYTES_MAX, Limits};
+use crate::telemetry::traces::SampleRatio;
 
 /// Where each setting that was given stands; the strongest source counts.
 #[derive(Debug, Default)]
@@ -66,6 +67,10 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
     if amqp && config.store == StoreKind::None {
         let problem = "needs a store, which has the queues of accounts: store = none keeps nothing";
         mistakes.push(Mistake::new(places.of("amqp_url"), problem));
+    }
+    if config.otlp_endpoint.is_none() && config.trace_sample_ratio != SampleRatio::default() {
+        let problem = "needs --otlp-endpoint as well: where traces are sent".to_owned();
+        mistakes.push(Mistake::new(places.of("trace_sample_ratio"), problem));
     }
     if !is_loopback(config.admin_listen) && config.admin_token_file.is_none() {
         let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);

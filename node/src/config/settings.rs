@@ -179,6 +179,10 @@ static SETTINGS: &[Setting] = &[
         "What is logged: a level, or a filter such as info,fanfare=debug; at info the driver of the database from warnings on, unless scylla is in it, and that of brokers never, unless lapin is", read_log_filter, Field::show),
     setting!("log_format", log_format: crate::telemetry::LogFormat, "auto|text|json",
         "Logs go to stderr; auto is text on a terminal and JSON elsewhere"),
+    setting!("otlp_endpoint", otlp_endpoint: Option<crate::telemetry::traces::CollectorUrl>, "URL",
+        "The collector that traces are sent to by OTLP over HTTP, http:// or https://, such as http://collector:4318; when not given, nothing is traced"),
+    setting!("trace_sample_ratio", trace_sample_ratio: crate::telemetry::traces::SampleRatio, "NUMBER",
+        "With otlp_endpoint: of how many requests and publishes a trace begins, from 0 to 1; one that comes with a traceparent is traced if that says so"),
 ];
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the table passes each field by reference")]

@@ -10,9 +10,11 @@ use parking_lot::Mutex;
 use serde_json::value::RawValue;
 
 use super::*;
-use crate::accounts::Accounts;
+use crate::accounts::{Account, Accounts};
 use crate::hub::{Delivery, DeliveryTarget, Mark, PresenceDelivery};
-use crate::model::{AccountId, ChannelName, Clock, PresenceEvent, draft_bytes};
+use crate::model::{
+    AccountId, ChannelKey, ChannelName, ClientId, Clock, ConnectionId, PresenceEvent, draft_bytes,
+};
 use crate::origin::history::FoundIds;
 use crate::testing::FakeStore;
 
@@ -202,6 +204,7 @@ impl Node {
             connection_id: ConnectionId::from_bytes([1; 16]),
             client_id: None,
             messages,
+            span: Span::default(),
         }
     }
 

@@ -6,7 +6,8 @@ use super::lane::{Lane, Step, Waiting};
 use super::{Context, Output, Session};
 use crate::model::{ChannelName, Draft, DraftError, Operation, Stamp};
 use crate::publish::{PublishAck, PublishError, PublishRequest};
-use crate::telemetry::Limit;
+use crate::telemetry::traces::Kind;
+use crate::telemetry::{Limit, Span};
 
 /// How a publish or presence request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +85,8 @@ impl Session {
         }
         lane.queued |= messages.iter().any(|draft| draft.id.is_some());
         let queued = lane.queued;
+        let mut span = Span::first("publish", Kind::Producer);
+        span.concerns(channel.as_str(), messages.len());
         let request = Box::new(PublishRequest {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
@@ -91,6 +94,7 @@ impl Session {
             connection_id: self.tenure.connection_id,
             client_id: self.client_id.clone(),
             messages,
+            span,
         });
         out.push(Output::Publish { ticket, request, queued });
     }

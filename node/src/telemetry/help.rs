@@ -1,7 +1,7 @@
 //! HELP texts of the metrics that other modules register.
 
 /// Without labels: they begin at 0.
-const COUNTERS: [(&str, &str); 25] = [
+const COUNTERS: [(&str, &str); 26] = [
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_tls_handshakes_failed_total", "TLS handshakes of clients that failed"),
     ("fanfare_admin_connections_full_total", "Admin connections that waited since all places were taken"),
@@ -44,11 +44,12 @@ const COUNTERS: [(&str, &str); 25] = [
         "fanfare_proxy_headers_refused_total",
         "Connections of trusted proxies that did not begin with a header of the PROXY protocol",
     ),
+    ("fanfare_spans_exported_total", "Spans that the collector of traces has taken"),
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];
 
 /// Those whose labels are known begin at 0 too, each in its room.
-const LABELLED_COUNTERS: [(&str, &str); 14] = [
+const LABELLED_COUNTERS: [(&str, &str); 15] = [
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
     ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
     ("fanfare_broker_refusals_total", "Users of the broker refused, by reason"),
@@ -68,6 +69,7 @@ const LABELLED_COUNTERS: [(&str, &str); 14] = [
     ("fanfare_gossip_dropped_total", "Datagrams of gossip dropped, by reason"),
     ("fanfare_http_requests_total", "HTTP requests answered, by route and status"),
     ("fanfare_limit_hits_total", "Requests refused and connections closed for a limit, by limit"),
+    ("fanfare_spans_dropped_total", "Spans that did not reach the collector of traces, by reason"),
     ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
 ];
 const GAUGES: [(&str, &str); 13] = [

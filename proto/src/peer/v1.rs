@@ -162,6 +162,11 @@ pub struct Forward {
     /// The sizes of the messages as they are counted for the account.
     #[prost(uint64, tag = "9")]
     pub bytes: u64,
+    /// Of a publish that is traced: the span of the sender, as the headers of W3C Trace Context have it. Else both are empty.
+    #[prost(string, tag = "10")]
+    pub traceparent: ::prost::alloc::string::String,
+    #[prost(string, tag = "11")]
+    pub tracestate: ::prost::alloc::string::String,
 }
 /// From here on the sender wants the messages of the channel, which is answered with Joined, or does not any more.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

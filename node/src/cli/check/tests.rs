@@ -18,6 +18,8 @@ enum Kind {
     Networks,
     BrokerUrl,
     ManagementUrl,
+    CollectorUrl,
+    Ratio,
     Host,
     NodeId,
     Keyspace,
@@ -74,6 +76,8 @@ const ROWS: &[(&str, Kind, &[&str])] = &[
     ("io_uring", Kind::Switch, &[]),
     ("log", Kind::Filter, &[]),
     ("log_format", Kind::Choice("jsno"), &[]),
+    ("otlp_endpoint", Kind::CollectorUrl, &[]),
+    ("trace_sample_ratio", Kind::Ratio, &["--otlp-endpoint=http://127.0.0.1:4318"]),
 ];
 
 const TLS: &[&str] = &["--tls-cert={}/node.crt", "--tls-key={}/node.key"];
@@ -221,6 +225,21 @@ fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
             all(&["amqp://127.0.0.1"], "must begin with http:// or https://"),
             all(&["http://127.0.0.1?a", "http://127.0.0.1#a"], "must have neither a query nor a fragment"),
             no_string,
+        ]
+        .concat(),
+        Kind::CollectorUrl => [
+            all(&["a", "127.0.0.1:4318", "://"], "must be a URL such as http://"),
+            all(&["grpc://127.0.0.1:4317"], "must begin with http:// or https://"),
+            all(&["http://127.0.0.1:0"], "must name a host and a port"),
+            all(&["http://u:p@127.0.0.1"], "must not hold a user"),
+            all(&["http://127.0.0.1?a", "http://127.0.0.1#a"], "must have neither a query nor a fragment"),
+            no_string,
+        ]
+        .concat(),
+        Kind::Ratio => [
+            all(&["", "half", "-0.1", "1.01", "nan", "50%"], "expected a number from 0 to 1"),
+            toml(&["true", "[1]"], "expected a number, got a"),
+            toml(&["1.5", "-1", "2"], "expected a number from 0 to 1"),
         ]
         .concat(),
         Kind::Networks => [

@@ -7,6 +7,7 @@
 mod accept;
 mod certificates;
 mod dial;
+mod forward;
 mod grpc;
 mod handshakes;
 mod presence;
@@ -21,9 +22,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fanfare_proto::frame;
 use fanfare_proto::peer::{LANES_MAX, MINOR, encode_item, encode_item_of_next_minor, v1};
 use fanfare_proto::serial::Serial;
+use fanfare_proto::trace::TraceContext;
 use parking_lot::{Mutex, RwLock};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -38,10 +39,11 @@ pub use queue::{Lost, QueueBounds, Receipt};
 
 use super::inbound::once::{self, Claimed};
 use super::inbound::{Answer, EndedRun, Inbound, Interest, Peer, Request, Tenants, connections};
-use crate::hub::{Content, Delivery, HandedOver};
-use crate::model::{ChannelKey, ClientId, ConnectionId, NotOpen, Over, Place, Published, Stamp, TakenUp};
+use crate::hub::{Delivery, HandedOver};
+use crate::model::{ConnectionId, NotOpen, Over, Place, Published, Stamp, TakenUp};
 use crate::tasks::{OnStop, Tasks};
 use dial::Link;
+use forward::named;
 
 pub const LANES_DEFAULT: usize = 1;
 
@@ -49,8 +51,6 @@ pub const LANES_DEFAULT: usize = 1;
 const ANOTHER_RUN: &str = "this is another run of the node";
 /// The variable that tells a build for tests to speak the next minor.
 const NEXT_MINOR: &str = "PEER_PROTOCOL_NEXT_MINOR";
-/// What the text of a message takes beside its data, mostly.
-const TEXT_BYTES: usize = 256;
 /// Connections that the kernel completes while this node is busy, those of strangers among them.
 const BACKLOG: i32 = 4096;
 /// For connection, handshake and hello together.
@@ -97,8 +97,8 @@ pub struct Item {
 
 impl Item {
     /// One publish that entered here. What came from a peer is no `Published`, so it is not forwarded again.
-    pub fn forward(published: &Published) -> Self {
-        let item = Self::of(v1::item::Kind::Forward(forward_of(published)));
+    pub fn forward(published: &Published, trace: Option<&TraceContext>) -> Self {
+        let item = Self::of(v1::item::Kind::Forward(forward::traced(published, trace)));
         Self { publisher: Some(published.connection_id), ..item }
     }
 
@@ -147,7 +147,7 @@ impl Item {
 
     /// None where not all of it is there.
     pub fn refilled(number: u64, deliveries: Option<&[Arc<Delivery>]>) -> Self {
-        let forwards = deliveries.unwrap_or_default().iter().map(|delivery| forward_again(delivery));
+        let forwards = deliveries.unwrap_or_default().iter().map(|delivery| forward::again(delivery));
         let refilled = v1::Refilled { forwards: forwards.collect(), complete: deliveries.is_some() };
         let kind = Some(v1::answer::Kind::Refilled(refilled));
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
@@ -162,7 +162,7 @@ impl Item {
         let handed = handed.map(|handed| v1::HandedOver {
             begin: stamps(&handed.begin),
             end: stamps(&handed.end),
-            forwards: handed.messages.iter().map(|(delivery, _)| forward_again(delivery)).collect(),
+            forwards: handed.messages.iter().map(|(delivery, _)| forward::again(delivery)).collect(),
             ages_ms: handed.messages.iter().map(|(_, age_ms)| *age_ms).collect(),
             complete: true,
         });
@@ -303,51 +303,6 @@ pub fn minor() -> u32 {
     static NEXT: OnceLock<bool> = OnceLock::new();
     let told = || cfg!(debug_assertions) && std::env::var_os(NEXT_MINOR).is_some();
     MINOR + u32::from(*NEXT.get_or_init(told))
-}
-
-/// What was handed on here, for another node to do the same.
-fn forward_again(delivery: &Delivery) -> v1::Forward {
-    match delivery.content() {
-        Content::Own(published) => forward_of(published),
-        Content::Forwarded(forwarded) => v1::Forward {
-            channel: Some(named(&forwarded.key)),
-            incarnation: forwarded.incarnation,
-            first: forwarded.first,
-            last: forwarded.last,
-            timestamp_ms: forwarded.timestamp_ms,
-            connection_id: Bytes::copy_from_slice(forwarded.connection_id.as_bytes()),
-            client_id: forwarded.client_id.as_ref().map(|id| id.as_str().to_owned()),
-            messages: forwarded.messages.clone(),
-            bytes: forwarded.bytes,
-        },
-    }
-}
-
-fn forward_of(published: &Published) -> v1::Forward {
-    let Published { timestamp_ms, client_id, messages, .. } = published;
-    let connection_id = published.connection_id.to_string();
-    let client_id = client_id.as_ref().map(ClientId::as_str);
-    let written = messages.iter().map(|message| {
-        let data_bytes = message.data.as_ref().map_or(0, |data| data.get().len());
-        let mut text = Vec::with_capacity(TEXT_BYTES + data_bytes);
-        frame::encode_message(&message.as_sent(), *timestamp_ms, &connection_id, client_id, &mut text);
-        text.into()
-    });
-    v1::Forward {
-        channel: Some(named(&published.key)),
-        incarnation: published.incarnation,
-        first: messages.first().map_or(0, |message| message.sequence),
-        last: published.last().sequence,
-        timestamp_ms: *timestamp_ms,
-        connection_id: Bytes::copy_from_slice(published.connection_id.as_bytes()),
-        client_id: client_id.map(str::to_owned),
-        messages: written.collect(),
-        bytes: published.bytes,
-    }
-}
-
-fn named(key: &ChannelKey) -> v1::Channel {
-    v1::Channel { account: key.account().as_str().to_owned(), name: key.channel().to_owned() }
 }
 
 /// What carries items to other nodes: [`Links`], or a simulation of them.

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use fanfare_proto::peer::v1;
 
-use super::{Item, named};
+use super::Item;
+use super::forward::named;
 use crate::cluster::inbound::PresenceSaid;
 use crate::model::{ChannelKey, MemberData, MemberId, Owner, PresenceAction, PresenceEvent, ToldMember};
 

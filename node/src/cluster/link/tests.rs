@@ -192,5 +192,5 @@ fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Item
         "kid".into(),
         vec![message],
     );
-    Item::forward(&published)
+    Item::forward(&published, None)
 }

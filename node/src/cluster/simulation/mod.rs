@@ -32,6 +32,7 @@ use tokio::time::Instant;
 use crate::accounts::Account;
 use crate::model::{AccountId, ChannelKey, ChannelName, ConnectionId, Draft};
 use crate::publish::PublishRequest;
+use crate::telemetry::Span;
 
 const SEEDS: u64 = 50;
 const THREADS: usize = 10;
@@ -294,6 +295,7 @@ impl World {
             connection_id: ConnectionId::from_bytes([9; 16]),
             client_id: None,
             messages: vec![Draft::default(); count],
+            span: Span::default(),
         };
         let Node { publisher, hub, .. } = &self.nodes[node];
         let (log, run) = (Arc::clone(&self.logs[channel]), hub.incarnation());

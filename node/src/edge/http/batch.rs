@@ -12,7 +12,7 @@ use super::publish::stored;
 use crate::auth::Principal;
 use crate::edge::errors::{Kind, Refusal};
 use crate::model::{ChannelKey, Draft, DraftError, Operation, draft_bytes};
-use crate::telemetry::Limit;
+use crate::telemetry::{Limit, Span};
 
 /// Of one result beside the name of its channel.
 const RESULT_BYTES_MAX: usize = 256;
@@ -22,7 +22,12 @@ const TOGETHER_MAX: usize = 32;
 const TOGETHER_BYTES_MAX: usize = 1024 * 1024;
 
 /// 200 with one result per channel in the order of the request, refused ones included.
-pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> Result<Response, Refusal> {
+pub(super) async fn publish(
+    api: &Api,
+    principal: &Principal,
+    body: Unread,
+    span: &Span,
+) -> Result<Response, Refusal> {
     let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
     let limits = &api.services.limits;
     let BatchRequest { channels, messages } =
@@ -55,7 +60,7 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
     let room = api.answers.take(&principal.account.id, results_bytes).await;
     let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let together = (TOGETHER_BYTES_MAX / copy_bytes.max(1)).clamp(1, TOGETHER_MAX);
-    let results = publish_each(api, principal, targets, &messages, together).await;
+    let results = publish_each(api, (principal, span), targets, &messages, together).await;
     let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));
     let mut response = body::json(&BatchResponse { results: results.collect() });
     response.extensions_mut().insert(room);
@@ -64,7 +69,7 @@ pub(super) async fn publish(api: &Api, principal: &Principal, body: Unread) -> R
 
 async fn publish_each(
     api: &Api,
-    principal: &Principal,
+    (principal, span): (&Principal, &Span),
     targets: Vec<Result<ChannelKey, Refusal>>,
     messages: &[Draft],
     together: usize,
@@ -73,7 +78,8 @@ async fn publish_each(
     let mut targets = targets.into_iter().peekable();
     while targets.peek().is_some() {
         let next = targets.by_ref().take(together);
-        let published = next.map(|target| async { stored(api, principal, target?, messages.to_vec()).await });
+        let published =
+            next.map(|target| async { stored(api, principal, target?, messages.to_vec(), span).await });
         results.extend(join(published).await);
     }
     results

@@ -30,7 +30,7 @@ use super::socket::ChannelOrder;
 use super::{PeerAddress, Services};
 use crate::auth::{Credentials, Principal};
 use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
-use crate::telemetry::{Limit, OFTEN};
+use crate::telemetry::{Limit, OFTEN, Span};
 
 mod batch;
 mod body;
@@ -101,18 +101,20 @@ async fn health(method: Method) -> Response {
 async fn serve(api: Arc<Api>, request: Request) -> Response {
     let route = Route::of(request.uri().path());
     let template = route.template;
-    let response = match without_panic(answer(&api, route, request)).await {
+    let mut span = Span::of_request(request.method(), template, request.headers());
+    let response = match without_panic(answer(&api, route, request, &span)).await {
         Ok(answered) => answered.unwrap_or_else(Refusal::into_response),
         Err(_) => {
             tracing::error!(target: OFTEN, route = template, "a request handler panicked");
             Refusal::internal().into_response()
         }
     };
+    span.answered(response.status().as_u16());
     count(template, response.status().as_u16());
     response
 }
 
-async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, Refusal> {
+async fn answer(api: &Api, route: Route, request: Request, span: &Span) -> Result<Response, Refusal> {
     let (head, body) = request.into_parts();
     let body = Unread::new(&head.headers, body);
     match &route.action {
@@ -141,9 +143,9 @@ async fn answer(api: &Api, route: Route, request: Request) -> Result<Response, R
         Action::Channels => channels::list(api, &principal, query).await,
         Action::Channel { channel } => channels::details(api, &principal, &channel).await,
         Action::CloseClient { client_id } => connections::close(api, &principal, &client_id).await,
-        Action::Publish { channel } => publish::publish(api, &principal, &channel, body).await,
+        Action::Publish { channel } => publish::publish(api, &principal, &channel, body, span).await,
         Action::RevokeTokens { key_name } => token::revoke(api, &principal, &key_name, body).await,
-        Action::PublishBatch => batch::publish(api, &principal, body).await,
+        Action::PublishBatch => batch::publish(api, &principal, body, span).await,
         Action::History { channel } => {
             let page = history::messages(api, &principal, &channel, query).await?;
             Ok(history::counted(usage, page))

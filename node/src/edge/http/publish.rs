@@ -9,6 +9,8 @@ use crate::auth::Principal;
 use crate::edge::errors::Refusal;
 use crate::model::{ChannelKey, ConnectionId, Draft, Operation};
 use crate::publish::PublishRequest;
+use crate::telemetry::Span;
+use crate::telemetry::traces::Kind;
 
 /// One message or an array of them; answers when the origin has stored them.
 pub(super) async fn publish(
@@ -16,6 +18,7 @@ pub(super) async fn publish(
     principal: &Principal,
     channel: &str,
     body: Unread,
+    span: &Span,
 ) -> Result<Response, Refusal> {
     let key = api.allowed_channel(principal, channel, Operation::Publish)?;
     let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
@@ -23,7 +26,7 @@ pub(super) async fn publish(
     let messages = parse_publish(&text, limits.nesting, limits.publish_messages).map_err(body::refused)?;
     let _share = text.into_share();
     api.take_rate(principal, messages.len())?;
-    stored(api, principal, key, messages).await?;
+    stored(api, principal, key, messages, span).await?;
     Ok(body::json(&Published { channel: channel.to_owned(), published: true }))
 }
 
@@ -33,7 +36,10 @@ pub(super) async fn stored(
     principal: &Principal,
     key: ChannelKey,
     messages: Vec<Draft>,
+    span: &Span,
 ) -> Result<(), Refusal> {
+    let mut span = Span::within(span.context().as_deref(), "publish", Kind::Producer);
+    span.concerns(key.channel(), messages.len());
     let request = PublishRequest {
         key,
         account: principal.account.clone(),
@@ -41,6 +47,7 @@ pub(super) async fn stored(
         connection_id: ConnectionId::random(),
         client_id: principal.client_id.clone(),
         messages,
+        span,
     };
     api.services.publisher.publish_and_wait(request).await?;
     Ok(())

@@ -11,7 +11,7 @@ use super::board::{Lineup, Next, Turn};
 use super::settings::{Sending, TargetSettings};
 use super::store::{Batch, BatchBounds, Fixed};
 use super::writer::{Job, Settle};
-use super::{Engine, TargetId, count_attempt, event};
+use super::{Engine, TargetId, count_attempt, event, traced};
 use crate::accounts::Account;
 use crate::model::AccountId;
 use crate::origin::disk::queue::Weight;
@@ -342,6 +342,7 @@ impl Engine {
         let rule_id = first.rule_id(&lineup.target).unwrap_or_default();
         let body = event::envelope(&batch.events, rule_id);
         let bytes = body.len() as u64;
+        let mut span = traced::span_of(lineup, settings.kind, &batch.events, failures);
         let delivery = Delivery {
             account_id: settings.account.id.clone(),
             channel: channel.into(),
@@ -349,8 +350,11 @@ impl Engine {
             event_id,
             rule_id: rule_id.into(),
             body,
+            trace: span.context(),
         };
         let outcome = self.transport.send(&settings.endpoint, &delivery).await;
+        traced::end(&mut span, &outcome);
+        drop(span);
         let (delivered, failed) = settings.kind.usage();
         let kind = settings.kind.as_str();
         let is_delivered = matches!(outcome, Outcome::Delivered);

@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use fanfare_proto::envelope::{EnvelopeHead, write_envelope};
+use fanfare_proto::trace::TraceContext;
 use sha2::{Digest as _, Sha256};
 
 use crate::model::AccountId;
@@ -155,6 +156,8 @@ pub struct Event {
     pub channel: Box<str>,
     /// At least one.
     pub targets: Vec<Addressee>,
+    /// The publish that it is of, where that is traced.
+    pub trace: Option<Box<TraceContext>>,
     /// The JSON text of the history record, with its id.
     pub record: Bytes,
 }
@@ -167,8 +170,12 @@ impl Event {
         put_text(&mut out, &self.node_id);
         put_text(&mut out, self.account.as_str());
         put_text(&mut out, &self.channel);
-        out.extend_from_slice(&(self.targets.len() as u32).to_be_bytes());
+        let entries = self.targets.len() + usize::from(self.trace.is_some());
+        out.extend_from_slice(&(entries as u32).to_be_bytes());
         self.targets.iter().for_each(|addressee| addressee.put(&mut out));
+        if let Some(trace) = &self.trace {
+            put_text(&mut out, &trace_entry(trace));
+        }
         out.extend_from_slice(&self.record);
         out
     }
@@ -177,7 +184,9 @@ impl Event {
     pub(super) fn encoded_bytes(&self) -> usize {
         let texts = [&*self.node_id, self.account.as_str(), &self.channel];
         let targets = self.targets.iter().map(Addressee::encoded_bytes);
-        let text_bytes: usize = texts.into_iter().map(str::len).chain(targets).map(|bytes| 4 + bytes).sum();
+        let trace = self.trace.iter().map(|trace| trace_entry(trace).len());
+        let text_bytes: usize =
+            texts.into_iter().map(str::len).chain(targets).chain(trace).map(|bytes| 4 + bytes).sum();
         8 + 1 + 4 + text_bytes + self.record.len()
     }
 
@@ -213,11 +222,28 @@ impl Event {
         let account = AccountId::new(take_text(&mut value)?);
         let channel = take_text(&mut value)?.into();
         let count = u32::from_be_bytes(take(&mut value, 4)?.try_into().ok()?);
-        let targets =
-            (0..count).map(|_| take_text(&mut value).map(Addressee::from_text)).collect::<Option<_>>()?;
+        let (mut targets, mut trace) = (Vec::new(), None);
+        for _ in 0..count {
+            let text = take_text(&mut value)?;
+            match text.strip_prefix(RULE_MARK) {
+                Some(entry) => trace = read_trace_entry(entry),
+                None => targets.push(Addressee::from_text(text)),
+            }
+        }
         let record = Bytes::copy_from_slice(value);
-        Some(Self { written_ms, source, node_id, account, channel, targets, record })
+        Some(Self { written_ms, source, node_id, account, channel, targets, trace, record })
     }
+}
+
+/// Stands among the targets as one without a name, which a version that knows no traces passes over.
+fn trace_entry(trace: &TraceContext) -> String {
+    format!("{RULE_MARK}{trace} {}", trace.state)
+}
+
+/// None: it is of a later version, and without it the event is only not traced.
+fn read_trace_entry(entry: &str) -> Option<Box<TraceContext>> {
+    let (parent, state) = entry.split_once(' ')?;
+    TraceContext::parse(parent, state).map(Box::new)
 }
 
 fn put_text(out: &mut Vec<u8>, text: &str) {
@@ -267,9 +293,41 @@ mod tests {
                 Addressee { target: TargetId::of_queue(&account, "7"), rule_id: Some("9".into()) },
                 TargetId::of_queue(&account, "8").into(),
             ],
+            trace: None,
             record: Bytes::from_static(b"{\"id\":1}"),
             account,
         }
+    }
+
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    fn traced() -> Event {
+        Event { trace: TraceContext::parse(PARENT, "a=1").map(Box::new), ..event() }
+    }
+
+    #[test]
+    fn a_traced_event_is_read_by_every_version() {
+        let event = traced();
+        let encoded = event.encode();
+        assert_eq!(encoded.len(), event.encoded_bytes());
+        assert_eq!(Event::decode(&encoded), Ok(event.clone()));
+        let head = encoded.len() - event.record.len();
+        (0..head).for_each(|length| assert!(Event::decode(&encoded[..length]).is_err(), "{length}"));
+        // What a version of before makes of the entry is a target that no event waits for.
+        let Addressee { target, rule_id } =
+            Addressee::from_text(&trace_entry(event.trace.as_ref().expect("it has one")));
+        assert_eq!((target.as_str(), rule_id.as_deref()), ("", Some(&*format!("{PARENT} a=1"))));
+    }
+
+    #[test]
+    fn an_event_without_a_trace_is_written_as_before_traces() {
+        let (event, encoded) = (event(), event().encode());
+        let texts = ["n1", "acme", "a\u{1f600}\"b"].iter().map(|text| 4 + text.len()).sum::<usize>();
+        let targets = ["acme/orders", "acme/queue:7\t9", "acme/queue:8"]
+            .iter()
+            .map(|text| 4 + text.len())
+            .sum::<usize>();
+        assert_eq!(encoded.len(), 8 + 1 + texts + 4 + targets + event.record.len());
     }
 
     #[test]

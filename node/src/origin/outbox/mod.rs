@@ -16,6 +16,7 @@ mod settings;
 mod store;
 #[cfg(test)]
 mod tests;
+mod traced;
 mod writer;
 
 use std::collections::HashMap;
@@ -194,7 +195,7 @@ impl Outbox {
         let integrations = enabled.map(|(target, _)| target).collect();
         let queues =
             self.engine.queues.as_ref().map(|queues| queues.feeds(&account.id, key.channel(), source));
-        Routes { integrations, queues: queues.unwrap_or_default() }
+        Routes { integrations, queues: queues.unwrap_or_default(), trace: None }
     }
 
     /// Writes the messages for the targets of each; `done(Ok)` means that the events survive a loss of power. Callbacks run in the
@@ -208,7 +209,10 @@ impl Outbox {
             }
             let mut text = Vec::new();
             record::write_message(&mut text, published, message, &connection_id);
-            Some(self.event(&published.key, Source::Message, targets, text))
+            Some(Event {
+                trace: routes.trace.clone(),
+                ..self.event(&published.key, Source::Message, targets, text)
+            })
         });
         self.put(events.collect(), done);
     }
@@ -244,6 +248,7 @@ impl Outbox {
             account: key.account().clone(),
             channel: key.channel().into(),
             targets,
+            trace: None,
             record: record.into(),
         }
     }

@@ -1,5 +1,7 @@
 //! The targets of one publish or presence event.
 
+use fanfare_proto::trace::TraceContext;
+
 use super::event::{Addressee, TargetId};
 use crate::origin::queues::Feed;
 
@@ -8,9 +10,16 @@ use crate::origin::queues::Feed;
 pub struct Routes {
     pub(super) integrations: Vec<TargetId>,
     pub(super) queues: Vec<Feed>,
+    /// Of the publish, where it is traced.
+    pub(super) trace: Option<Box<TraceContext>>,
 }
 
 impl Routes {
+    /// The span that deliveries of the events are within.
+    pub fn set_trace(&mut self, trace: Option<Box<TraceContext>>) {
+        self.trace = trace;
+    }
+
     /// True: no event of the channel is for a target.
     pub fn is_empty(&self) -> bool {
         self.integrations.is_empty() && self.queues.is_empty()

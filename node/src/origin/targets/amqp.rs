@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_rs::TokioRuntime;
 use fanfare_proto::path::encode_channel;
+use fanfare_proto::trace::{TRACEPARENT, TRACESTATE};
 use fanfare_proto::webhook as headers;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::runtime::default_runtime;
@@ -305,7 +306,7 @@ impl Live {
     }
 }
 
-/// The same on every retry.
+/// The same on every retry, but for the trace.
 fn properties(delivery: &Delivery) -> BasicProperties {
     let mut table = FieldTable::default();
     for (name, value) in [
@@ -316,6 +317,12 @@ fn properties(delivery: &Delivery) -> BasicProperties {
         (headers::RULE_ID, &delivery.rule_id),
     ] {
         table.insert(name.into(), AMQPValue::LongString(value.into()));
+    }
+    if let Some(trace) = &delivery.trace {
+        table.insert(TRACEPARENT.into(), AMQPValue::LongString(trace.parent().into()));
+        if !trace.state.is_empty() {
+            table.insert(TRACESTATE.into(), AMQPValue::LongString((*trace.state).into()));
+        }
     }
     let properties = BasicProperties::default()
         .with_content_type("application/json".into())
@@ -341,4 +348,35 @@ fn is_not_found(error: &lapin::Error) -> bool {
 fn reason(error: &lapin::Error) -> String {
     let text = error.to_string();
     text.chars().filter(|character| !character.is_control()).take(REASON_CHARACTERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_traced_message_has_its_span_among_the_headers() {
+        const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let delivery = |state| Delivery {
+            account_id: crate::model::AccountId::new("acme"),
+            channel: "room".into(),
+            source: "channel.message",
+            event_id: "e1".into(),
+            rule_id: "i".into(),
+            body: (&b"{}"[..]).into(),
+            trace: fanfare_proto::trace::TraceContext::parse(PARENT, state).map(Box::new),
+        };
+        let text = |state, name: &str| {
+            let properties = properties(&delivery(state));
+            let headers = properties.headers().as_ref().expect("there are some").inner().clone();
+            headers.get(name).map(|value| match value {
+                AMQPValue::LongString(text) => text.to_string(),
+                other => panic!("a text is expected: {other:?}"),
+            })
+        };
+        assert_eq!(text("a=1", TRACEPARENT).as_deref(), Some(PARENT));
+        assert_eq!(text("a=1", TRACESTATE).as_deref(), Some("a=1"));
+        assert_eq!(text("", TRACESTATE), None);
+        assert_eq!(text("", headers::EVENT_ID).as_deref(), Some("e1"));
+    }
 }

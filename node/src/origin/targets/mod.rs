@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use fanfare_proto::trace::TraceContext;
 
 use super::queues::BrokerQueue;
 use crate::accounts::{IntegrationKind, Target};
@@ -88,6 +89,8 @@ pub struct Delivery {
     pub rule_id: Box<str>,
     /// The envelope, JSON.
     pub body: Bytes,
+    /// The span of this attempt, where it is traced: another one for each retry.
+    pub trace: Option<Box<TraceContext>>,
 }
 
 /// The end of one attempt. A reason holds no secret, no user info and no query of an address.

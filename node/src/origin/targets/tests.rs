@@ -42,6 +42,7 @@ fn delivery() -> Delivery {
         event_id: "e1".into(),
         rule_id: "i".into(),
         body: Bytes::from_static(br#"{"items":[1]}"#),
+        trace: None,
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanfare_proto::path::encode_channel;
+use fanfare_proto::trace::{TRACEPARENT, TRACESTATE};
 use fanfare_proto::webhook as wire;
 use reqwest::Response;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
@@ -70,6 +71,12 @@ fn headers(target: &WebhookTarget, delivery: &Delivery, now_ms: u64) -> Option<H
         (wire::SIGNATURE, &signature),
     ] {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).ok()?);
+    }
+    if let Some(trace) = &delivery.trace {
+        headers.insert(TRACEPARENT, HeaderValue::from_str(&trace.parent()).ok()?);
+        if !trace.state.is_empty() {
+            headers.insert(TRACESTATE, HeaderValue::from_str(&trace.state).ok()?);
+        }
     }
     Some(headers)
 }

@@ -78,6 +78,47 @@ fn item(sequence: u64) -> Bytes {
     forward(9, "room", sequence, 3).encoded()
 }
 
+/// As nodes sent it before there were traces.
+const UNTRACED: &str = concat!(
+    "0a9b010a98010a0c0a0461636d651204726f6f6d11090000000000000018012001280532100303030303030303030303",
+    "03030303033a0361646142607b226964223a226d222c2264617461223a22787878222c22636c69656e744964223a2261",
+    "6461222c22636f6e6e656374696f6e4964223a22635f41774d4441774d4441774d4441774d4441774d444177222c2274",
+    "696d657374616d70223a357d480a",
+);
+
+#[test]
+fn an_untraced_publish_is_sent_as_before_traces() {
+    let text: String = item(1).iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(text, UNTRACED);
+}
+
+#[tokio::test]
+async fn a_traced_publish_is_taken_whatever_its_trace_says() {
+    let node = Node::start(1).await;
+    let mut hand = Hand::open(&node).await;
+    let Ok(Some(Kind::Hello(_))) = hand.hello(hello()).await else { panic!("no hello") };
+    let items = [
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "a=1"),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00", ""),
+        ("hush", "\u{1f600}"),
+    ];
+    let items = items.into_iter().zip(1..).map(|((traceparent, tracestate), sequence)| {
+        let Some(v1::item::Kind::Forward(forward)) = decoded(&item(sequence)).kind else {
+            panic!("no forward")
+        };
+        let [traceparent, tracestate] = [traceparent, tracestate].map(str::to_owned);
+        let forward = v1::Forward { traceparent, tracestate, ..forward };
+        encode_item(&v1::Item { kind: Some(v1::item::Kind::Forward(forward)) }).to_vec()
+    });
+    assert_eq!(hand.batch(1, items.flatten().collect::<Vec<_>>()).await.expect("the lane lives"), Some(1));
+    assert_eq!(node.seen.borrow().sequences("room"), [1, 2, 3]);
+}
+
+fn decoded(item: &Bytes) -> v1::Item {
+    let items = v1::Items::decode(item.clone()).expect("one item");
+    items.items.into_iter().next().expect("one item")
+}
+
 #[tokio::test]
 async fn a_later_minor_is_spoken_to_and_its_fields_are_passed_over() {
     let node = Node::start(1).await;

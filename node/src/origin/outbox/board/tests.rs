@@ -16,6 +16,7 @@ fn event(lineup: &Lineup, channel: &str) -> Arc<Event> {
         account: AccountId::new("acme"),
         channel: channel.into(),
         targets: vec![lineup.target.clone().into()],
+        trace: None,
         record: (&b"{}"[..]).into(),
     })
 }
