@@ -14,6 +14,7 @@ pub mod command;
 pub mod control_plane;
 pub mod directory;
 pub mod disk;
+pub mod exposition;
 pub mod forge;
 pub mod history;
 pub mod hostile;

@@ -5,6 +5,7 @@ mod limits;
 mod often;
 mod refusals;
 mod repeats;
+mod store_times;
 pub mod traces;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -24,6 +25,7 @@ pub use limits::Limit;
 pub use often::{OFTEN, tell_held_back};
 pub use refusals::{AdminRefusal, PeerRefusal, count_close, count_loss, count_nack, count_tls_failure};
 pub use repeats::Repeats;
+pub use store_times::{StoreOperation, StoreTimes};
 pub use traces::Span;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,9 +45,9 @@ static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
 /// A warning of a start about its configuration, which passes every filter.
 pub const CONFIGURATION: &str = "fanfare::configuration";
 
-/// Bounds of every histogram of seconds, from a delivery (0.1 ms) to a drain.
+/// Bounds of every histogram of seconds, from a fast disk to what nobody waits for any more.
 const SECONDS: [f64; 14] =
-    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 25.0];
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Counters without labels, there from the start, and what they count.
 const COUNTERS: [(&str, &str); 8] = [
@@ -58,10 +60,11 @@ const COUNTERS: [(&str, &str); 8] = [
     ("fanfare_peer_queue_overflows_total", "Times that all that waited for a lane of a peer was dropped"),
     ("fanfare_peer_continuity_lost_total", "Times that something a peer had for this node was lost"),
 ];
-const GAUGES: [(&str, &str); 3] = [
+const GAUGES: [(&str, &str); 4] = [
     ("fanfare_socket_connections", "Open realtime sockets"),
     ("fanfare_io_uring_shards", "Threads that write to many sockets with one call of the kernel"),
     ("fanfare_directory_generation", "Rises when a changed directory file is taken"),
+    ("fanfare_directory_stale", "1 while the directory file was refused and an earlier one is in use"),
 ];
 
 /// Sends logs and panics to stderr from a thread of their own, so that no caller waits for a reader. `filter` is one that the

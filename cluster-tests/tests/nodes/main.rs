@@ -32,6 +32,7 @@ mod limits;
 mod list_and_live;
 mod membership;
 mod metering;
+mod metrics;
 mod mixed_versions;
 mod node_death_tells;
 mod nonce_once;

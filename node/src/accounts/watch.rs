@@ -52,6 +52,7 @@ impl Accounts {
         let (directory, seen) = read(path, &usages, &settings);
         let accounts = Self::with(directory?, Some(path.to_owned()), seen, usages, settings);
         publish_generation(1);
+        publish_stale(false);
         Ok(Arc::new(accounts))
     }
 
@@ -170,11 +171,13 @@ impl Accounts {
                 *self.current.write() = Arc::new(directory);
                 let generation = self.generation.fetch_add(1, Ordering::Release) + 1;
                 publish_generation(generation);
+                publish_stale(false);
                 tracing::info!(generation, "directory applied");
                 Ok(())
             }
             Err(error) => {
                 metrics::counter!("fanfare_directory_errors_total").increment(1);
+                publish_stale(true);
                 log_refusal(&error);
                 Err(error)
             }
@@ -192,6 +195,11 @@ async fn next_signal(hangups: &mut Option<tokio::signal::unix::Signal>) -> Optio
 fn publish_generation(generation: u64) {
     #[expect(clippy::cast_precision_loss, reason = "a count of reloads stays far below 2^52")]
     metrics::gauge!("fanfare_directory_generation").set(generation as f64);
+}
+
+/// Whether the file was refused, so that an earlier one is in use.
+fn publish_stale(is_stale: bool) {
+    metrics::gauge!("fanfare_directory_stale").set(u8::from(is_stale));
 }
 
 fn log_warnings(path: &Path, directory: &Directory) {

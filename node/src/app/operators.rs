@@ -83,9 +83,12 @@ impl Operators {
         queues: Option<Queues>,
         metrics: PrometheusHandle,
     ) -> AdminState {
-        let [outbox, ready, drain, members, rebalance] = [(); 5].map(|()| Arc::clone(self));
+        let [measured, outbox, ready, drain, members, rebalance] = [(); 6].map(|()| Arc::clone(self));
         AdminState {
-            metrics,
+            metrics: Arc::new(move || {
+                measured.tell_waiting();
+                metrics.render()
+            }),
             token: Arc::new(token),
             queues,
             outbox: Arc::new(move || outbox.outbox.opened()),
@@ -188,6 +191,22 @@ impl Operators {
     pub(super) fn tell(&self) {
         self.files.tell();
         Degradation::tell(&self.degradations());
+        self.tell_waiting();
+    }
+
+    /// Sets the gauges of what waits within the node, which are asked for as they are at this moment.
+    fn tell_waiting(&self) {
+        let is_draining = self.draining.load(Ordering::Relaxed);
+        let to_move = if is_draining { self.shards.connection_count() } else { 0 };
+        metrics::gauge!("fanfare_draining").set(u8::from(is_draining));
+        metrics::gauge!("fanfare_drain_connections").set(to_move as f64);
+        self.shards.tell_waiting();
+        let queued = self.store.queued();
+        metrics::gauge!("fanfare_store_queue_rows").set(queued.rows as f64);
+        metrics::gauge!("fanfare_store_queue_bytes").set(queued.bytes as f64);
+        if let Some(routing) = &self.routing {
+            routing.tell_lag();
+        }
     }
 
     fn members(&self) -> Option<MembersView> {

@@ -8,6 +8,7 @@ mod fixture;
 mod hand_over;
 mod ids;
 mod joins;
+mod lag;
 mod leaving;
 mod nonces;
 mod occupancy;
@@ -50,6 +51,7 @@ use absent::Absent;
 use ask::{Asked, EarlyAnswers, LOCAL_MAX};
 use deaths::Deaths;
 use ids::Ids;
+use lag::ToldLags;
 use leaving::Leaving;
 use nonces::{Clocks, Noted};
 use orphans::Orphaned;
@@ -134,6 +136,7 @@ pub struct Routing {
     ids: Ids,
     /// Whether all have settled.
     settling: Merged<bool>,
+    told_lags: Mutex<ToldLags>,
     /// Peers that can be sent to, and of which it is known what they want.
     known: metrics::Gauge,
     sent: metrics::Counter,
@@ -199,6 +202,7 @@ impl Routing {
             noted: tokio::sync::RwLock::default(),
             ids: Ids::default(),
             settling: Merged::default(),
+            told_lags: Mutex::default(),
             known: metrics::gauge!("fanfare_peers_known"),
             sent: metrics::counter!("fanfare_forwards_sent_total"),
             taken: metrics::counter!("fanfare_forwards_taken_total"),

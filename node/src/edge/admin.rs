@@ -16,7 +16,6 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::errors::CHALLENGE;
 use crate::origin::outbox::Outbox;
@@ -31,7 +30,8 @@ pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 #[derive(Clone)]
 pub struct AdminState {
-    pub metrics: PrometheusHandle,
+    /// Asked on each request of `/metrics`; must not block.
+    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
     pub token: Arc<AdminToken>,
     /// For the questions of the broker that has them.
     pub queues: Option<Queues>,
@@ -140,7 +140,7 @@ async fn guard(State(state): State<AdminState>, request: Request, next: Next) ->
 }
 
 async fn metrics(State(state): State<AdminState>) -> Response {
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.metrics.render()).into_response()
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], (state.metrics)()).into_response()
 }
 
 async fn ready(State(state): State<AdminState>) -> Response {

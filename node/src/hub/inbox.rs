@@ -46,8 +46,13 @@ impl<T> Inbox<T> {
         }
     }
 
+    /// Of what waits.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     pub fn congested(&self) -> bool {
-        self.bytes.load(Ordering::Relaxed) > self.bytes_max
+        self.bytes() > self.bytes_max
     }
 
     /// Exchanges all that waits for the empty `items`; called by the owner alone.

@@ -72,7 +72,19 @@ const LABELLED_COUNTERS: [(&str, &str); 15] = [
     ("fanfare_spans_dropped_total", "Spans that did not reach the collector of traces, by reason"),
     ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
 ];
-const GAUGES: [(&str, &str); 13] = [
+const GAUGES: [(&str, &str); 25] = [
+    ("fanfare_blocked_connections", "Connections whose socket is full"),
+    ("fanfare_connections", "Open sockets and event streams, by transport and format"),
+    ("fanfare_drain_connections", "Connections that a draining node still has"),
+    ("fanfare_draining", "1 once the node was asked to stop"),
+    ("fanfare_peer_stream_lag_seconds", "Age of the oldest item that a peer has not acknowledged, by peer"),
+    ("fanfare_peer_stream_waiting_bytes", "Bytes of items that a peer has not acknowledged, by peer"),
+    ("fanfare_peer_stream_waiting_items", "Items that a peer has not acknowledged, by peer"),
+    ("fanfare_shard_inbox_bytes", "Bytes that wait for a thread of sockets, by shard"),
+    ("fanfare_shard_outbox_bytes", "Bytes that wait for sockets that are full, by shard"),
+    ("fanfare_store_queue_bytes", "Bytes that the store has not written yet"),
+    ("fanfare_store_queue_rows", "Rows that the store has not written yet"),
+    ("fanfare_certificate_stale", "1 while the certificate was refused and an earlier one is in use"),
     ("fanfare_connections_max", "Sockets and event streams that the node admits"),
     ("fanfare_degraded", "1 while a part of the node fails, by reason"),
     ("fanfare_open_files", "Files that the process has open"),
@@ -88,6 +100,9 @@ const GAUGES: [(&str, &str); 13] = [
     ("fanfare_tls_certificate_generation", "Rises when a changed certificate is taken"),
 ];
 
+const HISTOGRAMS: [(&str, &str); 1] =
+    [("fanfare_store_duration_seconds", "How long the store took for a call, by store and operation")];
+
 pub(super) fn describe() {
     for (name, help) in COUNTERS {
         metrics::describe_counter!(name, help);
@@ -95,6 +110,9 @@ pub(super) fn describe() {
     }
     for (name, help) in LABELLED_COUNTERS {
         metrics::describe_counter!(name, help);
+    }
+    for (name, help) in HISTOGRAMS {
+        metrics::describe_histogram!(name, help);
     }
     for (name, help) in GAUGES {
         metrics::describe_gauge!(name, help);

@@ -70,6 +70,7 @@ impl Certificates {
         let pair = Pair::read(certificate, key);
         let config = pair.config()?;
         publish_generation(1);
+        publish_stale(false);
         Ok(Arc::new(Self {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
@@ -98,6 +99,7 @@ impl Certificates {
                 *self.current.write() = config;
                 *seen = Seen { done: digest, doubtful: None };
                 metrics::gauge!(GENERATION).increment(1.0);
+                publish_stale(false);
                 tracing::info!(path = %self.certificate.display(), "certificate applied");
                 Ok(true)
             }
@@ -107,6 +109,7 @@ impl Certificates {
             }
             Err(error) => {
                 *seen = Seen { done: digest, doubtful: None };
+                publish_stale(true);
                 metrics::counter!("fanfare_tls_certificate_errors_total").increment(1);
                 tracing::error!(path = %error.path().display(), reason = %error, "certificate refused, nothing changed");
                 Err(error)
@@ -129,6 +132,11 @@ const GENERATION: &str = "fanfare_tls_certificate_generation";
 
 fn publish_generation(generation: u32) {
     metrics::gauge!(GENERATION).set(f64::from(generation));
+}
+
+/// Whether the files were refused, so that an earlier pair is in use.
+fn publish_stale(is_stale: bool) {
+    metrics::gauge!("fanfare_certificate_stale").set(u8::from(is_stale));
 }
 
 struct Pair<'a> {

@@ -20,7 +20,7 @@ use tonic::{Code, Status, Streaming};
 use super::certificates::SERVER_NAME;
 use super::grpc::{self, Connections};
 use super::queue::{Pull, Queue};
-use super::{CONNECT, Common, PING, PING_UNTIL_UP, RETRY, SILENCE};
+use super::{CONNECT, Common, PING, PING_UNTIL_UP, PeerLag, RETRY, SILENCE};
 use crate::cluster::inbound::Peer;
 use crate::pulse;
 
@@ -41,6 +41,16 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn is_up(&self) -> bool {
         self.open.load(Ordering::Relaxed) == self.lanes.len()
+    }
+
+    /// Of all its lanes.
+    pub(super) fn lag(&self) -> PeerLag {
+        let mut lag = PeerLag::none(Arc::clone(&self.peer.node_id));
+        for lane in &self.lanes {
+            let (items, bytes) = lane.held();
+            lag.add(items, bytes, lane.waits());
+        }
+        lag
     }
 
     pub(super) fn leave(&self) {

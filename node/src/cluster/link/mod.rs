@@ -5,6 +5,7 @@
 //! it has, so an item comes once as long as both processes live, or its loss is told.
 
 mod accept;
+mod carrier;
 mod certificates;
 mod dial;
 mod forward;
@@ -31,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 #[cfg(test)]
 pub(super) use accept::{Ending, Lanes, OpenLane};
+pub use carrier::{PeerLag, PeerLinks};
 pub use certificates::{PeerFile, PeerFiles, PeerTls, PeerTlsError, SERVER_NAME};
 #[cfg(test)]
 pub(super) use queue::Pull;
@@ -305,23 +307,6 @@ pub fn minor() -> u32 {
     MINOR + u32::from(*NEXT.get_or_init(told))
 }
 
-/// What carries items to other nodes: [`Links`], or a simulation of them.
-pub trait PeerLinks: Send + Sync + 'static {
-    /// The members as they are now, without this node. Who is new is linked to; who is missing is left, with what
-    /// waits for it. A node that has started again has another incarnation and is another member.
-    fn set_peers(&self, peers: Vec<PeerAddr>);
-
-    /// How many lanes there are to each peer.
-    fn lanes(&self) -> usize;
-
-    /// Puts an item into the queue of a peer and returns at once. `channel_hash` chooses the lane, by its remainder: the
-    /// same for all of a channel.
-    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt;
-
-    /// Whether all lanes to the peer are open: a receipt may be waited for.
-    fn is_up(&self, incarnation: u64) -> bool;
-}
-
 /// The links of one node. Dropping it ends them.
 pub struct Links {
     common: Arc<Common>,
@@ -447,5 +432,9 @@ impl PeerLinks for Links {
 
     fn is_up(&self, incarnation: u64) -> bool {
         self.links.read().get(&incarnation).is_some_and(|link| link.is_up())
+    }
+
+    fn lags(&self) -> Vec<PeerLag> {
+        self.links.read().values().map(|link| link.lag()).collect()
     }
 }

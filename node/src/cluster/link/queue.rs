@@ -254,9 +254,15 @@ impl Queue {
         first.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
+    /// Items that are not confirmed, and their bytes.
+    pub(super) fn held(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (state.items, state.bytes)
+    }
+
     #[cfg(test)]
     pub(in crate::cluster) fn held_bytes(&self) -> usize {
-        self.state.lock().bytes
+        self.held().1
     }
 }
 

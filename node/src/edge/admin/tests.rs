@@ -11,7 +11,8 @@ fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (Adm
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("t"), "\u{feff}the-token \r\n").unwrap();
     let token = AdminToken::read(&folder.path().join("t")).unwrap();
-    let metrics = PrometheusBuilder::new().build_recorder().handle();
+    let handle = PrometheusBuilder::new().build_recorder().handle();
+    let metrics = Arc::new(move || handle.render());
     let (readiness, members) = (Arc::new(move || readiness.clone()), Arc::new(|| Some(view())));
     let done = Rebalanced { connections: 9, mean: 6, asked: 2 };
     let (token, drain) = (Arc::new(token), Arc::new(drain));

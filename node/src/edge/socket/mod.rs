@@ -159,6 +159,9 @@ pub struct ShardHandle {
     inbox: Inbox<Input>,
     /// Those that are open.
     connections: AtomicUsize,
+    /// Those whose socket is full, and what waits for them, as they were when the shard last looked.
+    blocked: AtomicUsize,
+    outbox_bytes: AtomicUsize,
     /// Of all shards.
     watches: Arc<Watches>,
     occupations: Arc<Occupations>,
@@ -221,6 +224,8 @@ impl Shards {
             handles.push(Arc::new(ShardHandle {
                 inbox: Inbox::new(waker, INBOX_BYTES_MAX),
                 connections: AtomicUsize::new(0),
+                blocked: AtomicUsize::new(0),
+                outbox_bytes: AtomicUsize::new(0),
                 watches: Arc::clone(&watches),
                 occupations: Arc::clone(&occupations),
             }));
@@ -324,6 +329,20 @@ impl Shards {
     /// How many connections are open.
     pub fn connection_count(&self) -> usize {
         self.handles.iter().map(|handle| handle.connections.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Sets the gauges of what waits for shards, and in them.
+    pub fn tell_waiting(&self) {
+        let mut blocked = 0;
+        for (index, handle) in self.handles.iter().enumerate() {
+            let outbox_bytes = handle.outbox_bytes.load(Ordering::Relaxed);
+            let shard = index.to_string();
+            metrics::gauge!("fanfare_shard_inbox_bytes", "shard" => shard.clone())
+                .set(handle.inbox.bytes() as f64);
+            metrics::gauge!("fanfare_shard_outbox_bytes", "shard" => shard).set(outbox_bytes as f64);
+            blocked += handle.blocked.load(Ordering::Relaxed);
+        }
+        metrics::gauge!("fanfare_blocked_connections").set(blocked as f64);
     }
 
     /// Asks all connections to come back elsewhere, over at most `within`, and at once whoever comes from now on.

@@ -2,6 +2,7 @@
 
 mod attach;
 mod everywhere;
+mod gauges;
 mod lifecycle;
 mod losing;
 mod moving;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fanfare_proto::frame::{self, Format, ServerFrame};
 use fastwebsockets::OpCode;
+use gauges::{Backlogged, Metrics};
 use mio::{Events, Poll, Token};
 use moving::Moving;
 use occupancy::{Silent, Watching};
@@ -83,6 +85,7 @@ pub struct Shard {
     epoch_ms: u64,
     stop_ms: Option<u64>,
     moving: Moving,
+    backlogged: Backlogged,
     /// Of the directory that every credential here was last held against, or is just being held against.
     generation: u64,
     directory_look_ms: u64,
@@ -99,13 +102,6 @@ struct Unanswered {
     slot: u32,
     generation: u32,
     ticket: u64,
-}
-
-struct Metrics {
-    connections: metrics::Gauge,
-    rings: metrics::Gauge,
-    deliveries: metrics::Counter,
-    slow: metrics::Counter,
 }
 
 impl Shard {
@@ -142,18 +138,14 @@ impl Shard {
             epoch_ms: services.clock.now_ms(),
             stop_ms: None,
             moving: Moving::default(),
+            backlogged: Backlogged::default(),
             generation: services.auth.generation(),
             directory_look_ms: DIRECTORY_LOOK_MS,
             heartbeat_json: heartbeat(Format::Json),
             heartbeat_msgpack: heartbeat(Format::MsgPack),
             pace: Pace::new(Duration::from_millis(services.limits.delivery_window_ms)),
             ring: None,
-            metrics: Metrics {
-                connections: metrics::gauge!("fanfare_socket_connections"),
-                rings: metrics::gauge!("fanfare_io_uring_shards"),
-                deliveries: metrics::counter!("fanfare_deliveries_total"),
-                slow: metrics::counter!("fanfare_slow_consumers_total"),
-            },
+            metrics: Metrics::new(),
             services,
         }
     }
@@ -203,6 +195,7 @@ impl Shard {
             self.replay_turn();
             self.flush_turn();
             self.timer_turn();
+            self.look_at_backlogged();
             self.rounds_turn();
             self.moving_turn();
             if self.now_ms >= self.directory_look_ms {
@@ -257,8 +250,9 @@ impl Shard {
         let unanswered = self.unanswered.front().map(|unanswered| unanswered.deadline_ms);
         let look = Some(self.directory_look_ms).filter(|_| self.slots.len() > self.free.len());
         let moving = self.moving.next_ms(self.now_ms);
-        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms, look, moving, self.seat_look_ms()];
-        let due_ms = due_ms.into_iter().flatten().min()?;
+        let looks = [look, self.seat_look_ms(), self.backlogged.next_ms()];
+        let due_ms = [self.timers.next_ms(), unanswered, self.stop_ms, moving];
+        let due_ms = due_ms.into_iter().chain(looks).flatten().min()?;
         let now = self.started.elapsed();
         Some((Duration::from_millis(due_ms) + Duration::from_micros(500)).saturating_sub(now))
     }

@@ -97,9 +97,14 @@ impl<T> Queue<T> {
         self.filled.notify_one();
     }
 
+    /// What was pushed and is not released yet.
+    pub(in crate::origin) fn held(&self) -> Weight {
+        self.state.lock().held
+    }
+
     /// Less than an eighth of the room is left.
     pub(in crate::origin) fn is_nearly_full(&self) -> bool {
-        let held = self.state.lock().held;
+        let held = self.held();
         held.items > self.bounds.items / 8 * 7 || held.bytes > self.bounds.bytes / 8 * 7
     }
 

@@ -76,6 +76,11 @@ pub trait HistoryStore: Send + Sync + 'static {
         false
     }
 
+    /// What was handed over and is not answered yet.
+    fn queued(&self) -> Queued {
+        Queued::default()
+    }
+
     /// Where client-given message ids were first stamped within the idempotency window.
     ///
     /// Callbacks of one channel and clientId run one after another in the order of the calls, also for an empty list; only
@@ -180,6 +185,13 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// Writes what is queued, runs the callbacks and stops. Blocks. Later calls are answered `Failed`.
     fn shutdown(&self);
+}
+
+/// What waits for the disk or the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Queued {
+    pub rows: usize,
+    pub bytes: usize,
 }
 
 /// The queues of one account.

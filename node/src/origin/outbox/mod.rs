@@ -41,7 +41,7 @@ use crate::model::{
     AccountId, ChannelKey, Clock, Limits, PresenceEvent, Published, pattern_matches, random_bytes,
 };
 use crate::tasks::{OnStop, Tasks};
-use crate::telemetry::Repeats;
+use crate::telemetry::{Repeats, StoreOperation, StoreTimes};
 use board::Board;
 pub use depth::Depth;
 use depth::Depths;
@@ -123,6 +123,7 @@ impl Outbox {
             tables: tables.clone(),
             queue: Arc::clone(&queue),
             status: Arc::clone(&status),
+            times: StoreTimes::new("outbox", &[StoreOperation::Append]),
             depths: Arc::clone(&depths),
             board: Arc::clone(&board),
             bounds,

@@ -20,6 +20,7 @@ use crate::origin::disk::health::Health;
 use crate::origin::disk::queue::{Bounds, Queue, Weight};
 use crate::origin::disk::{engine, tables};
 use crate::origin::history::{Done, StoreError};
+use crate::telemetry::{StoreOperation, StoreTimes};
 
 /// One group, as that of the embedded store.
 const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
@@ -81,6 +82,7 @@ pub(super) struct Writer {
     pub(super) tables: Tables,
     pub(super) queue: Arc<Queue<Job>>,
     pub(super) status: Arc<Health>,
+    pub(super) times: StoreTimes,
     pub(super) depths: Arc<Depths>,
     pub(super) board: Arc<Board>,
     pub(super) bounds: TargetBounds,
@@ -137,6 +139,7 @@ impl Writer {
         let mut unlooked = LOOK_BYTES;
         while let Some(weight) = queue.take(GROUP, &mut group) {
             self.status.begin();
+            let begun = Instant::now();
             let mut effects = Effects::default();
             let commit =
                 catch_unwind(AssertUnwindSafe(|| self.commit(group.drain(..), weight, &mut effects)));
@@ -149,6 +152,7 @@ impl Writer {
             if let Err(error) = &result {
                 tracing::error!(%error, rows = weight.items, "outbox did not write");
             }
+            self.times.ended(StoreOperation::Append, begun);
             self.status.wrote(&result);
             let written = weight.bytes + weight.items * ROWS_BYTES;
             unlooked += written;

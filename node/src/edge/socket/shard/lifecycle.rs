@@ -98,10 +98,10 @@ impl Shard {
     }
 
     pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, mut opening: Opening) {
-        self.metrics.connections.increment(1.0);
         self.handle.connections.fetch_add(1, Ordering::Relaxed);
         let (tenure, resumed) = self.begin_tenure(connection, slot, opening.former.take());
         let mut open = Open::new(opening, tenure, self.epoch_ms);
+        self.metrics.opened(&open);
         open.session.principal().account.usage.count(UsageKind::Connect, 1, 0);
         let mut outputs = Vec::new();
         open.session.opened(context(&self.services, self.epoch_ms), resumed, &mut outputs);
@@ -181,7 +181,7 @@ impl Shard {
     fn leave(&mut self, connection: &mut Connection, slot: u32) {
         self.lose_presence(connection);
         let Some(open) = connection.open_mut() else { return };
-        self.metrics.connections.decrement(1.0);
+        self.metrics.ended(open);
         self.handle.connections.fetch_sub(1, Ordering::Relaxed);
         let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
         let subscriptions = std::mem::take(&mut open.subscriptions);

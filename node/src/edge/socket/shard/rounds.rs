@@ -7,6 +7,7 @@ use fanfare_proto::frame::{close, code};
 
 use super::super::connection::Stage;
 use super::super::survey::Survey;
+use super::gauges::Waiting;
 use super::{SLICE, Shard};
 
 /// Connections visited between two looks at the clock.
@@ -22,12 +23,18 @@ enum Purpose {
     /// The directory has changed: hold every credential against it.
     Review,
     Survey(Survey),
+    /// How much waits for sockets that are full.
+    Weigh(Waiting),
 }
 
 impl Shard {
     /// Answers in a later turn, once every connection was seen.
     pub(super) fn begin_survey(&mut self, survey: Survey) {
         self.rounds.push_back(Round { next_slot: 0, purpose: Purpose::Survey(survey) });
+    }
+
+    pub(super) fn begin_to_weigh(&mut self) {
+        self.rounds.push_back(Round { next_slot: 0, purpose: Purpose::Weigh(Waiting::default()) });
     }
 
     /// Begins a review after a change of the directory; one that is under way begins anew.
@@ -45,7 +52,7 @@ impl Shard {
         let until = Instant::now() + SLICE;
         while let Some(mut round) = self.rounds.pop_front() {
             let wanted = match &round.purpose {
-                Purpose::Review => true,
+                Purpose::Review | Purpose::Weigh(_) => true,
                 Purpose::Survey(survey) => survey.is_awaited(),
             };
             while wanted && round.next_slot < self.slots.len() {
@@ -60,8 +67,10 @@ impl Shard {
                     return;
                 }
             }
-            if let Purpose::Survey(survey) = round.purpose {
-                survey.answer();
+            match round.purpose {
+                Purpose::Review => {}
+                Purpose::Survey(survey) => survey.answer(),
+                Purpose::Weigh(waiting) => self.weighed(waiting),
             }
         }
     }
@@ -69,6 +78,12 @@ impl Shard {
     fn visit(&mut self, slot: u32, purpose: &mut Purpose) {
         match purpose {
             Purpose::Review => self.review(slot),
+            Purpose::Weigh(waiting) => {
+                let connection = self.slots.get(slot as usize).and_then(Option::as_deref);
+                if let Some(connection) = connection.filter(|connection| connection.blocked_ms.is_some()) {
+                    waiting.add(connection.outbox.bytes());
+                }
+            }
             Purpose::Survey(survey) => {
                 let Some(Some(connection)) = self.slots.get(slot as usize) else { return };
                 let Stage::Open(open) = &connection.stage else { return };

@@ -202,6 +202,7 @@ impl Shard {
             }
             Ok(Flush::Blocked { progress }) => {
                 let progress = progress || part;
+                self.backlogged.is_any = true;
                 if progress {
                     connection.sent_ms = self.now_ms;
                 }

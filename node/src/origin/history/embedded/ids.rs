@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use fjall::{OwnedWriteBatch, Slice};
 use parking_lot::{Condvar, Mutex};
 
 use crate::model::{ChannelKey, ClientId, Clock, Stamp};
 use crate::origin::history::{FoundIds, IdScope, StoreError};
+use crate::telemetry::{StoreOperation, StoreTimes};
 
 use super::partitions::{Kind, Partition, Partitions};
 use super::queue::{Queue, Weight};
@@ -163,6 +165,7 @@ pub(super) struct Finder {
     pub(super) stored: IdPartitions,
     pub(super) pending: Arc<PendingIds>,
     pub(super) clock: Clock,
+    pub(super) times: Arc<StoreTimes>,
     /// Lookups that wait for an id that is being written, and those behind them. None is empty.
     pub(super) lanes: HashMap<Lane, VecDeque<(Weight, Lookup)>>,
     /// Of one lane; beyond it `Busy`, so that no lane fills the queue.
@@ -210,9 +213,13 @@ impl Finder {
 
     /// Gives the lookup back when it has to wait.
     fn look_up(&self, weight: Weight, lookup: Lookup, patience: Patience) -> Option<Lookup> {
+        let begun = Instant::now();
         let found = catch_unwind(AssertUnwindSafe(|| self.find(&lookup, patience)));
         let found = found.unwrap_or_else(|_| Err(failed("the storage engine panicked")));
         let Some(found) = found.transpose() else { return Some(lookup) };
+        if !lookup.ids.is_empty() {
+            self.times.ended(StoreOperation::FindIds, begun);
+        }
         self.answer(weight, lookup.found, found);
         None
     }

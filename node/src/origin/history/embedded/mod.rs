@@ -39,7 +39,7 @@ use crate::origin::metering::MetricRow;
 
 use super::{
     BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, Nonce,
-    Position, StoreError, StoredQueues, record,
+    Position, Queued, StoreError, StoredQueues, record,
 };
 use health::Health;
 use ids::{Find, Lookup, PendingIds, Remembered};
@@ -123,6 +123,11 @@ pub struct Embedded {
 impl HistoryStore for Embedded {
     fn is_full(&self) -> bool {
         self.writes.is_nearly_full()
+    }
+
+    fn queued(&self) -> Queued {
+        let Weight { items: rows, bytes } = self.writes.held();
+        Queued { rows, bytes }
     }
 
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {

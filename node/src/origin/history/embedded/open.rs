@@ -13,6 +13,7 @@ use fjall::{Database, PersistMode};
 use parking_lot::Mutex;
 
 use crate::model::Clock;
+use crate::telemetry::{StoreOperation, StoreTimes};
 
 use super::health::Health;
 use super::ids::{Finder, IdPartitions, PendingIds};
@@ -175,11 +176,14 @@ impl Opened {
         let reads = Arc::new(Queue::new(Bounds { items: options.read_queue, bytes: usize::MAX }));
         let ids = IdPartitions { partitions: partitions.clone(), window_ms: options.idempotency_window_ms };
         let (answers, answered) = mpsc::channel();
+        let operations = [StoreOperation::Append, StoreOperation::Read, StoreOperation::FindIds];
+        let times = Arc::new(StoreTimes::new("embedded", &operations));
         let finder = Finder {
             queue: lookups.clone(),
             stored: ids.clone(),
             pending: pending.clone(),
             clock: clock.clone(),
+            times: times.clone(),
             lanes: HashMap::new(),
             lane_max: (options.find_queue / LANES_MIN).max(1),
         };
@@ -202,6 +206,7 @@ impl Opened {
             queue: writes.clone(),
             answers,
             status: status.clone(),
+            times: times.clone(),
             highest_ms: self.highest_ms,
             unflushed: usize::try_from(self.journal_bytes).unwrap_or(usize::MAX),
         };
@@ -229,8 +234,8 @@ impl Opened {
         start("store-writer", Box::new(move || writer.run()))?;
         start("store-answers", Box::new(move || answer(&answered, &writes)))?;
         for _ in 0..options.read_threads.max(1) {
-            let (reads, partitions) = (reads.clone(), partitions.clone());
-            start("store-reader", Box::new(move || reader::run(&reads, &partitions)))?;
+            let (reads, partitions, times) = (reads.clone(), partitions.clone(), times.clone());
+            start("store-reader", Box::new(move || reader::run(&reads, &partitions, &times)))?;
         }
         Ok(store)
     }

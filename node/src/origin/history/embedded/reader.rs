@@ -3,6 +3,7 @@
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use fjall::{Keyspace, KvPair};
 use tokio::sync::oneshot;
@@ -10,6 +11,7 @@ use tokio::sync::oneshot;
 use crate::model::{AccountId, NoncePage};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, RowKind, StoreError};
 use crate::origin::metering::MetricRow;
+use crate::telemetry::{StoreOperation, StoreTimes};
 
 use super::partitions::{Kind, Partitions};
 use super::queue::Queue;
@@ -38,8 +40,9 @@ pub(super) enum Read {
 }
 
 /// Until the queue is closed and empty.
-pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>) {
+pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>, times: &StoreTimes) {
     while let Some(read) = queue.take_one() {
+        let begun = Instant::now();
         match read {
             Read::Page { query, answer } => give(answer, || page(partitions, &query)),
             Read::Metrics { account, from_ms, rows_max, answer } => {
@@ -50,6 +53,7 @@ pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>) {
                 give(answer, || page().map_err(failed));
             }
         }
+        times.ended(StoreOperation::Read, begun);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
@@ -10,6 +11,7 @@ use tokio::sync::oneshot;
 use crate::model::{Clock, Revocation};
 use crate::origin::history::{Done, FormerRun, Kept, StoreError, StoredQueues};
 use crate::origin::metering::MetricRow;
+use crate::telemetry::{StoreOperation, StoreTimes};
 
 use super::health::Health;
 use super::ids::{IdPartitions, PendingIds, Remembered};
@@ -113,6 +115,7 @@ pub(super) struct Writer {
     pub(super) queue: Arc<Queue<Job>>,
     pub(super) answers: mpsc::Sender<Answers>,
     pub(super) status: Arc<Health>,
+    pub(super) times: Arc<StoreTimes>,
     pub(super) highest_ms: u64,
     /// Bytes of the journal since a flush.
     pub(super) unflushed: usize,
@@ -126,7 +129,9 @@ impl Writer {
         let mut unlooked = LOOK_BYTES;
         while let Some(weight) = queue.take(GROUP, &mut group) {
             self.status.begin();
+            let begun = Instant::now();
             let answers = self.write(group.drain(..), weight);
+            self.times.ended(StoreOperation::Append, begun);
             self.status.wrote(&answers.result);
             if self.answers.send(answers).is_err() {
                 return;

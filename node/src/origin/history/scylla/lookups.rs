@@ -14,6 +14,7 @@ use super::ids::{GivenIds, Name};
 use super::{Shared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp};
 use crate::origin::history::{FoundIds, IdScope, StoreError};
+use crate::telemetry::StoreOperation;
 
 /// Lookups that are not answered, over all lanes; beyond it `Busy`.
 const LOOKUPS_MAX: usize = 65_536;
@@ -167,5 +168,6 @@ async fn ask(
     } else {
         unknown()
     };
+    shared.times.ended(StoreOperation::FindIds, begun.into_std());
     (names, found, answer)
 }

@@ -34,7 +34,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
@@ -43,10 +43,11 @@ use tokio::sync::oneshot;
 use crate::model::{AccountId, Clock, FormerMember, Limits, PresenceEvent, Published, Revocation};
 use crate::origin::metering::MetricRow;
 use crate::tasks::{OnStop, Tasks};
+use crate::telemetry::{StoreOperation, StoreTimes};
 
 use super::{
     BoxFuture, Deliveries, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept,
-    KeptBy, Nonce, StoreError, StoredQueues,
+    KeptBy, Nonce, Queued, StoreError, StoredQueues,
 };
 use buckets::{Bounds, Buckets};
 use connection::Database;
@@ -130,6 +131,7 @@ struct Shared {
     tasks: Tasks,
     database: RwLock<Arc<Database>>,
     health: Health,
+    times: StoreTimes,
     writes: Writes,
     buckets: Buckets,
     marks: Marks,
@@ -166,6 +168,7 @@ impl Scylla {
             runtime,
             database: RwLock::new(Arc::new(database)),
             health: Health::default(),
+            times: StoreTimes::new("shared", &StoreOperation::ALL),
             writes: Writes::new(options.write_queue_rows, options.write_queue_bytes),
             buckets: Buckets::new(Bounds { rows: options.partition_rows, bytes: options.partition_bytes }),
             marks: Marks::new(),
@@ -204,6 +207,10 @@ impl HistoryStore for Scylla {
 
     fn is_full(&self) -> bool {
         self.shared.writes.is_nearly_full()
+    }
+
+    fn queued(&self) -> Queued {
+        self.shared.writes.queued()
     }
 
     fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
@@ -255,7 +262,7 @@ impl HistoryStore for Scylla {
 
     fn claim_nonce(&self, nonce: Nonce) -> BoxFuture<'static, Result<bool, StoreError>> {
         let shared = Arc::clone(&self.shared);
-        self.shared.request("store nonce", async move {
+        self.shared.request("store nonce", StoreOperation::Claim, async move {
             let Nonce { key_name, timestamp_ms, nonce } = nonce;
             let database = shared.database();
             let memory_ms = shared.options.nonce_memory_ms + NONCE_SLACK_MS;
@@ -268,7 +275,9 @@ impl HistoryStore for Scylla {
 
     fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
         let shared = Arc::clone(&self.shared);
-        self.shared.request("store revocation", async move { revocations::write(&shared, revocation).await })
+        self.shared.request("store revocation", StoreOperation::Other, async move {
+            revocations::write(&shared, revocation).await
+        })
     }
 
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
@@ -283,12 +292,18 @@ impl HistoryStore for Scylla {
 
     fn put_queues(&self, row: StoredQueues) -> BoxFuture<'static, Result<bool, StoreError>> {
         let shared = Arc::clone(&self.shared);
-        self.shared.request("store queues", async move { queues::put(&shared, row).await })
+        self.shared.request(
+            "store queues",
+            StoreOperation::Other,
+            async move { queues::put(&shared, row).await },
+        )
     }
 
     fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
         let shared = Arc::clone(&self.shared);
-        self.shared.request("store run", async move { node::begin(&shared, incarnation, kept).await })
+        self.shared.request("store run", StoreOperation::Other, async move {
+            node::begin(&shared, incarnation, kept).await
+        })
     }
 
     fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
@@ -320,7 +335,9 @@ impl HistoryStore for Scylla {
 
     fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
         let shared = Arc::clone(&self.shared);
-        self.shared.request("store metrics", async move { metrics::write(&shared, rows).await })
+        self.shared.request("store metrics", StoreOperation::Other, async move {
+            metrics::write(&shared, rows).await
+        })
     }
 
     fn read_metrics(
@@ -331,7 +348,7 @@ impl HistoryStore for Scylla {
     ) -> BoxFuture<'static, Result<Vec<MetricRow>, StoreError>> {
         let shared = Arc::clone(&self.shared);
         let read = async move { metrics::read(&shared, &account, from_ms, rows_max).await };
-        self.shared.request("store metrics", read)
+        self.shared.request("store metrics", StoreOperation::Read, read)
     }
 
     /// Rows end by themselves.
@@ -382,6 +399,7 @@ impl Shared {
     fn request<T: Send + 'static>(
         self: &Arc<Self>,
         name: &'static str,
+        operation: StoreOperation,
         work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> BoxFuture<'static, Result<T, StoreError>> {
         let refused = self.usable().err().or_else(|| {
@@ -397,7 +415,9 @@ impl Shared {
         let (answer, answered) = oneshot::channel();
         let shared = Arc::clone(self);
         self.spawn(name, async move {
+            let begun = Instant::now();
             let result = work.await;
+            shared.times.ended(operation, begun);
             shared.requests.fetch_sub(1, Ordering::Relaxed);
             // A caller that has gone needs no answer.
             let _ = answer.send(result);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
@@ -10,6 +11,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::{Shared, failed, reader};
 use crate::origin::history::{BoxFuture, HistoryPage, HistoryQuery, StoreError};
+use crate::telemetry::StoreOperation;
 
 /// Reads that the database has at a time.
 const UNDER_WAY_MAX: usize = 64;
@@ -67,13 +69,14 @@ pub(super) fn ask(
 /// Until nobody asks the same any more.
 async fn run(shared: Arc<Shared>, query: HistoryQuery, mut answers: Vec<Answer>) {
     loop {
-        let wait = shared.options.wait;
+        let (wait, begun) = (shared.options.wait, Instant::now());
         let read = async {
             // Never closed.
             let _permit = shared.reads.permits.acquire().await;
             reader::page(&shared, &query).await
         };
         let result = AssertUnwindSafe(tokio::time::timeout(2 * wait, read)).catch_unwind().await;
+        shared.times.ended(StoreOperation::Read, begun);
         let result = match result {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(failed("the database did not answer in time")),

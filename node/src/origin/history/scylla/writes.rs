@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use super::rows::{self, Content};
 use super::{Shared, failed};
 use crate::model::ChannelKey;
-use crate::origin::history::{Done, StoreError};
+use crate::origin::history::{Done, Queued, StoreError};
+use crate::telemetry::StoreOperation;
 
 /// Writes that the database has at a time.
 const UNDER_WAY_MAX: usize = 256;
@@ -103,6 +104,11 @@ impl Writes {
     pub(super) fn is_nearly_full(&self) -> bool {
         self.rows.load(Ordering::Relaxed) > self.rows_max / 8 * 7
             || self.bytes.load(Ordering::Relaxed) > self.bytes_max / 8 * 7
+    }
+
+    pub(super) fn queued(&self) -> Queued {
+        let [rows, bytes] = [&self.rows, &self.bytes].map(|count| count.load(Ordering::Relaxed));
+        Queued { rows, bytes }
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -253,6 +259,7 @@ async fn run(shared: Arc<Shared>, key: ChannelKey) {
             results.fill(Err(failed("the write panicked")));
         }
         drop(permit);
+        shared.times.ended(StoreOperation::Append, begun.into_std());
         // What came too late may have been taken over since, so nobody is told that it is there.
         expired.extend(expire(&shared, &key, &mut owed));
         shared.ids.end(contents.iter().flat_map(Content::given));
