@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check.sh: what can be said of the chart, the alerts and the files in deploy/ without running them. With CI=true a tool that is missing is
+# check.sh: what can be said of the chart, the alerts, the dashboard and the files in deploy/ without running them. With CI=true a tool that is missing is
 # a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -28,7 +28,15 @@ done
 
 (cd deploy/check && go run . ..)
 
-if have promtool; then promtool check rules helm/fanfare/files/alerts.yaml; else missing "the alerts" promtool; fi
+if have promtool; then
+    promtool check rules helm/fanfare/files/alerts.yaml
+    promtool test rules deploy/check/alerts_test.yaml
+    # Each alert has a case.
+    diff <(sed -n 's/.*- alert: //p' helm/fanfare/files/alerts.yaml | sort) \
+        <(sed -n 's/.*alertname: //p' deploy/check/alerts_test.yaml | sort -u)
+else
+    missing "the alerts" promtool
+fi
 if have haproxy; then haproxy -c -f deploy/compose/haproxy.cfg; else missing "deploy/compose/haproxy.cfg" haproxy; fi
 if have systemd-analyze; then
     unit=$(mktemp -d)

@@ -1,4 +1,5 @@
-// Reads the compose file by the rules of Compose, and the Dockerfile by those of BuildKit. Says what is wrong and ends with 1.
+// Reads the compose file by the rules of Compose, the Dockerfile by those of BuildKit, and what alerts and panels ask for by those of
+// Prometheus. Says what is wrong and ends with 1.
 package main
 
 import (
@@ -23,6 +24,7 @@ func main() {
 	}
 	composed(filepath.Join(deploy, "compose.yaml"))
 	dockerfile(filepath.Join(deploy, "Dockerfile"))
+	queries(deploy)
 }
 
 // composed loads the file as Compose does, which checks it against the schema and each file that a service mounts for being there.
