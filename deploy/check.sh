@@ -26,7 +26,10 @@ for values in replicas=1 replicas=3,store.kind=none \
         kubeconform -strict -summary -schema-location "$schemas/{{.ResourceKind}}{{.KindSuffix}}.json"
 done
 
-(cd deploy/check && go run . ..)
+# Kinds that operators define.
+helm template fanfare helm/fanfare --set 'metrics.serviceMonitor.enabled=true,metrics.prometheusRule.enabled=true,gateway.enabled=true' \
+    --set 'gateway.parentRefs[0].name=public,gateway.hostnames={rt.example.com}' |
+    (cd deploy/check && go run . ..)
 
 if have promtool; then
     promtool check rules helm/fanfare/files/alerts.yaml

@@ -1,5 +1,5 @@
-// Reads the compose file by the rules of Compose, the Dockerfile by those of BuildKit, and what alerts and panels ask for by those of
-// Prometheus. Says what is wrong and ends with 1.
+// Reads the compose file by the rules of Compose, the Dockerfile by those of BuildKit, what alerts and panels ask for by those of Prometheus,
+// and rendered objects of the chart by the types of the operators that define their kinds. Says what is wrong and ends with 1.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 
 func main() {
 	if len(os.Args) != 2 {
-		fail(fmt.Errorf("usage: check DEPLOY"))
+		fail(fmt.Errorf("usage: check DEPLOY, with objects of the chart on standard input"))
 	}
 	deploy, err := filepath.Abs(os.Args[1])
 	if err != nil {
@@ -25,6 +25,9 @@ func main() {
 	composed(filepath.Join(deploy, "compose.yaml"))
 	dockerfile(filepath.Join(deploy, "Dockerfile"))
 	queries(deploy)
+	if err := kinds(os.Stdin); err != nil {
+		fail(err)
+	}
 }
 
 // composed loads the file as Compose does, which checks it against the schema and each file that a service mounts for being there.
