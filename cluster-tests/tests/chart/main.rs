@@ -1,5 +1,7 @@
 //! The Helm chart on a real Kubernetes control plane, whose nodes are simulated: what the API server takes, and what its controllers do.
 
+use std::collections::BTreeSet;
+
 use fanfare_cluster_tests::control_plane::{ControlPlane, Namespace, chart};
 use serde_json::{Value, json};
 
@@ -38,7 +40,7 @@ fn upgrade_replaces_one_pod_at_a_time_and_keeps_secrets() {
     assert!(upgrade.wait().expect("ended").success());
     assert_eq!(least, 2, "one pod at a time is not ready");
     assert_eq!(secrets.map(|name| secret(&namespace, name)), before);
-    let config = || namespace.get("configmap/fanfare")["data"]["fanfare.toml"].take();
+    let config = || namespace.get("pod/fanfare-0")["metadata"]["annotations"]["fanfare.toml"].take();
     assert!(config().as_str().is_some_and(|text| text.contains("log = \"debug\"")), "{}", config());
     namespace.helm(&["rollback", "fanfare", "1", "--wait", "--timeout", "120s"]);
     assert!(config().as_str().is_some_and(|text| !text.contains("log =")), "{}", config());
@@ -111,6 +113,29 @@ fn assert_taken(namespace: &Namespace<'_>) {
         assert!(taken.status.success(), "{values}: {told}");
         assert!(!told.contains("Warning"), "{values}: {told}");
     }
+}
+
+#[test]
+fn schema_names_each_setting_of_a_node() {
+    let read = |path: &str| std::fs::read_to_string(chart().join(path)).expect(path);
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).expect("JSON");
+    let config = &schema["properties"]["config"]["properties"];
+    let reference = read("../../deploy/fanfare.toml");
+    let (settings, limits) = reference.split_once("\n[limits]\n").expect("a table of limits");
+    for (section, named) in [(settings, config), (limits, &config["limits"]["properties"])] {
+        let names: BTreeSet<&str> = section.lines().filter_map(setting).collect();
+        let named = named.as_object().expect("names");
+        let known: BTreeSet<&str> =
+            named.keys().map(String::as_str).filter(|name| *name != "limits").collect();
+        assert_eq!(known, names, "the names under config in values.schema.json are those of fanfare.toml");
+    }
+}
+
+/// The name of the setting that a line of the reference gives.
+fn setting(line: &str) -> Option<&str> {
+    let (name, _) = line.strip_prefix("# ").unwrap_or(line).split_once(" = ")?;
+    let is_name = name.chars().all(|char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '_');
+    is_name.then_some(name)
 }
 
 #[test]

@@ -145,8 +145,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else if kindIs "bool" $value }}
 {{- /* YAML takes a bare on or off for a boolean. */}}
 {{- .name }} = {{ if has .name (list "auth" "io_uring") }}{{ ternary "on" "off" $value | toJson }}{{ else }}{{ $value }}{{ end }}
-{{- else }}
+{{- else if eq (int64 $value | float64) (float64 $value) }}
 {{- .name }} = {{ int64 $value }}
+{{- else }}
+{{- .name }} = {{ $value }}
 {{- end }}
 {{- end }}
 
