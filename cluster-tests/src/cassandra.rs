@@ -105,6 +105,11 @@ impl Cassandra {
         Self::start_by(|own| host.within(|| own.run(&["start", "--address", &address])))
     }
 
+    /// The same, of one node at an address of the network that this thread is in.
+    pub fn start_at(address: &str) -> Option<Self> {
+        Self::start_by(|own| own.run(&["start", "--address", address]))
+    }
+
     /// Fetches what a start needs, where that is possible.
     pub fn fetch() {
         let fetched = Command::new(script("cassandra")).arg("fetch").stdout(Stdio::null()).status();

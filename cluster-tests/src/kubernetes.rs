@@ -16,6 +16,9 @@ use crate::{binary, system};
 /// How long one command may take, which may wait for pods to start or to end.
 const COMMAND: Duration = Duration::from_secs(120);
 
+/// The host, as pods reach it.
+pub const HOST: &str = "10.245.0.1";
+
 pub struct Kubernetes {
     script: Script,
     images: TempDir,
@@ -89,6 +92,28 @@ impl Kubernetes {
 
     pub async fn pod_address(&self, pod: &str) -> String {
         self.kubectl(&["get", "pod", pod, "--output", "jsonpath={.status.podIP}"]).await
+    }
+
+    /// Kills the process of a pod of the chart; its kubelet starts it again in place.
+    pub fn kill(&self, pod: &str) {
+        let process = self.process(pod).expect("the pod runs");
+        let killed = std::process::Command::new("kill").args(["-KILL", &process]).status();
+        assert!(killed.expect("a command").success(), "process {process} of {pod}");
+    }
+
+    /// The node process of a pod: that with this node id whose files are in the folder of this cluster.
+    fn process(&self, pod: &str) -> Option<String> {
+        let (variable, folder) = (format!("FANFARE_NODE_ID={pod}"), self.script.folder());
+        let folder = folder.to_str().expect("a path in UTF-8").trim_start_matches('/');
+        let is_it = |process: &Path| {
+            let read = |file| std::fs::read(process.join(file)).unwrap_or_default();
+            let environment = read("environ");
+            environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+                && String::from_utf8_lossy(&read("mountinfo")).contains(folder)
+        };
+        let processes = std::fs::read_dir("/proc").expect("processes").flatten();
+        let found = processes.map(|entry| entry.path()).find(|process| is_it(process))?;
+        Some(found.file_name()?.to_str()?.to_owned())
     }
 
     /// Ends a node, and with it its pods, at once. Blocks.

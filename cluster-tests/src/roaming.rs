@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::presence::{self, present};
 use crate::socket::Ended;
 use crate::{SOON, Socket};
 
@@ -46,9 +47,13 @@ impl Door {
     }
 
     async fn open(&self) -> Socket {
+        self.open_with("").await
+    }
+
+    async fn open_with(&self, query: &str) -> Socket {
         let end = Instant::now() + SOON;
         loop {
-            if let Some(socket) = Socket::try_open(self.next(), "", &self.key).await {
+            if let Some(socket) = Socket::try_open(self.next(), query, &self.key).await {
                 return socket;
             }
             assert!(Instant::now() < end, "waited in vain for a node to connect to");
@@ -89,6 +94,11 @@ impl Publisher {
         }
     }
 
+    fn may_be_repeated(&self) {
+        let mut unsure = self.door.unsure.lock().unwrap_or_else(PoisonError::into_inner);
+        unsure.insert((self.from, self.next));
+    }
+
     /// False when it is to come back elsewhere.
     async fn publish_next(&mut self) -> bool {
         let id = self.next.to_string();
@@ -99,18 +109,64 @@ impl Publisher {
                 Ok(answer) if answer["id"] == *id && answer["op"] == 1 => return true,
                 // What it had not answered by then it has not taken.
                 Ok(goodbye) if goodbye["op"] == 4 => return false,
+                // It may have been taken nevertheless.
+                Ok(refused) if refused["id"] == *id && refused["code"] == 50003 => {
+                    self.may_be_repeated();
+                    return false;
+                }
                 Ok(other) if other["id"] == *id => {
                     unreachable!("{} is not published: {other}", self.next)
                 }
                 Ok(_) => {}
                 Err(Ended::Silence) => unreachable!("{} is not answered", self.next),
                 Err(Ended::Gone | Ended::Closed(_)) => {
-                    let mut unsure = self.door.unsure.lock().unwrap_or_else(PoisonError::into_inner);
-                    unsure.insert((self.from, self.next));
+                    self.may_be_repeated();
                     return false;
                 }
             }
         }
+    }
+}
+
+/// Clients that are present and come back wherever they are sent.
+pub struct Members {
+    stop: watch::Sender<bool>,
+    running: JoinSet<()>,
+}
+
+impl Members {
+    /// Enters as `member-0`, `member-1`, … in the channel of a [`Load`].
+    pub async fn enter(door: &Door, count: usize) -> Self {
+        let stop = watch::Sender::new(false);
+        let mut running = JoinSet::new();
+        for number in 0..count {
+            let name = format!("member-{number}");
+            let mut socket = door.open_with(&format!("?clientId={name}")).await;
+            present(&mut socket, "enter", CHANNEL, json!({})).await;
+            running.spawn(stay(door.clone(), socket, name, stop.subscribe()));
+        }
+        Self { stop, running }
+    }
+
+    /// Ends them; each has kept its connection all the time.
+    pub async fn end(self) {
+        self.stop.send_replace(true);
+        self.running.join_all().await;
+    }
+}
+
+async fn stay(door: Door, mut socket: Socket, name: String, stop: watch::Receiver<bool>) {
+    while !*stop.borrow() {
+        match socket.next_within(Duration::from_millis(100)).await {
+            Ok(goodbye) if goodbye["op"] == 4 => {}
+            Ok(_) | Err(Ended::Silence) => continue,
+            Err(Ended::Gone | Ended::Closed(_)) => {}
+        }
+        let former = socket.connected["connectionId"].clone();
+        let key = socket.connected["connectionKey"].as_str().expect("a key").to_owned();
+        drop(socket);
+        socket = door.open_with(&format!("?clientId={name}&resume={key}")).await;
+        assert_eq!(socket.connected["connectionId"], former, "{name} keeps its connection");
     }
 }
 
@@ -124,6 +180,8 @@ pub struct Subscriber {
     next: HashMap<u64, u64>,
     /// How often it came back, and how often that was answered.
     pub moves: u64,
+    /// Changes of presence that it was told.
+    pub seen: Vec<(String, String, Value)>,
     answers: Arc<AtomicU64>,
     /// What it was answered when it last came back, and what came last.
     answered: Value,
@@ -147,7 +205,7 @@ impl Subscriber {
         let serial = socket.attach(CHANNEL).await["serial"].clone();
         let (door, socket, next) = (door.clone(), Some(socket), HashMap::new());
         let (answers, answered, last) = (Arc::default(), Value::Null, Value::Null);
-        Self { door, socket, serial, next, moves: 0, answers, answered, last }
+        Self { door, socket, serial, next, moves: 0, seen: Vec::new(), answers, answered, last }
     }
 
     /// Is gone until it reads again.
@@ -185,6 +243,7 @@ impl Subscriber {
             Ok(frame) if frame["op"] == 13 => self.take(&frame),
             Ok(frame) if frame["op"] == 9 => self.stand(&frame),
             Ok(frame) if frame["op"] == 4 => self.leave(),
+            Ok(frame) if frame["op"] == 12 => self.seen.push(presence::read(&frame)),
             Ok(_) => {}
             Err(Ended::Silence) => return false,
             Err(Ended::Gone | Ended::Closed(_)) => self.leave(),

@@ -23,6 +23,10 @@ impl Script {
         Self { program, folder, keeper }
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Runs a command of the script, and gives its output; none when it fails, which the script says on stderr. Blocks.
     pub(crate) fn run(&self, arguments: &[&str]) -> Option<String> {
         self.run_with(&[], arguments)

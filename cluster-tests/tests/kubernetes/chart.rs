@@ -1,41 +1,18 @@
 //! The chart, whose pods run: what operators do to a release, under load.
 
-use std::time::Duration;
-
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use fanfare_cluster_tests::control_plane::chart;
-use fanfare_cluster_tests::kubernetes::{Kubernetes, in_cluster};
-use fanfare_cluster_tests::roaming::{Door, Load};
+use fanfare_cluster_tests::kubernetes::in_cluster;
 use fanfare_cluster_tests::{SOON, http, wait_until};
 use serde_json::json;
 
-/// Three nodes without a store, which stop and start sooner than by default.
-const VALUES: &str = "store.kind=none,drainSeconds=10,preStopSeconds=2,minReadySeconds=1";
-
-async fn helm(kubernetes: &Kubernetes, command: &str, values: &str) {
-    let (chart, values) = (chart(), format!("{VALUES},{values}"));
-    let chart = chart.to_str().expect("a path");
-    kubernetes.helm(&[command, "fanfare", chart, "--wait", "--timeout", "110s", "--set", &values]).await;
-}
-
-/// The load balancer, with the key that the chart has made.
-async fn door(kubernetes: &Kubernetes) -> Door {
-    let address = "jsonpath={.status.loadBalancer.ingress[0].ip}";
-    let address = kubernetes.kubectl(&["get", "service", "fanfare", "--output", address]).await;
-    let key = ["get", "secret", "fanfare-directory", "--output", "jsonpath={.data.key}"];
-    let key = STANDARD.decode(kubernetes.kubectl(&key).await).expect("base64");
-    let key = String::from_utf8(key).expect("text");
-    Door::to(&[format!("{address}:80").parse().expect("an address")], &key)
-}
+use crate::release::{self, Traffic, helm};
 
 #[test]
 fn upgrade_drain_and_scaling_under_load_lose_nothing() {
     in_cluster(3, async |kubernetes| {
         helm(&kubernetes, "install", "replicas=3").await;
-        kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
-        let door = door(&kubernetes).await;
-        let load = Load::begin(&door, 3, 6, Duration::from_millis(5)).await;
+        release::test(&kubernetes).await;
+        let traffic = Traffic::begin(&release::door(&kubernetes).await).await;
         helm(&kubernetes, "upgrade", "replicas=3,config.log=debug").await;
         let node = ["get", "pod", "fanfare-2", "--output", "jsonpath={.spec.nodeName}"];
         let node = kubernetes.kubectl(&node).await;
@@ -45,10 +22,34 @@ fn upgrade_drain_and_scaling_under_load_lose_nothing() {
         for replicas in [5, 2] {
             helm(&kubernetes, "upgrade", &format!("replicas={replicas},config.log=debug")).await;
         }
-        for subscriber in load.end().await {
+        for subscriber in traffic.end().await {
             assert!(subscriber.moves > 0, "every pod was replaced");
         }
-        kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
+        release::test(&kubernetes).await;
+    });
+}
+
+#[test]
+fn failed_upgrade_leaves_the_other_pods_as_they_were() {
+    in_cluster(3, async |kubernetes| {
+        helm(&kubernetes, "install", "replicas=3").await;
+        // The chart takes any text, and a node refuses this one when it starts.
+        let chart = chart();
+        let chart = chart.to_str().expect("a path");
+        let values = format!("{},replicas=3,config.log=loud=loud", release::VALUES);
+        kubernetes.helm(&["upgrade", "fanfare", chart, "--set", &values]).await;
+        wait_until(3 * SOON, "the new pod to fail", async || {
+            let restarts = "jsonpath={.status.containerStatuses[0].restartCount}";
+            let restarts = kubernetes.kubectl(&["get", "pod", "fanfare-2", "--output", restarts]).await;
+            restarts.parse::<u32>().is_ok_and(|restarts| restarts > 0)
+        })
+        .await;
+        kubernetes.kill("fanfare-0");
+        release::restarted(&kubernetes, "fanfare-0").await;
+        let traffic = Traffic::begin(&release::door(&kubernetes).await).await;
+        kubernetes.helm(&["rollback", "fanfare", "1", "--wait", "--timeout", "110s"]).await;
+        traffic.end().await;
+        release::test(&kubernetes).await;
     });
 }
 
@@ -58,7 +59,7 @@ fn release_without_a_value_is_a_node_that_works() {
         let chart = chart();
         let chart = chart.to_str().expect("a path");
         kubernetes.helm(&["install", "fanfare", chart, "--wait", "--timeout", "100s"]).await;
-        kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
+        release::test(&kubernetes).await;
     });
 }
 
@@ -81,7 +82,7 @@ fn changed_directory_holds_without_a_restart() {
         kubernetes.apply(&secret("k1")).await;
         let values = "replicas=1,directory.existingSecret=accounts,test.keySecret.name=accounts";
         helm(&kubernetes, "install", values).await;
-        kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
+        release::test(&kubernetes).await;
         let pod = [
             "get",
             "pod",
@@ -98,7 +99,7 @@ fn changed_directory_holds_without_a_restart() {
             String::from_utf8_lossy(&page.body).contains("fanfare_directory_generation 2\n")
         })
         .await;
-        kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
+        release::test(&kubernetes).await;
         assert_eq!(kubernetes.kubectl(&pod).await, before);
     });
 }
