@@ -39,6 +39,7 @@ use crate::edge::admin::{self, AdminState};
 use crate::edge::files::ClientFiles;
 pub use crate::edge::files::lowered_connections;
 use crate::edge::http;
+pub use crate::edge::listener::short_backlog;
 use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
 use crate::edge::proxies::Proxies;
 use crate::edge::socket::{self, Shard, Shards};

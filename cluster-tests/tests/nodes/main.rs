@@ -31,6 +31,7 @@ mod key_rotation;
 mod limits;
 mod list_and_live;
 mod membership;
+mod memory;
 mod metering;
 mod metrics;
 mod mixed_versions;

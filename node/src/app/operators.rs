@@ -20,6 +20,7 @@ use crate::edge::admin::{
     Rebalanced,
 };
 use crate::edge::files::ClientFiles;
+use crate::edge::memory::Memory;
 use crate::edge::socket::Shards;
 use crate::model::Clock;
 use crate::origin::history::HistoryStore;
@@ -177,12 +178,17 @@ impl Operators {
         }
     }
 
+    pub(super) fn memory(&self) -> Arc<Memory> {
+        Arc::clone(self.files.memory())
+    }
+
     fn degradations(&self) -> Vec<Degradation> {
         let fails = |part: &Degradation| match part {
             Degradation::Store => self.store.health().is_err(),
             Degradation::Clock => clock::is_apart(&self.clock),
             Degradation::Files => self.files.is_full(),
             Degradation::Outbox => self.outbox.health().is_err(),
+            Degradation::Memory => self.files.memory().is_full(),
         };
         Degradation::ALL.into_iter().filter(fails).collect()
     }

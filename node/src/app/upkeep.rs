@@ -22,7 +22,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// The recent messages of channels are looked through at least this often.
 const RINGS_SWEEP_MS_MAX: u64 = 5_000;
 
-/// The directory, the counts of accounts, and the metrics.
+/// The directory, the counts of accounts, the memory and the metrics.
 pub(super) fn begin(
     tasks: &Tasks,
     accounts: Arc<Accounts>,
@@ -32,6 +32,7 @@ pub(super) fn begin(
 ) {
     telemetry::measure_process();
     operators.tell();
+    tasks.spawn("memory", OnStop::Cancel, operators.memory().watch());
     tasks.spawn("metrics upkeep", OnStop::Cancel, measure(metrics, Arc::clone(operators)));
     tasks.spawn("directory", OnStop::Cancel, accounts.watch());
     tasks.spawn("metering", OnStop::Cancel, Arc::clone(meter).run());

@@ -84,6 +84,7 @@ impl Found {
     fn connections(&mut self, config: &Config) {
         let lowered = app::lowered_connections(&config.limits);
         self.warnings.extend(lowered.map(|problem| Mistake::new("limits.connections", problem)));
+        self.warnings.extend(app::short_backlog().map(|problem| Mistake::new("net.core.somaxconn", problem)));
     }
 
     fn data_dir(&mut self, config: &Config) {

@@ -96,6 +96,7 @@ limits! {
     sse_streams 0..=4_294_967_295: "Event streams that the node keeps open; 0: none";
     sse_channels 1..=1_000: "Channels of one event stream";
     connections 0..=4_294_967_295: "Connections of this node; 0: as many as the open-file limit allows";
+    memory_bytes 0..=1_152_921_504_606_846_975: "Memory of the node; from nine tenths of it on new sockets and event streams are refused; 0: what its cgroup allows";
     rebalance_ms 0..=86_400_000: "How often a node with far more connections than others asks some to go there; 0: only when it is asked to";
 }
 

@@ -79,10 +79,12 @@ pub enum Degradation {
     Files,
     /// The outbox does not write.
     Outbox,
+    /// There is no memory for further clients.
+    Memory,
 }
 
 impl Degradation {
-    pub const ALL: [Self; 4] = [Self::Store, Self::Clock, Self::Files, Self::Outbox];
+    pub const ALL: [Self; 5] = [Self::Store, Self::Clock, Self::Files, Self::Outbox, Self::Memory];
 
     const fn name(self) -> &'static str {
         match self {
@@ -90,6 +92,7 @@ impl Degradation {
             Self::Clock => "clock",
             Self::Files => "files",
             Self::Outbox => "outbox",
+            Self::Memory => "memory",
         }
     }
 

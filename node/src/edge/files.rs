@@ -1,4 +1,4 @@
-//! The open files that client connections may take. Some of them are kept back for HTTP, so that sockets never crowd it out.
+//! The open files that client connections may take, and whether there is memory for more of them. Some of them are kept back for HTTP, so that sockets never crowd it out.
 
 #[cfg(test)]
 mod tests;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::memory::Memory;
 use super::socket::Permit;
 use crate::model::Limits;
 use crate::telemetry::{Limit, OFTEN};
@@ -37,10 +38,12 @@ pub enum Full {
     Files,
     /// Too many connections are on their way to the HTTP side.
     Http,
+    /// The memory of the node is nearly used up. HTTP is still served.
+    Memory,
 }
 
 impl Full {
-    const ALL: [Self; 4] = [Self::Sockets, Self::Connections, Self::Files, Self::Http];
+    const ALL: [Self; 5] = [Self::Sockets, Self::Connections, Self::Files, Self::Http, Self::Memory];
 
     const fn reason(self) -> &'static str {
         match self {
@@ -48,14 +51,17 @@ impl Full {
             Self::Connections => "connections",
             Self::Files => "open_files",
             Self::Http => "http",
+            Self::Memory => "memory",
         }
     }
 
     /// Counts a connection that is refused, and warns of it at most every 10 s.
     pub fn refused(self) {
         refusals(self).increment(1);
-        if matches!(self, Self::Sockets | Self::Connections) {
-            Limit::Connections.hit();
+        match self {
+            Self::Sockets | Self::Connections => Limit::Connections.hit(),
+            Self::Memory => Limit::MemoryBytes.hit(),
+            Self::Files | Self::Http => {}
         }
         tracing::warn!(target: OFTEN, reason = self.reason(), "a connection was refused: the node is full");
     }
@@ -76,6 +82,7 @@ pub struct ClientFiles {
     connections: Arc<AtomicUsize>,
     /// Sockets and event streams.
     sockets: Arc<AtomicUsize>,
+    memory: Arc<Memory>,
     begun: Instant,
     /// When the system last had no file left, in milliseconds since `begun`; 0: never.
     out_of_files_ms: AtomicU64,
@@ -86,7 +93,7 @@ impl ClientFiles {
     pub fn open(limits: &Limits) -> Self {
         let allowed = lift_open_files();
         make_room(allowed);
-        let files = Self::within(allowed, limits);
+        let files = Self { memory: Memory::open(limits), ..Self::within(allowed, limits) };
         for full in Full::ALL {
             refusals(full).increment(0);
         }
@@ -113,6 +120,7 @@ impl ClientFiles {
             streams_max,
             connections: Arc::default(),
             sockets: Arc::default(),
+            memory: Arc::default(),
             begun: Instant::now(),
             out_of_files_ms: AtomicU64::new(0),
         }
@@ -129,10 +137,18 @@ impl ClientFiles {
         is_free.then(|| Permit::take(&self.connections))
     }
 
-    /// A place for a further socket or event stream.
-    pub(super) fn take_socket(&self) -> Option<Permit> {
+    /// A place for a further socket or event stream, or why there is none.
+    pub(super) fn take_socket(&self) -> Result<Permit, Full> {
+        if self.memory.is_full() {
+            return Err(Full::Memory);
+        }
         let permit = Permit::take(&self.sockets);
-        (self.sockets.load(Ordering::SeqCst) <= self.sockets_max).then_some(permit)
+        let is_free = self.sockets.load(Ordering::SeqCst) <= self.sockets_max;
+        if is_free { Ok(permit) } else { Err(Full::Sockets) }
+    }
+
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     pub(super) fn is_out_of_files(&self) {
@@ -145,7 +161,7 @@ impl ClientFiles {
         self.connections.load(Ordering::Relaxed) > self.sockets_max
     }
 
-    /// A client that comes now may be refused.
+    /// A client that comes now may be refused, for want of a place.
     pub fn is_full(&self) -> bool {
         let out_ms = self.out_of_files_ms.load(Ordering::Relaxed);
         let was_out =

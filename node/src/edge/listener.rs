@@ -49,6 +49,8 @@ use stream::{Headers, ReadStream};
 
 /// Connections that the kernel completes while this node is busy.
 const BACKLOG: i32 = 4096;
+/// What the system allows of that.
+const BACKLOG_MAX: &str = "/proc/sys/net/core/somaxconn";
 /// hyper takes as many headers of a request unless it is told otherwise.
 const HEADERS_FEW: usize = 100;
 /// What a request under way is given when the node stops.
@@ -78,6 +80,18 @@ impl Bound {
         self.0.listen(BACKLOG)?;
         Ok(self.0.into())
     }
+}
+
+/// Says what the system makes of the backlog; none: all of it.
+pub fn short_backlog() -> Option<String> {
+    let text = std::fs::read_to_string(BACKLOG_MAX).ok()?;
+    short_of(text.trim().parse().ok()?)
+}
+
+fn short_of(most: i32) -> Option<String> {
+    (most < BACKLOG).then(|| {
+        format!("only {most} connections can wait to be accepted, and the node asks for {BACKLOG}: a storm of clients may wait a second and more")
+    })
 }
 
 /// Accepts on a thread of its own until [`Acceptor::stop`].

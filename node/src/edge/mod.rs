@@ -25,6 +25,7 @@ pub mod host;
 pub mod http;
 pub mod link;
 pub mod listener;
+pub mod memory;
 pub mod proxies;
 pub mod socket;
 

@@ -122,6 +122,8 @@ pub struct Limits {
     pub metric_minutes: usize,
     /// Connections this node accepts at once; 0: what the open-file limit allows.
     pub connections: usize,
+    /// Near it no further client is let in; 0: what the cgroup of the process allows.
+    pub memory_bytes: u64,
     /// Event streams that the node keeps open.
     pub sse_streams: usize,
     /// Channels of one event stream.
@@ -200,6 +202,7 @@ impl Default for Limits {
             integration_retry_ms: 24 * 3_600_000,
             metric_minutes: 200_000,
             connections: 0,
+            memory_bytes: 0,
             sse_streams: 10_000,
             sse_channels: 20,
             rebalance_ms: 0,

@@ -72,11 +72,13 @@ const LABELLED_COUNTERS: [(&str, &str); 15] = [
     ("fanfare_spans_dropped_total", "Spans that did not reach the collector of traces, by reason"),
     ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
 ];
-const GAUGES: [(&str, &str); 25] = [
+const GAUGES: [(&str, &str); 27] = [
     ("fanfare_blocked_connections", "Connections whose socket is full"),
     ("fanfare_connections", "Open sockets and event streams, by transport and format"),
     ("fanfare_drain_connections", "Connections that a draining node still has"),
     ("fanfare_draining", "1 once the node was asked to stop"),
+    ("fanfare_memory_max_bytes", "Memory that the node may take; 0: there is no ceiling"),
+    ("fanfare_memory_used_bytes", "Memory that counts against the ceiling; 0 where there is none"),
     ("fanfare_peer_stream_lag_seconds", "Age of the oldest item that a peer has not acknowledged, by peer"),
     ("fanfare_peer_stream_waiting_bytes", "Bytes of items that a peer has not acknowledged, by peer"),
     ("fanfare_peer_stream_waiting_items", "Items that a peer has not acknowledged, by peer"),

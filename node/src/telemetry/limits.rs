@@ -39,6 +39,7 @@ limits! {
     HttpIdleMs "http_idle_ms"
     HttpPublishesPerSecond "http_publishes_per_second"
     HttpStallMs "http_stall_ms"
+    MemoryBytes "memory_bytes"
     MessageBytes "message_bytes"
     MessageIdBytes "message_id_bytes"
     NameBytes "name_bytes"

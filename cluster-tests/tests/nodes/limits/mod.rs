@@ -35,6 +35,7 @@
 //! | nonces, revocations and history, kept as is set | `embedded::tests`, `accounts::tests` |
 //! | what is counted of all these | `counted` |
 //! | connections of a tenant, of a node | `connections::ceiling`; `open_files` |
+//! | memory of a node | `memory` |
 
 mod counted;
 mod headers;

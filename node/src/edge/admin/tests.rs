@@ -74,7 +74,7 @@ async fn open_paths_need_no_token() {
 async fn a_degraded_node_says_why() {
     for (reasons, text) in [
         (vec![Degradation::Store], r#"["store"]"#),
-        (Degradation::ALL.to_vec(), r#"["store","clock","files","outbox"]"#),
+        (Degradation::ALL.to_vec(), r#"["store","clock","files","outbox","memory"]"#),
     ] {
         let expected = (200, format!(r#"{{"status":"degraded","reasons":{text}}}"#));
         assert_eq!(ask(Readiness::Degraded(reasons), "/ready", &[]).await, expected);

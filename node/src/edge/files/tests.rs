@@ -39,14 +39,14 @@ fn sockets_leave_http_its_connections() {
     let files = ClientFiles::within(64, &limits);
     let (_first, second) = (files.take_socket().unwrap(), files.take_socket().unwrap());
     assert!(files.is_full() && !files.is_scarce());
-    assert!(files.take_socket().is_none());
+    assert_eq!(files.take_socket().err(), Some(Full::Sockets));
     let connections: Vec<Permit> = std::iter::from_fn(|| files.take_connection()).collect();
     assert_eq!(connections.len(), 2 + 4);
     drop(second);
     assert!(files.is_full() && files.is_scarce(), "there is no connection left");
     drop(connections);
     assert!(!files.is_full() && !files.is_scarce());
-    assert!(files.take_socket().is_some());
+    assert!(files.take_socket().is_ok());
 }
 
 #[test]

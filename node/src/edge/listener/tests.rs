@@ -12,6 +12,13 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
+#[test]
+fn a_backlog_that_the_system_cuts_short_is_told() {
+    assert_eq!((short_of(BACKLOG), short_of(i32::MAX)), (None, None));
+    let told = short_of(128).unwrap();
+    assert!(told.contains("128") && told.contains("4096"), "{told}");
+}
+
 /// The answer of a node that has closed the connection.
 fn answer(mut client: Client) -> String {
     client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

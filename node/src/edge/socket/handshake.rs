@@ -15,7 +15,7 @@ use super::identities::{Former, Identities};
 use crate::accounts::{Seat, TenantConnections};
 use crate::auth::{Authenticator, Credentials, Principal};
 use crate::edge::errors::{Kind, Refusal};
-use crate::edge::files::{ClientFiles, Full};
+use crate::edge::files::ClientFiles;
 use crate::edge::host;
 use crate::edge::http::cors;
 use crate::model::{ClientId, Limits};
@@ -219,9 +219,12 @@ impl<'a> Head<'a> {
 
     /// Checks the credential, and takes a place of the node and a seat of the tenant.
     pub fn decide(&self, gate: Gate<'_>) -> Decision {
-        let Some(place) = gate.files.take_socket() else {
-            Full::Sockets.refused();
-            return Decision::Refuse(Refusal::full());
+        let place = match gate.files.take_socket() {
+            Ok(place) => place,
+            Err(full) => {
+                full.refused();
+                return Decision::Refuse(Refusal::full());
+            }
         };
         let authorization: Vec<&[u8]> = self.all("authorization").collect();
         let address = gate.address;

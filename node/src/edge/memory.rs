@@ -1,0 +1,135 @@
+//! The memory that the node may take, and whether it is near that: then no further client is let in, and those that are there stay.
+//!
+//! What counts is what the kernel ends a process for: resident memory, read from `/proc`, and in a container the socket buffers that
+//! count against it too. What a cgroup tells of all its memory would be simpler to read, but has the page cache in it, which the
+//! kernel gives up by itself: beside a store on the disk it is always near its ceiling. The allocator keeps freed memory for a
+//! moment, so a node may refuse a little longer than it must.
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::model::Limits;
+use crate::telemetry::OFTEN;
+
+/// From so much of the ceiling on no client is let in, until it is less than the second.
+const FULL_PERCENT: u64 = 90;
+const ROOM_PERCENT: u64 = 85;
+const LOOK: Duration = Duration::from_millis(250);
+const USED: &str = "fanfare_memory_used_bytes";
+const CGROUPS: &str = "/sys/fs/cgroup";
+/// In the first version of cgroups a number about as large as can be stands for none.
+const NO_CEILING: u64 = 1 << 60;
+
+/// The ceiling, and how the node stands to it.
+#[derive(Debug, Default)]
+pub struct Memory {
+    ceiling: Option<Ceiling>,
+    is_full: AtomicBool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Ceiling {
+    max_bytes: u64,
+    /// What the cgroup says of its parts; none where the setting or the first version of cgroups has the ceiling.
+    parts: Option<PathBuf>,
+}
+
+impl Memory {
+    /// The ceiling is that of the configuration, else that of the cgroup, if it has one.
+    pub fn open(limits: &Limits) -> Arc<Self> {
+        let of_cgroup = || {
+            let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+            Ceiling::of_cgroup(&own, Path::new(CGROUPS))
+        };
+        let ceiling = match limits.memory_bytes {
+            0 => of_cgroup(),
+            max_bytes => Some(Ceiling { max_bytes, parts: None }),
+        };
+        let memory = Arc::new(Self { ceiling, is_full: AtomicBool::new(false) });
+        memory.tell();
+        memory
+    }
+
+    /// No further client is let in.
+    pub fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+
+    /// Looks again and again; ends at once where there is no ceiling.
+    pub async fn watch(self: Arc<Self>) {
+        let Some(ceiling) = &self.ceiling else { return };
+        loop {
+            self.look(ceiling.max_bytes, ceiling.used_bytes());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "no machine has 2^52 bytes")]
+    fn tell(&self) {
+        metrics::gauge!(USED).set(0.0);
+        let max_bytes = self.ceiling.as_ref().map_or(0, |ceiling| ceiling.max_bytes);
+        metrics::gauge!("fanfare_memory_max_bytes").set(max_bytes as f64);
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "no machine has 2^52 bytes")]
+    fn look(&self, max_bytes: u64, used_bytes: u64) {
+        metrics::gauge!(USED).set(used_bytes as f64);
+        let was_full = self.is_full();
+        let percent = if was_full { ROOM_PERCENT } else { FULL_PERCENT };
+        let is_full = used_bytes >= max_bytes / 100 * percent;
+        self.is_full.store(is_full, Ordering::Relaxed);
+        match (was_full, is_full) {
+            (false, true) => {
+                tracing::warn!(target: OFTEN, used_bytes, max_bytes, "memory is short: new connections are refused");
+            }
+            (true, false) => {
+                tracing::info!(target: OFTEN, used_bytes, max_bytes, "memory is free: new connections are taken");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Ceiling {
+    /// The lowest of the process's own cgroup and those that it is in. `own` is what `/proc/self/cgroup` says.
+    fn of_cgroup(own: &str, cgroups: &Path) -> Option<Self> {
+        let lines = || own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        let of = |controllers: &str| lines().find(|(own, _)| own.split(',').any(|one| one == controllers));
+        let second = of("").map(|(_, path)| (cgroups.to_owned(), path, "memory.max"));
+        let first = of("memory").map(|(_, path)| (cgroups.join("memory"), path, "memory.limit_in_bytes"));
+        let ceilings = [second, first].into_iter().flatten().flat_map(|(root, path, file)| {
+            // Within a container the path may be that of the machine, and its own folder is the root.
+            let folder = root.join(path.trim_start_matches('/'));
+            let folders: Vec<PathBuf> = folder
+                .ancestors()
+                .take_while(|folder| folder.starts_with(&root))
+                .map(Path::to_owned)
+                .collect();
+            folders.into_iter().filter_map(move |folder| {
+                let text = std::fs::read_to_string(folder.join(file)).ok()?;
+                let max_bytes = text.trim().parse().ok().filter(|max_bytes| *max_bytes < NO_CEILING)?;
+                let parts = Some(folder.join("memory.stat")).filter(|_| file == "memory.max");
+                Some(Self { max_bytes, parts })
+            })
+        });
+        ceilings.min_by_key(|ceiling| ceiling.max_bytes)
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+        let sockets = self.parts.as_deref().and_then(|parts| number_of(&read(parts), "sock "));
+        let resident_kb = number_of(&read(Path::new("/proc/self/status")), "VmRSS:");
+        resident_kb.unwrap_or(0) * 1024 + sockets.unwrap_or(0)
+    }
+}
+
+/// The number behind a name at the beginning of a line.
+fn number_of(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,56 @@
+use super::*;
+
+const MIB: u64 = 1024 * 1024;
+
+#[test]
+fn a_full_node_has_room_again_well_below_the_ceiling() {
+    let memory = Memory::default();
+    let looks =
+        [(89, false), (90, true), (89, true), (85, true), (84, false), (89, false), (95, true), (1, false)];
+    for (used, is_full) in looks {
+        memory.look(100 * MIB, used * MIB);
+        assert_eq!(memory.is_full(), is_full, "{used} %");
+    }
+}
+
+#[test]
+fn the_lowest_ceiling_of_all_cgroups_counts() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let file = root.path().join(path);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    };
+    let of = |own: &str| Ceiling::of_cgroup(own, root.path()).map(|ceiling| ceiling.max_bytes);
+    write("pod/node/memory.max", "max\n");
+    write("pod/memory.max", "2048\n");
+    write("memory.max", "4096\n");
+    write("memory/docker/x/memory.limit_in_bytes", "9223372036854771712\n");
+    write("memory/memory.limit_in_bytes", "1024\n");
+    assert_eq!(of("0::/pod/node\n"), Some(2048));
+    assert_eq!(of("0::/\n"), Some(4096));
+    assert_eq!(of("0::/gone/elsewhere\n"), Some(4096), "the path is that of the machine");
+    assert_eq!(of("5:cpu,memory:/docker/x\n"), Some(1024));
+    assert_eq!(of("0::/pod\n5:cpu,memory:/docker/x\n"), Some(1024));
+    assert_eq!((of(""), of("5:cpu:/\nx")), (None, None));
+    let ceiling = Ceiling::of_cgroup("0::/pod/node\n", root.path()).unwrap();
+    assert_eq!(ceiling.parts, Some(root.path().join("pod/memory.stat")));
+}
+
+#[test]
+fn without_a_number_there_is_no_ceiling() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("memory.max"), "max\n").unwrap();
+    assert_eq!(Ceiling::of_cgroup("0::/\n", root.path()), None);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn resident_memory_and_socket_buffers_count() {
+    let own = Ceiling { max_bytes: 1, parts: None }.used_bytes();
+    assert!(own > MIB, "{own}");
+    let folder = tempfile::tempdir().unwrap();
+    let parts = folder.path().join("memory.stat");
+    std::fs::write(&parts, "anon 5\nsock 1099511627776\nshmem 7\n").unwrap();
+    assert!(Ceiling { max_bytes: 1, parts: Some(parts) }.used_bytes() > 1_099_511_627_776);
+}
