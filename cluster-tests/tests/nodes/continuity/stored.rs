@@ -250,7 +250,7 @@ async fn an_account_waits_for_its_own_questions_alone() {
     }
     node.restart().await;
     let mut flood = Vec::new();
-    for _ in 0..40 {
+    for _ in 0..20 {
         let mut socket = Socket::open(&node, "").await;
         for number in 0..200 {
             let attach = json!({"op": 8, "channel": format!("c{number}"), "serial": serial});
