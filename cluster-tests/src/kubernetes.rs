@@ -101,14 +101,21 @@ impl Kubernetes {
         assert!(killed.expect("a command").success(), "process {process} of {pod}");
     }
 
-    /// The node process of a pod: that with this node id whose files are in the folder of this cluster.
+    /// The variables of the node process of a pod, as `NAME=value`.
+    pub fn environment(&self, pod: &str) -> Vec<String> {
+        let process = self.process(pod).expect("the pod runs");
+        let environment = std::fs::read(Path::new("/proc").join(process).join("environ")).expect("it runs");
+        String::from_utf8_lossy(&environment).split_terminator('\0').map(str::to_owned).collect()
+    }
+
+    /// The node process of a pod: that which is told the pod's name, and whose files are in the folder of this cluster.
     fn process(&self, pod: &str) -> Option<String> {
-        let (variable, folder) = (format!("FANFARE_NODE_ID={pod}"), self.script.folder());
-        let folder = folder.to_str().expect("a path in UTF-8").trim_start_matches('/');
+        let names = ["FANFARE_NODE_ID", "POD_NAME"].map(|variable| format!("{variable}={pod}").into_bytes());
+        let folder = self.script.folder().to_str().expect("a path in UTF-8").trim_start_matches('/');
         let is_it = |process: &Path| {
             let read = |file| std::fs::read(process.join(file)).unwrap_or_default();
             let environment = read("environ");
-            environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
+            environment.split(|byte| *byte == 0).any(|entry| names.iter().any(|name| name == entry))
                 && String::from_utf8_lossy(&read("mountinfo")).contains(folder)
         };
         let processes = std::fs::read_dir("/proc").expect("processes").flatten();

@@ -13,6 +13,9 @@ fn pods_serve_clients_while_they_are_replaced() {
         let (first, second) =
             (kubernetes.pod_address("fanfare-0").await, kubernetes.pod_address("fanfare-1").await);
         is_received(&format!("http://{first}:8080"), &format!("http://{second}:8080")).await;
+        // A service of the product's name gives each pod variables that look like settings.
+        let environment = kubernetes.environment("fanfare-0");
+        assert!(environment.iter().any(|entry| entry.starts_with("FANFARE_PORT=tcp://")), "{environment:?}");
 
         let balancer = balancer(&kubernetes).await;
         kubernetes.kubectl(&["delete", "pod", "fanfare-1"]).await;
