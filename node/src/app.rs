@@ -1,5 +1,6 @@
 //! A whole node: every part in the order it is built, and the reverse order in which it stops.
 
+mod backup;
 mod clock;
 mod cluster;
 mod copy;
@@ -45,6 +46,7 @@ use crate::edge::proxies::Proxies;
 use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::Clock;
+pub use crate::origin::backup::{BackupError, Summary, check as check_backup};
 use crate::origin::history::HistoryStore;
 pub use crate::origin::history::Progress;
 use crate::origin::metering::Meter;
@@ -53,6 +55,7 @@ use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use crate::{edge, telemetry};
+pub use backup::{StoppedNode, restore};
 use cluster::{Gossip, HasMet, OfNode};
 pub use copy::copy_history;
 use operators::Operators;
@@ -392,6 +395,7 @@ struct Outside {
 
 impl Outside {
     fn open(config: &Config) -> Result<Self, StartError> {
+        backup::unfinished(config)?;
         let bind = |address: SocketAddr, flag: &str| {
             Bound::to(address).map_err(StartError::at(format!("cannot listen on {address} ({flag})")))
         };

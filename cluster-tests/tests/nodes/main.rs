@@ -6,6 +6,7 @@
 mod acked_is_safe;
 mod amqp;
 mod aws;
+mod backup;
 mod browser;
 mod ceiling_across_nodes;
 mod chaos;

@@ -12,23 +12,23 @@ use crate::auth::ConnectionKeys;
 use crate::config::Config;
 use crate::data_file;
 
+const NODE_ID: &str = "node-id";
+
 /// As configured, else the host's name, else random and kept in `<data-dir>/node-id`.
 pub(super) fn node_id(config: &Config) -> io::Result<Arc<str>> {
-    if let Some(node_id) = &config.node_id {
-        return Ok(node_id.as_str().into());
-    }
-    let kept = config.data_dir.join("node-id");
-    if let Some(name) = host_name() {
-        return Ok(name.into());
-    }
-    if let Ok(node_id) = std::fs::read_to_string(&kept)
-        && !node_id.trim().is_empty()
-    {
-        return Ok(node_id.trim().into());
+    if let Some(node_id) = known_node_id(config) {
+        return Ok(node_id.into());
     }
     let node_id = URL_SAFE_NO_PAD.encode(crate::model::random_bytes::<9>());
-    data_file::write_private(&kept, node_id.as_bytes())?;
+    data_file::write_private(&config.data_dir.join(NODE_ID), node_id.as_bytes())?;
     Ok(node_id.into())
+}
+
+/// The same; none where it is yet to be made.
+pub(super) fn known_node_id(config: &Config) -> Option<String> {
+    let kept = || std::fs::read_to_string(config.data_dir.join(NODE_ID)).ok();
+    let kept = || kept().map(|node_id| node_id.trim().to_owned()).filter(|node_id| !node_id.is_empty());
+    config.node_id.clone().or_else(host_name).or_else(kept)
 }
 
 /// Under which connection keys are sealed: kept in `<data-dir>/connection-key`, so that they outlive a restart.

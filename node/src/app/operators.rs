@@ -8,6 +8,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::backup::OwnBackups;
 use super::cluster::{self, HasMet};
 use super::outbox::OwnOutbox;
 use super::{Addresses, clock, rebalance};
@@ -39,6 +40,7 @@ pub(super) struct Operators {
     has_met: HasMet,
     routing: Option<Arc<Routing>>,
     shards: Arc<Shards>,
+    backups: OwnBackups,
     draining: AtomicBool,
     drain_asked: CancellationToken,
     /// Once the node is up.
@@ -68,6 +70,7 @@ impl Operators {
             has_met: cluster::has_met(config, routing),
             routing: routing.map(Arc::clone),
             shards: Arc::clone(shards),
+            backups: OwnBackups::new(config, store, outbox, clock),
             draining: AtomicBool::new(false),
             drain_asked: CancellationToken::new(),
             known: OnceLock::new(),
@@ -84,7 +87,7 @@ impl Operators {
         queues: Option<Queues>,
         metrics: PrometheusHandle,
     ) -> AdminState {
-        let [measured, outbox, ready, drain, members, rebalance] = [(); 6].map(|()| Arc::clone(self));
+        let [measured, outbox, ready, drain, members, backup, rebalance] = [(); 7].map(|()| Arc::clone(self));
         AdminState {
             metrics: Arc::new(move || {
                 measured.tell_waiting();
@@ -96,6 +99,10 @@ impl Operators {
             readiness: Arc::new(move || ready.readiness()),
             drain: Arc::new(move || drain.ask_drain()),
             members: Arc::new(move || members.members()),
+            backup: Arc::new(move || {
+                let operators = Arc::clone(&backup);
+                Box::pin(async move { operators.backups.begin(operators.node_id()).await })
+            }),
             rebalance: Arc::new(move || {
                 let operators = Arc::clone(&rebalance);
                 Box::pin(async move { operators.rebalance().await })
@@ -213,6 +220,11 @@ impl Operators {
         if let Some(routing) = &self.routing {
             routing.tell_lag();
         }
+    }
+
+    /// Empty while the node starts.
+    fn node_id(&self) -> String {
+        self.known.get().map(|known| known.node.node_id.clone()).unwrap_or_default()
     }
 
     fn members(&self) -> Option<MembersView> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::StartError;
+use super::{StartError, backup};
 use crate::accounts::Accounts;
 use crate::auth::{Authenticator, Claim, Kept, TokenStore, TokenStoreError};
 use crate::cluster::routing::Routing;
@@ -47,7 +47,8 @@ pub(super) async fn open_auth(
         wait: Duration::from_millis(config.limits.store_wait_ms),
     };
     let auth = Authenticator::new(Arc::clone(accounts), tokens, clock.clone(), &config.limits, config.auth)
-        .for_audience(config.audience.as_deref());
+        .for_audience(config.audience.as_deref())
+        .knowing_nonces_after(backup::unknown_until_ms(config, clock)?);
     let revoked = revoked_tokens(store).await;
     auth.restore_revocations(&revoked.map_err(StartError::at("cannot read the revocations in the store"))?);
     Ok((Arc::new(auth), others))

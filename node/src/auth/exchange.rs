@@ -111,11 +111,8 @@ impl Authenticator {
         }
         // Made before the nonce is claimed, so that a refusal leaves it unused.
         let details = self.issue(&key, &asked, now_ms)?;
-        let nonce = Nonce {
-            key_name: key.name.clone(),
-            timestamp_ms: asked.request.timestamp.value,
-            nonce: asked.request.nonce.into(),
-        };
+        let timestamp_ms = asked.request.timestamp.value;
+        let nonce = Nonce { key_name: key.name.clone(), timestamp_ms, nonce: asked.request.nonce.into() };
         // A repeat is answered here: the claim would ask the store, or every node.
         if self.used_nonces.holds(&nonce) {
             return Err(ExchangeError::NonceUsed);
@@ -125,6 +122,7 @@ impl Authenticator {
             self.used_nonces.add(&nonce);
         }
         match claimed {
+            Ok(true) if timestamp_ms <= self.nonces_known_after_ms => Err(ExchangeError::Unavailable),
             Ok(true) => {
                 key.account.usage.count(UsageKind::Token, 1, 0);
                 Ok(details)

@@ -63,6 +63,8 @@ pub struct Authenticator {
     used_nonces: UsedNonces,
     /// The name that `aud` of a token must hold. `None`: a token with `aud` is refused.
     audience: Option<String>,
+    /// Token requests with a time up to this one may have been used before, unknown here.
+    nonces_known_after_ms: u64,
     /// Whom everybody is when authentication is off.
     anonymous: Option<Arc<Account>>,
     /// Stands in for an unknown key, which then takes as long to refuse as a wrong secret.
@@ -96,6 +98,7 @@ impl Authenticator {
             refusals: Refusals::new(),
             used_nonces: UsedNonces::new(),
             audience: None,
+            nonces_known_after_ms: 0,
             anonymous,
             decoy: Secret::new(&decoy).expect("hexadecimal digits make a secret"),
         }
@@ -105,6 +108,12 @@ impl Authenticator {
     #[must_use]
     pub fn for_audience(self, audience: Option<&str>) -> Self {
         Self { audience: audience.map(str::to_owned), ..self }
+    }
+
+    /// Issues nothing for token requests with an earlier time, or with this one: their nonces may have been claimed without a trace here.
+    #[must_use]
+    pub fn knowing_nonces_after(self, nonces_known_after_ms: u64) -> Self {
+        Self { nonces_known_after_ms, ..self }
     }
 
     /// For HTTP the Authorization header decides, for the socket also the query. A refusal is counted and logged.

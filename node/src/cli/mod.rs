@@ -1,6 +1,7 @@
 //! The command line: arguments → one command → an exit code.
 
 mod anew;
+mod backup;
 mod banner;
 mod check;
 mod failure;
@@ -11,8 +12,10 @@ mod occupancy;
 mod outbox;
 mod output;
 mod presence;
+mod progress;
 mod publish;
 mod roundtrip;
+mod running;
 mod runtime;
 mod schema;
 mod serve;
@@ -66,6 +69,8 @@ fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
                 matches.subcommand().ok_or_else(|| Failure::usage("outbox: a command is missing"))?;
             outbox::run(matches, &configuration(of)?)
         }
+        Some(("backup", matches)) => backup::backup(&configuration(matches)?, matches),
+        Some(("restore", matches)) => backup::restore(&configuration(matches)?, matches),
         Some(("webhook", matches)) => match matches.subcommand() {
             Some(("listen", matches)) => webhook::listen(parsed(matches)?),
             _ => Err(Failure::usage("webhook: only listen is known")),
@@ -96,6 +101,7 @@ fn command() -> Command {
         .subcommand(schema_command())
         .subcommand(history::command())
         .subcommand(outbox::command())
+        .subcommands(backup::commands())
         .subcommand(webhook::command())
         .subcommand(
             Command::new("check-config")

@@ -2,8 +2,6 @@
 //!
 //! The data folder is opened; a running node, which alone has its files, is asked over its operators' listener.
 
-mod running;
-
 use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -13,11 +11,11 @@ use serde::Serialize;
 
 use super::failure::{Failure, Outcome};
 use super::output;
+use super::running::RunningNode;
 use super::runtime;
 use crate::app::StoppedOutbox;
 use crate::config::{Config, flags, parse_duration};
 use crate::telemetry;
-use running::RunningNode;
 
 /// Events of one page.
 const PAGE: usize = 500;

@@ -1,5 +1,6 @@
 //! The operators' listener: `/metrics`, `/live` and `/ready` are open, all else needs the admin token.
 
+mod backup;
 mod broker;
 mod members;
 mod outbox;
@@ -18,6 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use super::errors::CHALLENGE;
+use crate::origin::backup::{BackupRefused, BackupStream};
 use crate::origin::outbox::Outbox;
 use crate::origin::queues::Queues;
 use crate::pulse;
@@ -43,6 +45,8 @@ pub struct AdminState {
     pub drain: Arc<dyn Fn() + Send + Sync>,
     /// None while the node starts.
     pub members: Arc<dyn Fn() -> Option<MembersView> + Send + Sync>,
+    /// Begins a backup, unless another one is under way.
+    pub backup: Arc<dyn Fn() -> Later<Result<BackupStream, BackupRefused>> + Send + Sync>,
     /// Asks connections to go to nodes that have fewer.
     pub rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync>,
 }
@@ -114,6 +118,7 @@ pub fn router(state: AdminState) -> Router {
         .route("/rebalance", post(rebalance))
         .route("/debug/members", get(members::members))
         .merge(broker::routes())
+        .merge(backup::routes())
         .merge(outbox::routes())
         .method_not_allowed_fallback(|| async {
             refusal(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")

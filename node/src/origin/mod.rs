@@ -1,5 +1,6 @@
 //! What only the node does at which a message entered.
 
+pub mod backup;
 mod disk;
 pub mod history;
 pub mod metering;

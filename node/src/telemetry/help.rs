@@ -49,7 +49,8 @@ const COUNTERS: [(&str, &str); 26] = [
 ];
 
 /// Those whose labels are known begin at 0 too, each in its room.
-const LABELLED_COUNTERS: [(&str, &str); 15] = [
+const LABELLED_COUNTERS: [(&str, &str); 16] = [
+    ("fanfare_backups_total", "Backups of the data folder, by outcome"),
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
     ("fanfare_broker_checks_total", "Questions of the broker about users answered, by check and outcome"),
     ("fanfare_broker_refusals_total", "Users of the broker refused, by reason"),
@@ -72,7 +73,11 @@ const LABELLED_COUNTERS: [(&str, &str); 15] = [
     ("fanfare_spans_dropped_total", "Spans that did not reach the collector of traces, by reason"),
     ("fanfare_queue_repairs_total", "Queues and bounds put back on the broker, by kind"),
 ];
-const GAUGES: [(&str, &str); 27] = [
+const GAUGES: [(&str, &str); 28] = [
+    (
+        "fanfare_last_backup_timestamp_seconds",
+        "When the last whole backup was begun; 0: none since the start",
+    ),
     ("fanfare_blocked_connections", "Connections whose socket is full"),
     ("fanfare_connections", "Open sockets and event streams, by transport and format"),
     ("fanfare_drain_connections", "Connections that a draining node still has"),

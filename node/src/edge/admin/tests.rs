@@ -19,7 +19,12 @@ fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (Adm
     let rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync> =
         Arc::new(move || Box::pin(async move { done }));
     let outbox = Arc::new(|| None);
-    (AdminState { metrics, token, queues: None, outbox, readiness, drain, members, rebalance }, folder)
+    let backup: Arc<dyn Fn() -> Later<Result<BackupStream, BackupRefused>> + Send + Sync> =
+        Arc::new(|| Box::pin(async { Err(BackupRefused::Busy) }));
+    (
+        AdminState { metrics, token, queues: None, outbox, readiness, drain, members, backup, rebalance },
+        folder,
+    )
 }
 
 fn view() -> MembersView {

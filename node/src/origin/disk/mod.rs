@@ -3,4 +3,5 @@
 pub(super) mod engine;
 pub(super) mod health;
 pub(super) mod queue;
+pub(super) mod snapshot;
 pub mod tables;

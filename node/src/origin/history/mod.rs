@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use fanfare_proto::serial::Serial;
 
+use super::disk::snapshot::DiskSnapshot;
 use super::metering::MetricRow;
 use crate::model::{
     AccountId, ChannelKey, FormerMember, KeptNonce, NoncePage, PresenceEvent, Published, Revocation, Stamp,
@@ -25,6 +26,7 @@ use crate::model::{
 pub use crate::model::{IdScope, Nonce};
 pub use copy::{CopyError, Progress, Source, copy};
 pub use embedded::{Embedded, OpenError, Options, tables};
+pub(super) use embedded::{STORE_FORMAT, ends_with_a_restore, is_stored_table, stopped_snapshot};
 pub use position::{BadPosition, Position};
 pub use scylla::{Connection, Scylla, ScyllaError, ScyllaOptions, apply_schema};
 
@@ -46,7 +48,7 @@ pub trait Deliveries: Send + Sync + 'static {
 /// A store of messages, of presence events and members, of client-given message ids, of nonces and of revocations. Every row is
 /// scoped to its account.
 ///
-/// No call blocks but `revoked_tokens`, `former_members`, `queues`, `sweep` and `shutdown`. Queues are bounded; what does not fit is
+/// No call blocks but `revoked_tokens`, `former_members`, `queues`, `sweep`, `snapshot` and `shutdown`. Queues are bounded; what does not fit is
 /// answered `Busy` at once, in which case the callback runs before the call returns.
 pub trait HistoryStore: Send + Sync + 'static {
     /// Other nodes have the same rows: what is claimed here is claimed for all of them.
@@ -179,6 +181,11 @@ pub trait HistoryStore: Send + Sync + 'static {
 
     /// Drops what has outlived its retention at `now_ms`. Blocks on the disk; to be called every few minutes.
     fn sweep(&self, now_ms: u64) -> Result<(), StoreError>;
+
+    /// All rows at this moment, with all that was answered before; none: the store is not on the disk of this node. Blocks on the disk.
+    fn snapshot(&self) -> Result<Option<DiskSnapshot>, StoreError> {
+        Ok(None)
+    }
 
     /// `Failed` while the store does not write: it cannot any more, it hangs, or it did not take the last rows.
     fn health(&self) -> Result<(), StoreError>;

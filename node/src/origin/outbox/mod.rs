@@ -13,6 +13,7 @@ mod operator;
 mod recent;
 mod routes;
 mod settings;
+mod snapshot;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -48,6 +49,7 @@ use depth::Depths;
 pub use event::{Addressee, Event, Source, TargetId};
 pub use operator::{EventQuery, RetryError};
 pub use routes::Routes;
+pub(super) use snapshot::{FORMAT, is_table, stopped_snapshot};
 use store::{Fixed, Tables};
 use writer::{Job, Settle, TargetBounds, Writer};
 

@@ -12,7 +12,12 @@ use crate::origin::disk::tables::{self, Table, UNSEALED_BYTES_MAX};
 use crate::origin::history::StoreError;
 
 const FORMAT: &str = "format";
-const FORMAT_VERSION: &[u8] = b"1";
+/// The version of the rows.
+pub(super) const FORMAT_VERSION: &str = "1";
+/// The file by which the storage engine knows its own folder.
+pub(super) const MARKER: &str = "version";
+/// As [`Tables::all`] gives them.
+pub(super) const NAMES: [&str; 5] = ["events", "waiting", "batches", "dead", "state"];
 const SMALL_UNSEALED_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// The tables; `keys` describes their rows.
@@ -146,7 +151,7 @@ impl Tables {
         let table = |name, unsealed_max| Table::open(&database, name, unsealed_max);
         let state = table("state", SMALL_UNSEALED_BYTES_MAX)?;
         match state.keyspace().get(FORMAT)?.as_deref() {
-            Some(FORMAT_VERSION) => {}
+            Some(known) if known == FORMAT_VERSION.as_bytes() => {}
             None => {
                 state.keyspace().insert(FORMAT, FORMAT_VERSION)?;
                 database.persist(PersistMode::SyncAll)?;

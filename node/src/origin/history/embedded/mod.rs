@@ -16,6 +16,7 @@ mod queues;
 mod reader;
 mod revocations;
 mod runs;
+mod snapshot;
 mod writer;
 
 #[cfg(test)]
@@ -34,6 +35,7 @@ use crate::model::{
     AccountId, Clock, FormerMember, KeptNonce, Limits, NoncePage, PresenceEvent, Published, Revocation,
     Stamp, StampedIds,
 };
+use crate::origin::disk::snapshot::DiskSnapshot;
 use crate::origin::disk::{engine, health, queue};
 use crate::origin::metering::MetricRow;
 
@@ -55,9 +57,11 @@ use writer::{Append, Job, Rows};
 pub use crate::origin::disk::tables;
 pub(super) use export::Export;
 pub use open::OpenError;
+pub(in crate::origin) use snapshot::{STORE_FORMAT, ends_with_a_restore, is_stored_table, stopped_snapshot};
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
+const STATE: &str = "state";
 /// The row of the keyspace `state` that holds the highest timestamp stored.
 const HIGHEST: &str = "highest_timestamp_ms";
 /// The row of the same keyspace that holds the incarnation of the last run, and its policies.
@@ -321,6 +325,10 @@ impl HistoryStore for Embedded {
             tracing::info!(partitions = dropped, "store dropped what has expired");
         }
         Ok(())
+    }
+
+    fn snapshot(&self) -> Result<Option<DiskSnapshot>, StoreError> {
+        self.take_snapshot().map(Some)
     }
 
     fn health(&self) -> Result<(), StoreError> {

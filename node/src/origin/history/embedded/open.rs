@@ -25,7 +25,7 @@ use super::queues::QueueRows;
 use super::revocations::Revocations;
 use super::tables::{self, Table};
 use super::writer::{Writer, answer};
-use super::{Embedded, HIGHEST, Options, engine, reader};
+use super::{Embedded, HIGHEST, Options, STATE, engine, reader};
 
 /// So many lanes of lookups must be full before the queue of all is.
 const LANES_MIN: usize = 16;
@@ -34,7 +34,9 @@ const FORMAT: &str = "format";
 const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
 /// Small for the same reason, and not so small that a crowd that comes and goes is flushed all the time.
 const MEMBERS_UNSEALED_BYTES_MAX: u64 = 8 * 1024 * 1024;
-const FORMAT_VERSION: &[u8] = b"fanfare 1";
+pub(super) const FORMAT_VERSION: &str = "fanfare 1";
+/// Those without a stretch of time.
+pub(super) const TABLES: [&str; 3] = [STATE, "members", "queues"];
 /// The file by which fjall knows its own folder; written last when a database is made.
 pub(super) const MARKER: &str = "version";
 
@@ -141,10 +143,10 @@ impl Opened {
         let is_new = database.keyspace_count() == 0;
         // A new journal is as large as it will be, and empty.
         let journal_bytes = if is_new { 0 } else { database.journal_disk_space().map_err(explain)? };
-        let state = Table::open(&database, "state", STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
+        let state = Table::open(&database, STATE, STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
         let found = state.keyspace().get(FORMAT).map_err(explain)?;
         match found.as_deref() {
-            Some(FORMAT_VERSION) => {}
+            Some(known) if known == FORMAT_VERSION.as_bytes() => {}
             // A store whose making was cut short has this one keyspace and nothing in it.
             None if is_new || database.keyspace_count() == 1 => {
                 state.keyspace().insert(FORMAT, FORMAT_VERSION).map_err(explain)?;

@@ -6,6 +6,7 @@ use fjall::{Database, Keyspace};
 use parking_lot::RwLock;
 
 use super::tables::{Table, UNSEALED_BYTES_MAX};
+use crate::origin::disk::snapshot::DiskSnapshot;
 
 /// A partition outlives its last row by this much, so that nothing queued finds it gone.
 const GRACE_MS: u64 = 10 * 60_000;
@@ -101,6 +102,22 @@ impl Partitions {
         let table = Table::open(&self.database, &partition.name(), UNSEALED_BYTES_MAX)?;
         open.insert(partition, table.clone());
         Ok(table)
+    }
+
+    /// The tables with these names, which are there, and all partitions, at one moment.
+    pub(super) fn snapshot(&self, format: &'static str, names: &[&str]) -> fjall::Result<DiskSnapshot> {
+        let mut tables = Vec::new();
+        for name in names {
+            let table = Table::open(&self.database, name, UNSEALED_BYTES_MAX)?;
+            tables.push(((*name).into(), table.keyspace().clone()));
+        }
+        Ok(DiskSnapshot::take(&self.database, format, || {
+            let open = self.open.read();
+            let partitions =
+                open.iter().map(|(partition, table)| (partition.name().into(), table.keyspace().clone()));
+            tables.extend(partitions);
+            tables
+        }))
     }
 
     pub(super) fn tables(&self) -> Vec<Table> {

@@ -1,4 +1,4 @@
-//! The outbox of a running node, asked over its operators' listener.
+//! A running node, asked over its operators' listener.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, HOST};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::super::failure::Failure;
-use super::super::target::reachable;
+use super::failure::Failure;
+use super::target::reachable;
 use crate::app::AdminToken;
 use crate::config::{Config, node_file};
 
@@ -47,47 +49,74 @@ impl RunningNode {
         Ok(Some(Self { address, token: token.ok_or_else(missing)? }))
     }
 
+    /// The answer, which is JSON.
     pub(super) async fn ask<T: DeserializeOwned>(
         &self,
         method: &str,
         path: &str,
         body: String,
     ) -> Result<T, Failure> {
-        let address = self.address;
-        let unanswered = |error: &dyn std::error::Error| {
-            Failure::because(&format!("the node at {address} did not answer"), error)
+        let body =
+            self.answered(method, path, body, async |body| Ok(body.collect().await?.to_bytes())).await?;
+        serde_json::from_slice(&body).map_err(|error| self.unanswered(&error))
+    }
+
+    /// Hands the bytes of the answer on as they come, until it ends or nobody takes them any more.
+    pub(super) async fn stream(&self, path: &str, take: mpsc::Sender<Bytes>) -> Result<(), Failure> {
+        let handed_on = async |mut body: Incoming| {
+            while let Some(frame) = body.frame().await {
+                let Ok(bytes) = frame?.into_data() else { continue };
+                if take.send(bytes).await.is_err() {
+                    break;
+                }
+            }
+            Ok(())
         };
-        let stream = TcpStream::connect(address).await.map_err(|error| unanswered(&error))?;
+        self.answered("GET", path, String::new(), handed_on).await
+    }
+
+    /// What `take` makes of the body of the answer.
+    async fn answered<T>(
+        &self,
+        method: &str,
+        path: &str,
+        body: String,
+        take: impl AsyncFnOnce(Incoming) -> hyper::Result<T>,
+    ) -> Result<T, Failure> {
+        let address = self.address;
+        let stream = TcpStream::connect(address).await.map_err(|error| self.unanswered(&error))?;
         let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| unanswered(&error))?;
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unanswered(&error))?;
         let request = hyper::Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, address.to_string())
             .header(AUTHORIZATION, self.token.authorization())
             .body(Full::<Bytes>::from(body))
-            .map_err(|error| unanswered(&error))?;
+            .map_err(|error| self.unanswered(&error))?;
         // Owns the sender: the connection ends with it.
         let answered = async move {
             let answer = sender.send_request(request).await?;
-            let status = answer.status();
-            Ok::<_, hyper::Error>((status, answer.into_body().collect().await?.to_bytes()))
+            let (status, body) = (answer.status(), answer.into_body());
+            if status.is_success() {
+                return Ok(Ok(take(body).await?));
+            }
+            Ok::<_, hyper::Error>(Err((status, body.collect().await?.to_bytes())))
         };
         let (answered, _) = tokio::join!(answered, connection);
-        let (status, body) = answered.map_err(|error| unanswered(&error))?;
-        if !status.is_success() {
+        answered.map_err(|error| self.unanswered(&error))?.map_err(|(status, body)| {
             #[derive(Deserialize)]
             struct Refusal {
                 error: String,
             }
             let reason = serde_json::from_slice(&body).map(|Refusal { error }| error);
             let reason = reason.unwrap_or_else(|_| "it is no Fanfare node".to_owned());
-            return Err(Failure::failed(format!(
-                "the node at {address} answered {}: {reason}",
-                status.as_u16()
-            )));
-        }
-        serde_json::from_slice(&body).map_err(|error| unanswered(&error))
+            Failure::failed(format!("the node at {address} answered {}: {reason}", status.as_u16()))
+        })
+    }
+
+    fn unanswered(&self, error: &dyn std::error::Error) -> Failure {
+        Failure::because(&format!("the node at {} did not answer", self.address), error)
     }
 }
 

@@ -1,0 +1,271 @@
+//! `fanfare backup` and `fanfare restore`: what a node keeps on its disk, into one file and back.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal as _, Read, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytes::{Buf as _, Bytes};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use tokio::sync::mpsc;
+
+use super::failure::{Failure, Outcome};
+use super::progress::Telling;
+use super::running::RunningNode;
+use super::{output, runtime};
+use crate::app::{self, BackupError, Progress, StoppedNode, Summary};
+use crate::config::{Config, flags};
+
+/// Blocks between who gives them and who writes them; where there are so many, the first one waits.
+const BLOCKS: usize = 2;
+
+pub(super) fn commands() -> [Command; 2] {
+    let file = |help| Arg::new("file").value_name("FILE").required(true).help(help);
+    let check = Arg::new("check").long("check").action(ArgAction::SetTrue);
+    [
+        Command::new("backup")
+            .about(
+                "Writes what a node keeps on its disk into a file, while the node runs: the store unless nodes share \
+                 it, and the outbox",
+            )
+            .arg(file("The file to write, readable for its owner alone; - for stdout"))
+            .args(flags::arguments()),
+        Command::new("restore")
+            .about("Fills an empty data folder from a backup; after it was cut short, run it again")
+            .arg(file("The backup; - for stdin"))
+            .arg(check.help("Only reads the whole backup, and says what is wrong with it"))
+            .args(flags::arguments()),
+    ]
+}
+
+pub(super) fn backup(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure> {
+    let target = Target::of(matches)?;
+    let outcome = runtime::interruptible(backed_up(config, target.clone()));
+    if !matches!(outcome, Ok(Outcome::Done)) {
+        target.discard();
+    }
+    outcome
+}
+
+async fn backed_up(config: &Config, target: Target) -> Result<Outcome, Failure> {
+    let (give, blocks) = mpsc::channel(BLOCKS);
+    let from = From::open(config).await?;
+    let writing = target.clone();
+    let written = tokio::task::spawn_blocking(move || writing.write(Blocks { blocks, block: Bytes::new() }));
+    let given = from.give(give).await;
+    let written = written.await.map_err(|error| Failure::because("backup", &error))?;
+    // A backup that is not whole, or a full disk, is the reason of what the other side sees.
+    let summary = match (written, given) {
+        (Err(BackupError::Cut(_)), Err(failure)) => return Err(failure),
+        (written, _) => written.map_err(|error| Failure::because("backup", &error))?,
+    };
+    let text = format!("backup of {}", described(&summary));
+    match target {
+        Target::Stdout => output::tell(&text),
+        Target::File(_) => return output::print(&format!("{text}\n")),
+    }
+    Ok(Outcome::Done)
+}
+
+/// Whoever has the databases.
+enum From {
+    Running(RunningNode),
+    Stopped(StoppedNode),
+}
+
+impl From {
+    /// The folder itself says whether a node runs on it: `node.json` may be that of another machine.
+    async fn open(config: &Config) -> Result<Self, Failure> {
+        let own = config.clone();
+        let opened = tokio::task::spawn_blocking(move || StoppedNode::open(&own)).await;
+        let closed = match opened.map_err(|error| Failure::because("backup", &error))? {
+            Ok(node) => return Ok(Self::Stopped(node)),
+            Err(error) => Failure::because("backup", &error),
+        };
+        RunningNode::find(config).await?.map(Self::Running).ok_or(closed)
+    }
+
+    async fn give(self, to: mpsc::Sender<Bytes>) -> Result<(), Failure> {
+        match self {
+            Self::Running(node) => node.stream("/backup", to).await,
+            Self::Stopped(node) => {
+                let written = tokio::task::spawn_blocking(move || node.write(Giving(to))).await;
+                let written = written.map_err(|error| Failure::because("backup", &error))?;
+                written.map_err(|error| Failure::because("backup", &error))
+            }
+        }
+    }
+}
+
+/// Gives what is written to it to another thread.
+struct Giving(mpsc::Sender<Bytes>);
+
+impl Write for Giving {
+    fn write(&mut self, block: &[u8]) -> io::Result<usize> {
+        let given = self.0.blocking_send(Bytes::copy_from_slice(block));
+        given.map(|()| block.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What another task gives, to be read on a thread that may block.
+struct Blocks {
+    blocks: mpsc::Receiver<Bytes>,
+    block: Bytes,
+}
+
+impl Read for Blocks {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.block.is_empty() {
+            let Some(block) = self.blocks.blocking_recv() else { return Ok(0) };
+            self.block = block;
+        }
+        let length = self.block.len().min(buffer.len());
+        self.block.copy_to_slice(&mut buffer[..length]);
+        Ok(length)
+    }
+}
+
+/// Where a backup goes.
+#[derive(Debug, Clone)]
+enum Target {
+    Stdout,
+    /// Written beside it and renamed when it is whole.
+    File(PathBuf),
+}
+
+impl Target {
+    fn of(matches: &ArgMatches) -> Result<Self, Failure> {
+        match &**file(matches)? {
+            "-" if io::stdout().is_terminal() => {
+                Err(Failure::usage("backup: stdout is a terminal; name a file, or a program that reads it"))
+            }
+            "-" => Ok(Self::Stdout),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+
+    /// Reads the backup as it is written, so that one that is not whole is not taken for one.
+    fn write(&self, from: impl Read) -> Result<Summary, BackupError> {
+        match self {
+            Self::Stdout => checked(Copying { from, to: io::stdout().lock() }),
+            Self::File(path) => {
+                let aside = aside(path);
+                let unwritten = |error: io::Error| BackupError::Unwritten {
+                    path: path.clone(),
+                    reason: error.to_string(),
+                };
+                remove(&aside).map_err(unwritten)?;
+                let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside);
+                let file = file.map_err(unwritten)?;
+                let summary = checked(Copying { from, to: &file })?;
+                let kept =
+                    file.sync_all().and_then(|()| fs::rename(&aside, path)).and_then(|()| sync_folder(path));
+                kept.map_err(unwritten)?;
+                Ok(summary)
+            }
+        }
+    }
+
+    /// What was begun and is not whole.
+    fn discard(&self) {
+        if let Self::File(path) = self {
+            remove(&aside(path)).ok();
+        }
+    }
+}
+
+fn aside(path: &Path) -> PathBuf {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".new");
+    aside.into()
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The name of the file outlasts a loss of power.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Writes what is read from it.
+struct Copying<R, W> {
+    from: R,
+    to: W,
+}
+
+impl<R: Read, W: Write> Read for Copying<R, W> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.from.read(buffer)?;
+        self.to.write_all(&buffer[..length])?;
+        if length == 0 {
+            self.to.flush()?;
+        }
+        Ok(length)
+    }
+}
+
+fn checked(from: impl Read) -> Result<Summary, BackupError> {
+    told(|told| app::check_backup(from, told))
+}
+
+/// Tells on stderr how far it is.
+fn told<T>(act: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
+    let mut telling = Telling::default();
+    let outcome = act(&mut |rows, of| telling.hear(Progress { rows, of, before: 0 }));
+    telling.end();
+    outcome
+}
+
+pub(super) fn restore(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure> {
+    let path = file(matches)?;
+    let from: Box<dyn Read> = match &**path {
+        "-" => Box::new(io::stdin().lock()),
+        path => Box::new(
+            File::open(path).map_err(|error| Failure::because(&format!("cannot read {path}"), &error))?,
+        ),
+    };
+    if matches.get_flag("check") {
+        let summary = checked(from).map_err(|error| Failure::because("restore", &error))?;
+        return output::print(&format!("whole: {}\n", described(&summary)));
+    }
+    let restored = told(|told| app::restore(config, from, told));
+    let summary = restored.map_err(|error| Failure::because("restore", &error))?;
+    output::tell(&format!(
+        "tokens that were revoked after {} are good again here: revoke them once more when the node runs",
+        date(summary.header.taken_ms)
+    ));
+    output::print(&format!("{} has the {}\n", config.data_dir.display(), described(&summary)))
+}
+
+fn file(matches: &ArgMatches) -> Result<&String, Failure> {
+    matches.get_one::<String>("file").ok_or_else(|| Failure::usage("FILE is missing"))
+}
+
+fn described(Summary { header, totals, bytes }: &Summary) -> String {
+    let databases = [("store", &header.store_format), ("outbox", &header.outbox_format)];
+    let names: Vec<_> =
+        databases.iter().filter(|(_, format)| format.is_some()).map(|(name, _)| *name).collect();
+    let names = if names.is_empty() { "nothing".to_owned() } else { names.join(" and ") };
+    let node_id = output::printable(&header.node_id);
+    let (rows, taken) = (totals.rows, date(header.taken_ms));
+    format!("{names} of node {node_id} as of {taken}: {rows} rows, {bytes} bytes")
+}
+
+fn date(epoch_ms: u64) -> String {
+    // What no date can say is not said as one.
+    match UNIX_EPOCH.checked_add(Duration::from_millis(epoch_ms)) {
+        Some(time) if epoch_ms < 253_402_300_800_000 => httpdate::fmt_http_date(time),
+        _ => format!("{epoch_ms} ms"),
+    }
+}

@@ -1,0 +1,213 @@
+use std::fs;
+use std::path::Path;
+
+use fjall::PersistMode;
+use tempfile::TempDir;
+
+use super::format::{BlockWriter, Kind};
+use super::*;
+use crate::origin::disk::tables::{self, Table, UNSEALED_BYTES_MAX};
+use crate::origin::history::STORE_FORMAT;
+
+const TAKEN_MS: u64 = 1_700_000_000_000;
+const RESTORED_MS: u64 = TAKEN_MS + 5_000;
+
+fn origin() -> Origin {
+    Origin { node_id: "node-1".to_owned(), taken_ms: TAKEN_MS }
+}
+
+/// A database of the store's form with these rows in its table `members`.
+fn store_with(folder: &Path, rows: &[(&[u8], &[u8])]) -> DiskSnapshot {
+    let database = tables::database(folder).open().unwrap();
+    let table = Table::open(&database, "members", UNSEALED_BYTES_MAX).unwrap();
+    for &(key, value) in rows {
+        table.keyspace().insert(key, value).unwrap();
+    }
+    database.persist(PersistMode::SyncAll).unwrap();
+    DiskSnapshot::take(&database, STORE_FORMAT, || vec![("members".into(), table.keyspace().clone())])
+}
+
+/// The rows of `members`, in the order of their keys.
+fn rows_of(data_dir: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let database = tables::database(&data_dir.join("store")).open().unwrap();
+    let table = Table::open(&database, "members", UNSEALED_BYTES_MAX).unwrap();
+    let rows = table.keyspace().iter().map(|row| row.into_inner().unwrap());
+    rows.map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+}
+
+fn backup_of(rows: &[(&[u8], &[u8])]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("node-id"), "node-1").unwrap();
+    let store = store_with(&folder.path().join("store"), rows);
+    let source = Source::take::<()>(origin(), folder.path(), || Ok(Some(store)), || Ok(None)).unwrap();
+    let mut backup = Vec::new();
+    source.write(&mut backup).unwrap();
+    backup
+}
+
+fn small() -> Vec<u8> {
+    backup_of(&[(b"a", b"1"), (b"b", b""), (b"c", &[0; 300])])
+}
+
+fn restored_into(backup: &[u8], data_dir: &Path) -> Result<Summary, BackupError> {
+    restore(backup, data_dir, || RESTORED_MS, |_, _| {})
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn restored_folder_has_the_rows_and_files_of_the_backup() {
+    let rows: Vec<(Vec<u8>, Vec<u8>)> =
+        (0..40_000_u32).map(|number| (number.to_be_bytes().to_vec(), vec![number as u8; 60])).collect();
+    let borrowed: Vec<(&[u8], &[u8])> = rows.iter().map(|(key, value)| (&**key, &**value)).collect();
+    let backup = backup_of(&borrowed);
+    let folder = folder();
+    let data_dir = folder.path().join("data");
+    let summary = restored_into(&backup, &data_dir).unwrap();
+    assert_eq!(summary.totals, Totals { tables: 1, rows: 40_000, row_bytes: 40_000 * 64 });
+    assert_eq!(summary.bytes, backup.len() as u64);
+    assert_eq!(summary.header.node_id, "node-1");
+    assert_eq!(rows_of(&data_dir), rows);
+    assert_eq!(fs::read_to_string(data_dir.join("node-id")).unwrap(), "node-1");
+    let expected = Restored { taken_ms: TAKEN_MS, restored_ms: RESTORED_MS };
+    assert_eq!(restored(&data_dir).unwrap(), Some(expected));
+    assert_eq!(names_in(&data_dir), ["node-id", "restored.json", "store"]);
+    assert!(backup.len() < 40_000 * 20, "it is packed: {} bytes", backup.len());
+}
+
+#[test]
+fn snapshot_is_of_its_moment() {
+    let folder = folder();
+    let database = tables::database(folder.path()).open().unwrap();
+    let table = Table::open(&database, "members", UNSEALED_BYTES_MAX).unwrap();
+    table.keyspace().insert("before", "1").unwrap();
+    let snapshot =
+        DiskSnapshot::take(&database, STORE_FORMAT, || vec![("members".into(), table.keyspace().clone())]);
+    table.keyspace().insert("after", "2").unwrap();
+    table.keyspace().remove("before").unwrap();
+    let keys: Vec<_> =
+        snapshot.tables().flat_map(|(_, rows)| rows.map(|row| row.unwrap().0.to_vec())).collect();
+    assert_eq!(keys, [b"before"]);
+}
+
+#[test]
+fn backup_that_is_cut_short_is_refused_wherever_that_is() {
+    let whole = small();
+    check(&*whole, |_, _| {}).unwrap();
+    for length in 0..whole.len() {
+        let error = check(&whole[..length], |_, _| {}).unwrap_err();
+        assert!(matches!(error, BackupError::Cut(_) | BackupError::Foreign), "{length}: {error}");
+    }
+}
+
+#[test]
+fn backup_with_a_changed_bit_is_refused_wherever_that_is() {
+    let whole = small();
+    for byte in 0..whole.len() {
+        for bit in [0x01, 0x80] {
+            let mut damaged = whole.clone();
+            damaged[byte] ^= bit;
+            check(&*damaged, |_, _| {}).unwrap_err();
+        }
+    }
+    let with_more = [&*whole, b"x"].concat();
+    assert!(check(&*with_more, |_, _| {}).unwrap_err().to_string().contains("something follows"));
+}
+
+#[test]
+fn blocks_that_change_places_are_refused() {
+    let mut backup = Vec::new();
+    let mut blocks = BlockWriter::begin(&mut backup).unwrap();
+    blocks.put(Kind::File, b"a\nsame length").unwrap();
+    blocks.put(Kind::File, b"b\nsame length").unwrap();
+    let block = (backup.len() - 20) / 2;
+    let (first, rest) = backup[20..].split_at(block);
+    let exchanged = [&backup[..20], rest, first].concat();
+    let mut reader = super::format::BlockReader::begin(&*exchanged).unwrap();
+    let error = reader.next().unwrap_err();
+    assert!(error.to_string().contains("checksum"), "{error}");
+}
+
+#[test]
+fn refused_backup_leaves_nothing_in_the_folder() {
+    let whole = small();
+    let mut damaged = whole.clone();
+    let late = whole.len() - 30;
+    damaged[late] ^= 1;
+    for refused in [&whole[..late], &damaged, b"not a backup"] {
+        let folder = folder();
+        restored_into(refused, folder.path()).unwrap_err();
+        assert!(names_in(folder.path()).is_empty(), "{:?}", names_in(folder.path()));
+    }
+}
+
+#[test]
+fn folder_with_something_in_it_is_refused() {
+    let folder = folder();
+    fs::write(folder.path().join("clock.json"), "{}").unwrap();
+    let error = restored_into(&small(), folder.path()).unwrap_err();
+    assert!(error.to_string().contains("it has clock.json"), "{error}");
+    assert_eq!(names_in(folder.path()), ["clock.json"]);
+}
+
+#[test]
+fn restore_after_one_that_was_killed_begins_again() {
+    let folder = folder();
+    fs::create_dir_all(folder.path().join("lost+found")).unwrap();
+    fs::create_dir_all(folder.path().join("restoring/store")).unwrap();
+    fs::write(folder.path().join("restoring/store/junk"), "half").unwrap();
+    // As a kill between two moves leaves it.
+    fs::create_dir_all(folder.path().join("outbox")).unwrap();
+    assert!(is_unfinished(folder.path()));
+    restored_into(&small(), folder.path()).unwrap();
+    assert!(!is_unfinished(folder.path()));
+    assert_eq!(names_in(folder.path()), ["lost+found", "node-id", "restored.json", "store"]);
+    assert_eq!(rows_of(folder.path()).len(), 3);
+}
+
+#[test]
+fn later_format_is_refused_with_the_version_that_wrote_it() {
+    let line = b"fanfare backup 0002\n";
+    let error = check(&line[..], |_, _| {}).unwrap_err();
+    assert!(matches!(error, BackupError::Version { ref found } if found == "0002"), "{error}");
+    let header = Header {
+        node_version: "7.1.0".to_owned(),
+        node_id: "node-1".to_owned(),
+        taken_ms: TAKEN_MS,
+        store_format: Some("fanfare 2".to_owned()),
+        outbox_format: None,
+        rows_about: 0,
+    };
+    let mut backup = Vec::new();
+    let mut blocks = BlockWriter::begin(&mut backup).unwrap();
+    blocks.put(Kind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
+    let told = check(&*backup, |_, _| {}).unwrap_err().to_string();
+    assert!(told.contains("fanfare 2") && told.contains("7.1.0"), "{told}");
+}
+
+#[test]
+fn writer_that_gives_up_says_why() {
+    let header = Header {
+        node_version: "0.1.0".to_owned(),
+        node_id: String::new(),
+        taken_ms: TAKEN_MS,
+        store_format: None,
+        outbox_format: None,
+        rows_about: 0,
+    };
+    let mut backup = Vec::new();
+    let mut blocks = BlockWriter::begin(&mut backup).unwrap();
+    blocks.put(Kind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
+    blocks.put(Kind::GaveUp, b"the disk is gone").unwrap();
+    let told = check(&*backup, |_, _| {}).unwrap_err().to_string();
+    assert!(told.contains("gave up") && told.contains("the disk is gone"), "{told}");
+}
