@@ -9,6 +9,7 @@ use serde_json::json;
 const KEY: &str = "secret.k1";
 const MIB: u64 = 1024 * 1024;
 const REFUSED: &str = "fanfare_connections_refused_total{reason=\"memory\"}";
+const USED: &str = "fanfare_memory_used_bytes";
 const DEGRADED: &str = "fanfare_degraded{reason=\"memory\"}";
 /// What each slow client lets wait, of which the kernel takes at most 4 MiB (`tcp_wmem`).
 const MESSAGE_BYTES: usize = 60_000;
@@ -29,9 +30,10 @@ fn options() -> NodeOptions {
 
 /// A node that may take so much beside what it has at its start.
 async fn node_with_room(room_bytes: u64) -> Node {
-    let idle = Node::start(options()).await;
-    wait_until(SOON, "the node to be measured", async || idle.metric("fanfare_open_files").await > 0.0).await;
-    let memory = (idle.resident_bytes() + room_bytes) * 100 / 90;
+    let idle = Node::start(options().limit("memory_bytes", 1 << 40)).await;
+    wait_until(SOON, "the node to be measured", async || idle.metric(USED).await > 0.0).await;
+    let used: u64 = idle.metric(USED).await.to_string().parse().expect("whole bytes");
+    let memory = (used + room_bytes) * 100 / 90;
     drop(idle);
     let node = Node::start(options().limit("memory_bytes", memory)).await;
     assert_eq!(node.metric("fanfare_memory_max_bytes").await, memory as f64);

@@ -1,9 +1,9 @@
 //! The memory that the node may take, and whether it is near that: then no further client is let in, and those that are there stay.
 //!
-//! What counts is what the kernel ends a process for: resident memory, read from `/proc`, and in a container the socket buffers that
-//! count against it too. What a cgroup tells of all its memory would be simpler to read, but has the page cache in it, which the
-//! kernel gives up by itself: beside a store on the disk it is always near its ceiling. The allocator keeps freed memory for a
-//! moment, so a node may refuse a little longer than it must.
+//! In a cgroup its own count decides, as the kernel's does, less the page cache: the kernel gives that up by itself, and beside a
+//! store on the disk it would always be near the ceiling. The count has what the kernel itself takes for sockets, which is as much as
+//! the node takes for an idle connection. Where the operator sets the ceiling, memory of the process alone counts. The allocator keeps
+//! freed memory for a moment, so a node may refuse a little longer than it must.
 
 #[cfg(test)]
 mod tests;
@@ -35,9 +35,35 @@ pub struct Memory {
 #[derive(Debug, PartialEq, Eq)]
 struct Ceiling {
     max_bytes: u64,
-    /// What the cgroup says of its parts; none where the setting or the first version of cgroups has the ceiling.
-    parts: Option<PathBuf>,
+    counted: Counted,
 }
+
+/// The memory that counts against a ceiling.
+#[derive(Debug, PartialEq, Eq)]
+enum Counted {
+    /// Memory of the process that no file backs.
+    Process,
+    /// All of a cgroup with this folder, less its page cache.
+    Cgroup { folder: PathBuf, names: &'static Names },
+}
+
+/// The names that a version of cgroups has for its files and for the rows of `memory.stat`.
+#[derive(Debug, PartialEq, Eq)]
+struct Names {
+    max: &'static str,
+    used: &'static str,
+    /// Pages of files, shared memory among them, which the kernel cannot give up.
+    cache: &'static str,
+    shared: &'static str,
+}
+
+static FIRST: Names = Names {
+    max: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cache: "total_cache ",
+    shared: "total_shmem ",
+};
+static SECOND: Names = Names { max: "memory.max", used: "memory.current", cache: "file ", shared: "shmem " };
 
 impl Memory {
     /// The ceiling is that of the configuration, else that of the cgroup, if it has one.
@@ -48,7 +74,7 @@ impl Memory {
         };
         let ceiling = match limits.memory_bytes {
             0 => of_cgroup(),
-            max_bytes => Some(Ceiling { max_bytes, parts: None }),
+            max_bytes => Some(Ceiling { max_bytes, counted: Counted::Process }),
         };
         let memory = Arc::new(Self { ceiling, is_full: AtomicBool::new(false) });
         memory.tell();
@@ -100,9 +126,9 @@ impl Ceiling {
     fn of_cgroup(own: &str, cgroups: &Path) -> Option<Self> {
         let lines = || own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let of = |controllers: &str| lines().find(|(own, _)| own.split(',').any(|one| one == controllers));
-        let second = of("").map(|(_, path)| (cgroups.to_owned(), path, "memory.max"));
-        let first = of("memory").map(|(_, path)| (cgroups.join("memory"), path, "memory.limit_in_bytes"));
-        let ceilings = [second, first].into_iter().flatten().flat_map(|(root, path, file)| {
+        let second = of("").map(|(_, path)| (cgroups.to_owned(), path, &SECOND));
+        let first = of("memory").map(|(_, path)| (cgroups.join("memory"), path, &FIRST));
+        let ceilings = [second, first].into_iter().flatten().flat_map(|(root, path, names)| {
             // Within a container the path may be that of the machine, and its own folder is the root.
             let folder = root.join(path.trim_start_matches('/'));
             let folders: Vec<PathBuf> = folder
@@ -111,21 +137,39 @@ impl Ceiling {
                 .map(Path::to_owned)
                 .collect();
             folders.into_iter().filter_map(move |folder| {
-                let text = std::fs::read_to_string(folder.join(file)).ok()?;
+                let text = std::fs::read_to_string(folder.join(names.max)).ok()?;
                 let max_bytes = text.trim().parse().ok().filter(|max_bytes| *max_bytes < NO_CEILING)?;
-                let parts = Some(folder.join("memory.stat")).filter(|_| file == "memory.max");
-                Some(Self { max_bytes, parts })
+                Some(Self { max_bytes, counted: Counted::Cgroup { folder, names } })
             })
         });
         ceilings.min_by_key(|ceiling| ceiling.max_bytes)
     }
 
     fn used_bytes(&self) -> u64 {
-        let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
-        let sockets = self.parts.as_deref().and_then(|parts| number_of(&read(parts), "sock "));
-        let resident_kb = number_of(&read(Path::new("/proc/self/status")), "VmRSS:");
-        resident_kb.unwrap_or(0) * 1024 + sockets.unwrap_or(0)
+        let of_cgroup = match &self.counted {
+            Counted::Cgroup { folder, names } => names.used_bytes(folder),
+            Counted::Process => None,
+        };
+        of_cgroup.unwrap_or_else(|| {
+            let status = read(Path::new("/proc/self/status"));
+            let kilobytes = ["RssAnon:", "RssShmem:"].map(|name| number_of(&status, name).unwrap_or(0));
+            kilobytes.iter().sum::<u64>() * 1024
+        })
     }
+}
+
+impl Names {
+    fn used_bytes(&self, folder: &Path) -> Option<u64> {
+        let used: u64 = read(&folder.join(self.used)).trim().parse().ok()?;
+        let parts = read(&folder.join("memory.stat"));
+        let cache =
+            number_of(&parts, self.cache)?.saturating_sub(number_of(&parts, self.shared).unwrap_or(0));
+        Some(used.saturating_sub(cache))
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
 }
 
 /// The number behind a name at the beginning of a line.

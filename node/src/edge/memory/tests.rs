@@ -34,7 +34,8 @@ fn the_lowest_ceiling_of_all_cgroups_counts() {
     assert_eq!(of("0::/pod\n5:cpu,memory:/docker/x\n"), Some(1024));
     assert_eq!((of(""), of("5:cpu:/\nx")), (None, None));
     let ceiling = Ceiling::of_cgroup("0::/pod/node\n", root.path()).unwrap();
-    assert_eq!(ceiling.parts, Some(root.path().join("pod/memory.stat")));
+    let folder = root.path().join("pod");
+    assert_eq!(ceiling.counted, Counted::Cgroup { folder, names: &SECOND });
 }
 
 #[test]
@@ -45,12 +46,28 @@ fn without_a_number_there_is_no_ceiling() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
-fn resident_memory_and_socket_buffers_count() {
-    let own = Ceiling { max_bytes: 1, parts: None }.used_bytes();
-    assert!(own > MIB, "{own}");
+fn all_memory_of_a_cgroup_but_its_page_cache_counts() {
     let folder = tempfile::tempdir().unwrap();
-    let parts = folder.path().join("memory.stat");
-    std::fs::write(&parts, "anon 5\nsock 1099511627776\nshmem 7\n").unwrap();
-    assert!(Ceiling { max_bytes: 1, parts: Some(parts) }.used_bytes() > 1_099_511_627_776);
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("memory.current", "1000\n");
+    write("memory.usage_in_bytes", "2000\n");
+    write("memory.stat", "anon 5\nfile 600\nfile_mapped 7\nshmem 100\ntotal_cache 1600\ntotal_shmem 100\n");
+    let of = |names| {
+        let counted = Counted::Cgroup { folder: folder.path().to_owned(), names };
+        Ceiling { max_bytes: 1, counted }.used_bytes()
+    };
+    assert_eq!((of(&SECOND), of(&FIRST)), (500, 500));
+    write("memory.stat", "anon 5\nfile 1600\n");
+    assert_eq!(of(&SECOND), 0, "the two files are read one after the other");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_of_the_process_counts_where_the_cgroup_says_nothing() {
+    let of = |counted| Ceiling { max_bytes: 1, counted }.used_bytes();
+    let folder = tempfile::tempdir().unwrap().path().join("gone");
+    for counted in [Counted::Process, Counted::Cgroup { folder, names: &SECOND }] {
+        let used = of(counted);
+        assert!(used > MIB / 4, "{used}");
+    }
 }
