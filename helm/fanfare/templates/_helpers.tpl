@@ -98,14 +98,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.service.port }}{{ .Values.service.port }}{{ else if .Values.tls.existingSecret }}443{{ else }}80{{ end }}
 {{- end }}
 
-{{/* A quantity of Kubernetes in bytes; 0 where it is none, or has another suffix than those of memory. */}}
+{{/* A quantity of Kubernetes in bytes, as a text, number or exponent; 0 where it is none. */}}
 {{- define "fanfare.bytes" -}}
-{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 }}
 {{- $text := . | toString }}
-{{- $unit := regexFind "[A-Za-z]*$" $text }}
-{{- $number := trimSuffix $unit $text }}
-{{- if and (hasKey $units $unit) (regexMatch "^[0-9.]+$" $number) }}
-{{- mulf (float64 $number) (get $units $unit | float64) | int64 }}
+{{- $number := regexFind "^[0-9.]+([eE][+-]?[0-9]+)?" $text }}
+{{- $unit := trimPrefix $number $text }}
+{{- if and $number (hasKey $units $unit) }}
+{{- mulf (float64 $number) (get $units $unit) | int64 }}
 {{- else }}0{{- end }}
 {{- end }}
 
@@ -139,10 +139,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- $connections := int64 (dig "limits" "connections" 0 (default dict .Values.config)) }}
 {{- $memory := include "fanfare.bytes" (dig "limits" "memory" "" (default dict .Values.resources)) | int64 }}
-{{- /* 12 KiB: TLS and a few channels, by docs/operations/size.md. A pod refuses clients from nine tenths of its memory on. */}}
-{{- $needed := mul $connections 12288 }}
+{{- /* 13 KiB: TLS and a few channels, by docs/operations/size.md. A pod refuses clients from nine tenths of its memory on. */}}
+{{- $needed := mul $connections 13312 }}
 {{- if and $memory (gt (mul $needed 10) (mul $memory 9)) }}
-{{- fail (printf "config.limits.connections is %d: at 12 KiB each they take %d MiB, more than nine tenths of resources.limits.memory (%d MiB)" $connections (div $needed 1048576) (div $memory 1048576)) }}
+{{- fail (printf "config.limits.connections is %d: at 13 KiB each they take %d MiB, more than nine tenths of resources.limits.memory (%d MiB)" $connections (div $needed 1048576) (div $memory 1048576)) }}
+{{- end }}
+{{- if hasKey (default dict .Values.podAnnotations) "fanfare.toml" }}
+{{- fail "podAnnotations.fanfare.toml holds the settings of a node: set them under config" }}
 {{- end }}
 {{- range $own := list "data_dir" "directory" "listen" "tls_cert" "tls_key" "trusted_proxy" "proxy_protocol" "admin_listen" "admin_token_file" "node_id" "gossip_listen" "peer_listen" "advertise" "seed" "cluster_key_file" "peer_cert" "peer_key" "peer_ca" "store" "scylla_node" "scylla_keyspace" "scylla_schema" "scylla_replication" "scylla_datacenter" "scylla_user" "scylla_password_file" "webhook_allow" "amqp_url" "amqp_management_url" "drain_timeout" }}
 {{- if hasKey $.Values.config $own }}
