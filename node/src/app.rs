@@ -155,7 +155,8 @@ impl App {
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
         let queues = queues::open(&config, &node_id, &store, &accounts, &last_tasks).await?;
-        let local = OfNode::new(&config, &shards, &store, (&auth, &accounts), &clock, (others, &queues));
+        let of_clients = (&shards, &client_files);
+        let local = OfNode::new(&config, of_clients, &store, (&auth, &accounts), &clock, (others, &queues));
         let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
         let identities =

@@ -183,8 +183,8 @@ impl Local for SharedLocal {
         Box::pin(ready(None))
     }
 
-    fn connections(&self) -> u64 {
-        0
+    fn connections(&self) -> Option<u64> {
+        Some(0)
     }
 
     fn attached(&self, _: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>> {

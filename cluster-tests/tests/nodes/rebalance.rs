@@ -28,6 +28,14 @@ async fn connections(node: &Node) -> f64 {
     node.metric("fanfare_socket_connections").await
 }
 
+async fn until_others_are_ready(node: &Node) {
+    let are_ready = async || {
+        let said = node.operate("GET", "/debug/members").await.json();
+        said["members"].as_array().expect("a list").iter().all(|member| member["ready"] == true)
+    };
+    wait_until(SOON, "the others to be heard of as ready", are_ready).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     let mut cluster = Cluster::linked(2).await;
@@ -37,11 +45,7 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     assert_eq!(connections(&cluster.nodes()[0]).await, CLIENTS as f64);
     cluster.grow().await;
     let nodes = cluster.nodes();
-    let are_ready = async || {
-        let said = nodes[0].operate("GET", "/debug/members").await.json();
-        said["members"].as_array().expect("a list").iter().all(|member| member["ready"] == true)
-    };
-    wait_until(SOON, "the others to be heard of as ready", are_ready).await;
+    until_others_are_ready(&nodes[0]).await;
     // As a balancer does that sends clients to whoever has fewest.
     proxy.turn_to(nodes[2].addr());
     let said = nodes[0].operate("POST", "/rebalance").await;
@@ -56,6 +60,21 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     .await;
     let few = nodes[2].operate("POST", "/rebalance").await.json();
     assert_eq!(few["asked"], 0, "{few}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_memory_for_more_gets_no_client() {
+    let mut cluster = Cluster::linked(1).await;
+    let full = cluster.add(|options| options.limit("memory_bytes", 1 << 20)).await;
+    let is_full = async || full.metric("fanfare_degraded{reason=\"memory\"}").await == 1.0;
+    wait_until(SOON, "the node to be full", is_full).await;
+    cluster.until_linked().await;
+    let node = &cluster.nodes()[0];
+    let proxy = Proxy::to(node.addr()).await;
+    let _clients = clients(proxy.url(), node.key()).await;
+    until_others_are_ready(node).await;
+    let said = node.operate("POST", "/rebalance").await.json();
+    assert_eq!(said, serde_json::json!({"connections": CLIENTS, "mean": CLIENTS, "asked": 0}));
 }
 
 /// All clients are on the first of two nodes behind a balancer when the other one is there again. How many each has in the end.

@@ -22,6 +22,7 @@ use crate::cluster::link::{self, LinkSettings, Links, PeerFiles, PeerTls};
 use crate::cluster::membership::{Facts, Membership, Options};
 use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats};
 use crate::config::Config;
+use crate::edge::files::ClientFiles;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
 use crate::model::{
@@ -172,6 +173,7 @@ impl Drop for Unwaited {
 /// What other nodes may ask for.
 pub(super) struct OfNode {
     shards: Arc<Shards>,
+    files: Arc<ClientFiles>,
     store: Arc<dyn HistoryStore>,
     auth: Arc<Authenticator>,
     accounts: Arc<Accounts>,
@@ -187,18 +189,18 @@ pub(super) struct OfNode {
 impl OfNode {
     pub(super) fn new(
         config: &Config,
-        shards: &Arc<Shards>,
+        (shards, files): (&Arc<Shards>, &Arc<ClientFiles>),
         store: &Arc<dyn HistoryStore>,
         (auth, accounts): (&Arc<Authenticator>, &Arc<Accounts>),
         clock: &Clock,
         (others, queues): (Others, &Option<Queues>),
     ) -> Self {
-        let queues = queues.clone();
+        let (queues, files) = (queues.clone(), Arc::clone(files));
         let (shards, store, auth) = (Arc::clone(shards), Arc::clone(store), Arc::clone(auth));
         let (accounts, clock) = (Arc::clone(accounts), clock.clone());
         let nodes = Arc::new(Keeper::new(&config.data_dir));
         let ids_forgotten = metrics::counter!("fanfare_ids_forgotten_total");
-        Self { shards, store, auth, accounts, clock, nodes, others, queues, ids_forgotten }
+        Self { shards, files, store, auth, accounts, clock, nodes, others, queues, ids_forgotten }
     }
 }
 
@@ -208,8 +210,9 @@ impl Local for OfNode {
         Box::pin(async move { shards.close_client(&account, &client_id).await })
     }
 
-    fn connections(&self) -> u64 {
-        self.shards.connection_count() as u64
+    fn connections(&self) -> Option<u64> {
+        let takes_more = !self.files.is_full() && !self.files.memory().is_full();
+        takes_more.then(|| self.shards.connection_count() as u64)
     }
 
     fn attached(&self, keys: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>> {

@@ -26,7 +26,7 @@ use crate::model::{
     ToldMembers,
 };
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 const SECRET: [u8; 32] = [7; 32];
 /// A channel whose messages nobody can take.
 const PANICS: &str = "panics";

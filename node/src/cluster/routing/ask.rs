@@ -68,8 +68,8 @@ pub trait Local: Send + Sync + 'static {
     /// Ends every connection of the account under this client id here; how many. None when the node is stopping.
     fn close_client(&self, account: AccountId, client_id: ClientId) -> Later<Option<u64>>;
 
-    /// How many there are.
-    fn connections(&self) -> u64;
+    /// The number of connections here. None while no further one is taken.
+    fn connections(&self) -> Option<u64>;
 
     /// How many of them are attached to each of these channels. None when the node is stopping.
     fn attached(&self, keys: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>>;
@@ -259,7 +259,8 @@ impl Routing {
             }
             (Some(Request::TakeOver { key }), _) => return self.asked_to_take_over(to, number, key),
             (Some(Request::Load), Some(local)) => {
-                return self.answer(to, number, &Answer::Loaded(local.connections()));
+                let load = local.connections().map_or(Answer::Unknown, Answer::Loaded);
+                return self.answer(to, number, &load);
             }
             (Some(Request::HandOver { key, after }), _) => {
                 return self.asked_to_hand_over(to, number, key, after);

@@ -122,7 +122,7 @@ impl Routing {
         *self.leaving.ready.lock() = ready;
     }
 
-    /// How many connections each of those has that take clients and answer in time.
+    /// The number of connections of each node that has room for more clients and answers in time.
     pub async fn loads(&self) -> Vec<u64> {
         let ready = self.leaving.ready.lock().clone();
         let mut loads = Vec::with_capacity(ready.len());
