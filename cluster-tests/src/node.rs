@@ -233,6 +233,12 @@ impl Node {
         metric(&http::request(self.admin(), "GET", "/metrics", &[], "").await, name).unwrap_or(0.0)
     }
 
+    /// Several metrics at one time.
+    pub async fn metrics<const N: usize>(&self, names: [&str; N]) -> [f64; N] {
+        let page = http::request(self.admin(), "GET", "/metrics", &[], "").await;
+        names.map(|name| metric(&page, name).unwrap_or(0.0))
+    }
+
     /// Asks what only operators may, with the token of the data folder.
     pub async fn operate(&self, method: &str, path: &str) -> Response {
         let token = std::fs::read_to_string(self.data.path().join("admin-token"));

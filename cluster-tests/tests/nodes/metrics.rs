@@ -162,13 +162,13 @@ async fn a_draining_node_tells_how_many_are_still_to_go() {
     let node = &cluster.nodes()[0];
     assert_eq!(node.metric("fanfare_draining").await, 0.0);
     let mut sockets = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..100 {
         sockets.push(Socket::open(node, "").await);
     }
     assert_eq!(node.metric("fanfare_drain_connections").await, 0.0, "it does not drain");
     assert_eq!(node.operate("POST", "/drain").await.status, 202);
-    // Those who do not go are closed a second after they were asked.
-    until_metric(node, "fanfare_drain_connections", |left| left == 3.0).await;
+    // Those who do not go are closed a second after they were asked, so some may be gone.
+    until_metric(node, "fanfare_drain_connections", |left| (1.0..=100.0).contains(&left)).await;
     assert_eq!(node.metric("fanfare_draining").await, 1.0);
     drop(sockets);
     assert!(cluster.nodes()[0].ended().await.success());
@@ -209,15 +209,18 @@ async fn a_peer_that_stands_still_lags() {
     let mut there = Socket::open(peer, "").await;
     there.attach("room").await;
     let mut here = Socket::open(node, "").await;
+    let bytes = "fanfare_peer_stream_waiting_bytes{peer=\"n1\"}";
+    let items = "fanfare_peer_stream_waiting_items{peer=\"n1\"}";
     let lag = "fanfare_peer_stream_lag_seconds{peer=\"n1\"}";
     assert!(node.metric(lag).await < 1.0);
     peer.pause();
     here.start(json!({"op": 13, "channel": "room", "data": "x".repeat(1_000)})).await;
-    let bytes = "fanfare_peer_stream_waiting_bytes{peer=\"n1\"}";
-    until_metric(node, bytes, |bytes| bytes >= 1_000.0).await;
-    assert!(node.metric("fanfare_peer_stream_waiting_items{peer=\"n1\"}").await >= 1.0);
-    let before = node.metric(lag).await;
-    until_metric(node, lag, |lag| lag > before).await;
+    // A peer that is silent for longer is given up, so one page must have them all.
+    wait_until(SOON, "a message that waits and lags", async || {
+        let [bytes, items, lag] = node.metrics([bytes, items, lag]).await;
+        bytes >= 1_000.0 && items >= 1.0 && lag > 0.1
+    })
+    .await;
     peer.resume();
     until_metric(node, bytes, |bytes| bytes == 0.0).await;
 }

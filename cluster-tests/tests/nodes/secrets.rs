@@ -213,6 +213,8 @@ fn admin_paths(path: &str) -> Vec<(String, &'static str)> {
             let dead = targets.iter().map(|target| (format!("/outbox/acme/{target}?state=dead"), ""));
             dead.collect()
         }
+        // It is for the operator, and has the messages.
+        "/backup" => Vec::new(),
         "/outbox/{account}/{target}/retry" => vec![("/outbox/acme/hook/retry".to_owned(), "{}")],
         // Asked at the end, as it ends the node.
         "/drain" => Vec::new(),

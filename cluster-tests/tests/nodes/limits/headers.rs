@@ -64,7 +64,9 @@ async fn pass_up_to(bytes_max: usize, node: &Node) {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_headers_take_hardly_more_than_their_bytes_while_a_request_is_under_way() {
     const REQUESTS: u64 = 600;
-    let node = node().await;
+    let ten_minutes_ms = 600_000;
+    let options = options().limit("http_body_ms", ten_minutes_ms).limit("http_stall_ms", ten_minutes_ms);
+    let node = Node::start(options).await;
     let mut filling: String = (0..2_000).map(|number| format!("{number:x}:\r\n")).collect();
     filling += "expect: 100-continue\r\ncontent-length: 9\r\n";
     let head = head(&format!("POST /api/channels/c/publish HTTP/1.1\r\n{filling}"), "", HEAD_BYTES);
