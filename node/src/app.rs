@@ -138,8 +138,8 @@ impl App {
         let metrics = telemetry::metrics();
         let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
         let clock = Clock::system();
-        let client_files = Arc::new(ClientFiles::open(&config.limits));
-        let limits = Arc::new(client_files.limits(&config.limits));
+        let files = Arc::new(ClientFiles::open(&config.limits));
+        let limits = Arc::new(files.limits(&config.limits));
         let Outside { clients, admin, admin_token, gossip } = Outside::open(&config)?;
         let node_id =
             files::node_id(&config).map_err(StartError::in_data(&config.data_dir.join("node-id")))?;
@@ -155,8 +155,8 @@ impl App {
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
         let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
         let queues = queues::open(&config, &node_id, &store, &accounts, &last_tasks).await?;
-        let of_clients = (&shards, &client_files);
-        let local = OfNode::new(&config, of_clients, &store, (&auth, &accounts), &clock, (others, &queues));
+        let local =
+            OfNode::new(&config, (&shards, &files), &store, (&auth, &accounts), &clock, (others, &queues));
         let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
         let identities =
@@ -175,7 +175,7 @@ impl App {
             identities,
             backlog,
             limits: config.limits.clone(),
-            files: Arc::clone(&client_files),
+            files: Arc::clone(&files),
             proxies: Arc::new(Proxies::new(&config.trusted_proxies, config.proxy_protocol)),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
@@ -197,15 +197,14 @@ impl App {
             meter: Arc::clone(&meter),
             queues: queues.clone().filter(Queues::has_broker),
             limits: Arc::clone(&limits),
-            files: Arc::clone(&client_files),
+            files: Arc::clone(&files),
             clock: clock.clone(),
             node_id: Arc::clone(&node_id),
         }));
         let http = HttpServices::new(&services, router, &shards, &tasks);
         tasks.spawn("http", OnStop::Cancel, listener::serve_http(http, http_connections));
         rebalance::begin(limits.rebalance_ms, routing.as_ref(), &shards, &tasks);
-        let operators =
-            Operators::new(&config, &store, &clock, (&client_files, &outbox), routing.as_ref(), &shards);
+        let operators = Operators::new(&config, &store, &clock, (&files, &outbox), routing.as_ref(), &shards);
         let state = operators.admin_state(admin_token, queues, metrics.clone());
         let admin = serve_admin(&config, admin, state, &last_tasks)?;
         upkeep::begin(&tasks, accounts, &meter, metrics, &operators);

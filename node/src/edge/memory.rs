@@ -66,15 +66,19 @@ static FIRST: Names = Names {
 static SECOND: Names = Names { max: "memory.max", used: "memory.current", cache: "file ", shared: "shmem " };
 
 impl Memory {
-    /// The ceiling is that of the configuration, else that of the cgroup, if it has one.
+    /// The ceiling is that of the configuration, else that of the cgroup, if it has one. The configuration cannot raise it.
     pub fn open(limits: &Limits) -> Arc<Self> {
         let of_cgroup = || {
             let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
             Ceiling::of_cgroup(&own, Path::new(CGROUPS))
         };
-        let ceiling = match limits.memory_bytes {
-            0 => of_cgroup(),
+        let of_limits = match limits.memory_bytes {
+            0 => None,
             max_bytes => Some(Ceiling { max_bytes, counted: Counted::Process }),
+        };
+        let ceiling = match (of_limits, of_cgroup()) {
+            (Some(own), Some(around)) if own.max_bytes > around.max_bytes => Some(around),
+            (own, around) => own.or(around),
         };
         let memory = Arc::new(Self { ceiling, is_full: AtomicBool::new(false) });
         memory.tell();
