@@ -110,6 +110,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "fanfare.check" -}}
+{{- with .Values.autoscaling }}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) }}
+{{- fail (printf "autoscaling.minReplicas is %d, more than autoscaling.maxReplicas, which is %d" (int .minReplicas) (int .maxReplicas)) }}
+{{- end }}
+{{- end }}
 {{- if and (eq .Values.store.kind "embedded") (gt (int (include "fanfare.replicasMax" .)) 1) }}
 {{- fail "store.kind is embedded, which is the store of one node: with more replicas, or autoscaling, set it to scylla or none" }}
 {{- end }}
