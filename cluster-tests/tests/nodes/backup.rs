@@ -1,7 +1,8 @@
 //! `fanfare backup` of a running node, and `fanfare restore` into an empty folder.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -178,6 +179,12 @@ async fn fill(node: &Node) {
     }
 }
 
+/// The file of a backup that is being written.
+fn unfinished_in(folder: &Path) -> Option<PathBuf> {
+    let files = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "new"))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn backup_that_is_cut_short_is_no_backup() {
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
@@ -191,29 +198,57 @@ async fn backup_that_is_cut_short_is_no_backup() {
     assert!(reader.write(head.as_bytes()).await);
     let (status, head) = reader.head(SOON).await.expect("an answer");
     assert_eq!(status, 200, "{head}");
-    assert_eq!(node.operate("GET", "/backup").await.status, 409, "one at a time");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("node.backup");
+    fs::write(&file, "an earlier one").expect("written");
+    let path = file.to_str().expect("a path in UTF-8");
+    let other_token = folder.path().join("other-token");
+    fs::write(&other_token, "x".repeat(32)).expect("written");
+    let other_token = other_token.to_str().expect("a path in UTF-8");
+    for (more, reason) in [
+        (&[][..], "answered 409: another backup is under way"),
+        (&["--admin-token-file", other_token], "answered 401: unauthorized"),
+    ] {
+        let (code, _, told) = fanfare(node.data_dir(), &[&["backup", path], more].concat()).await;
+        assert!(code == Some(1) && told.contains(reason), "{told}");
+    }
+    assert_eq!(fs::read_to_string(&file).expect("a file"), "an earlier one");
+    assert_eq!(unfinished_in(folder.path()), None);
     publish(&node, json!({"data": "meanwhile"})).await;
     drop(reader);
     wait_until(SOON, "the end of the first", async || node.metric(ABORTED).await == 1.0).await;
     let refused = http::request(node.admin(), "GET", "/backup", &[], "").await;
     assert_eq!(refused.status, 401, "without the token");
 
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("node.backup");
     let data_dir = node.data_dir().to_str().expect("a path in UTF-8").to_owned();
     let environment = [("FANFARE_DATA_DIR", &*data_dir)];
-    let path = file.to_str().expect("a path in UTF-8");
     let mut running = Running::start_with(&environment, &["backup", path]);
-    let begun = folder.path().join("node.backup.new");
-    wait_until(SOON, "the backup to begin", async || fs::metadata(&begun).is_ok_and(|file| file.len() > 0))
-        .await;
+    wait_until(SOON, "the backup to begin", async || {
+        unfinished_in(folder.path()).is_some_and(|file| fs::metadata(file).is_ok_and(|file| file.len() > 0))
+    })
+    .await;
     node.kill();
     assert_eq!(running.ended().await.code(), Some(1), "{:?}", running.stderr());
-    assert!(!file.exists() && !begun.exists(), "nothing is left that could be taken for a backup");
+    assert_eq!(fs::read_to_string(&file).expect("a file"), "an earlier one");
+    assert_eq!(unfinished_in(folder.path()), None);
 
-    let (code, printed, told) = fanfare(Path::new(&data_dir), &["backup", path]).await;
+    let link = folder.path().join("latest");
+    std::os::unix::fs::symlink(&file, &link).expect("a link");
+    let link = link.to_str().expect("a path in UTF-8");
+    let (code, printed, told) = fanfare(Path::new(&data_dir), &["backup", link]).await;
     assert_eq!(code, Some(0), "of a stopped node: {told}");
     assert!(printed.starts_with("backup of store of node "), "{printed}");
+    assert!(fs::symlink_metadata(link).expect("a link").is_symlink());
+    let (code, _, told) = fanfare(Path::new(&data_dir), &["restore", "--check", path]).await;
+    assert_eq!(code, Some(0), "{told}");
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let reading = pipe.clone();
+    let taken = tokio::task::spawn_blocking(move || fs::read(reading).expect("a pipe").len() as u64);
+    let (code, _, told) =
+        fanfare(Path::new(&data_dir), &["backup", pipe.to_str().expect("a path in UTF-8")]).await;
+    assert_eq!(code, Some(0), "{told}");
+    assert_eq!(taken.await.expect("read"), fs::metadata(&file).expect("a file").len());
     node.restart().await;
     assert_eq!(stored(&node).await, [json!("meanwhile")]);
     let large = history::read_all(node.addr(), KEY, "large", "").await;

@@ -63,7 +63,7 @@ impl StoppedNode {
     pub fn open(config: &Config) -> Result<Self, StartError> {
         let data_dir = &config.data_dir;
         unfinished(config)?;
-        let node_id = super::files::known_node_id(config).unwrap_or_default();
+        let node_id = super::files::last_node_id(config).unwrap_or_default();
         let origin = Origin { node_id, taken_ms: Clock::system().now_ms() };
         let opened = Stopped::open(origin, data_dir, config.store != StoreKind::Scylla);
         opened.map(Self).map_err(StartError::in_data(data_dir))

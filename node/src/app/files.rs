@@ -31,6 +31,18 @@ pub(super) fn known_node_id(config: &Config) -> Option<String> {
     config.node_id.clone().or_else(host_name).or_else(kept)
 }
 
+/// That of the node which ran in the data folder last, unless the configuration names one.
+pub(super) fn last_node_id(config: &Config) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Last {
+        node_id: String,
+    }
+    let told = || std::fs::read(crate::config::node_file(&config.data_dir)).ok();
+    let last = || Some(serde_json::from_slice::<Last>(&told()?).ok()?.node_id);
+    config.node_id.clone().or_else(last).or_else(|| known_node_id(config))
+}
+
 /// Under which connection keys are sealed: kept in `<data-dir>/connection-key`, so that they outlive a restart.
 pub(super) fn connection_keys(data_dir: &Path) -> io::Result<ConnectionKeys> {
     let file = data_dir.join("connection-key");

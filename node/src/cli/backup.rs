@@ -29,7 +29,7 @@ pub(super) fn commands() -> [Command; 2] {
                 "Writes what a node keeps on its disk into a file, while the node runs: the store unless nodes share \
                  it, and the outbox",
             )
-            .arg(file("The file to write, readable for its owner alone; - for stdout"))
+            .arg(file("The file to write, readable for its owner alone; a device or a pipe; - for stdout"))
             .args(flags::arguments()),
         Command::new("restore")
             .about("Fills an empty data folder from a backup; after it was cut short, run it again")
@@ -55,15 +55,15 @@ async fn backed_up(config: &Config, target: Target) -> Result<Outcome, Failure> 
     let written = tokio::task::spawn_blocking(move || writing.write(Blocks { blocks, block: Bytes::new() }));
     let given = from.give(give).await;
     let written = written.await.map_err(|error| Failure::because("backup", &error))?;
-    // A backup that is not whole, or a full disk, is the reason of what the other side sees.
+    // A damaged backup, or a full disk, is the reason of what the other side sees; a missing end is not.
     let summary = match (written, given) {
-        (Err(BackupError::Cut(_)), Err(failure)) => return Err(failure),
+        (Err(BackupError::Cut(_) | BackupError::Foreign), Err(failure)) => return Err(failure),
         (written, _) => written.map_err(|error| Failure::because("backup", &error))?,
     };
     let text = format!("backup of {}", described(&summary));
     match target {
         Target::Stdout => output::tell(&text),
-        Target::File(_) => return output::print(&format!("{text}\n")),
+        Target::Special(_) | Target::File { .. } => return output::print(&format!("{text}\n")),
     }
     Ok(Outcome::Done)
 }
@@ -134,8 +134,13 @@ impl Read for Blocks {
 #[derive(Debug, Clone)]
 enum Target {
     Stdout,
-    /// Written beside it and renamed when it is whole.
-    File(PathBuf),
+    /// A device or a pipe, which is there.
+    Special(PathBuf),
+    /// Written `aside`, a new file in the same folder, and renamed when it is whole.
+    File {
+        path: PathBuf,
+        aside: PathBuf,
+    },
 }
 
 impl Target {
@@ -145,27 +150,48 @@ impl Target {
                 Err(Failure::usage("backup: stdout is a terminal; name a file, or a program that reads it"))
             }
             "-" => Ok(Self::Stdout),
-            path => Ok(Self::File(path.into())),
+            path => Self::of_path(Path::new(path)),
         }
+    }
+
+    fn of_path(path: &Path) -> Result<Self, Failure> {
+        let refused =
+            |error: &io::Error| Failure::because(&format!("cannot write {}", path.display()), error);
+        match fs::metadata(path).map(|found| found.file_type()) {
+            Ok(found) if found.is_dir() => Err(refused(&io::ErrorKind::IsADirectory.into())),
+            Ok(found) if !found.is_file() => Ok(Self::Special(path.to_owned())),
+            // The file that a link leads to is replaced, and not the link.
+            Ok(_) => fs::canonicalize(path).map(Self::beside).map_err(|error| refused(&error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::beside(path.to_owned())),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn beside(path: PathBuf) -> Self {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".{:016x}.new", u64::from_be_bytes(crate::model::random_bytes())));
+        Self::File { path, aside: aside.into() }
     }
 
     /// Reads the backup as it is written, so that one that is not whole is not taken for one.
     fn write(&self, from: impl Read) -> Result<Summary, BackupError> {
+        let unwritten = |path: &Path, error: io::Error| BackupError::Unwritten {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        };
         match self {
-            Self::Stdout => checked(Copying { from, to: io::stdout().lock() }),
-            Self::File(path) => {
-                let aside = aside(path);
-                let unwritten = |error: io::Error| BackupError::Unwritten {
-                    path: path.clone(),
-                    reason: error.to_string(),
-                };
-                remove(&aside).map_err(unwritten)?;
-                let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside);
-                let file = file.map_err(unwritten)?;
-                let summary = checked(Copying { from, to: &file })?;
+            Self::Stdout => copied(from, io::stdout().lock(), Path::new("-")),
+            Self::Special(path) => {
+                let file = OpenOptions::new().write(true).open(path);
+                copied(from, file.map_err(|error| unwritten(path, error))?, path)
+            }
+            Self::File { path, aside } => {
+                let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(aside);
+                let file = file.map_err(|error| unwritten(path, error))?;
+                let summary = copied(from, &file, path)?;
                 let kept =
-                    file.sync_all().and_then(|()| fs::rename(&aside, path)).and_then(|()| sync_folder(path));
-                kept.map_err(unwritten)?;
+                    file.sync_all().and_then(|()| fs::rename(aside, path)).and_then(|()| sync_folder(path));
+                kept.map_err(|error| unwritten(path, error))?;
                 Ok(summary)
             }
         }
@@ -173,22 +199,9 @@ impl Target {
 
     /// What was begun and is not whole.
     fn discard(&self) {
-        if let Self::File(path) = self {
-            remove(&aside(path)).ok();
+        if let Self::File { aside, .. } = self {
+            fs::remove_file(aside).ok();
         }
-    }
-}
-
-fn aside(path: &Path) -> PathBuf {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".new");
-    aside.into()
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 
@@ -198,20 +211,32 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
+/// Writes a backup, and reads it as it is written.
+fn copied(from: impl Read, to: impl Write, path: &Path) -> Result<Summary, BackupError> {
+    let mut copying = Copying { from, to, is_unwritten: false };
+    match checked(&mut copying) {
+        Err(BackupError::Unread(error)) if copying.is_unwritten => {
+            Err(BackupError::Unwritten { path: path.to_owned(), reason: error.to_string() })
+        }
+        outcome => outcome,
+    }
+}
+
 /// Writes what is read from it.
 struct Copying<R, W> {
     from: R,
     to: W,
+    /// An error of reading is one of writing.
+    is_unwritten: bool,
 }
 
 impl<R: Read, W: Write> Read for Copying<R, W> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.from.read(buffer)?;
-        self.to.write_all(&buffer[..length])?;
-        if length == 0 {
-            self.to.flush()?;
-        }
-        Ok(length)
+        let written = self.to.write_all(&buffer[..length]);
+        let written = written.and_then(|()| if length == 0 { self.to.flush() } else { Ok(()) });
+        self.is_unwritten = written.is_err();
+        written.map(|()| length)
     }
 }
 

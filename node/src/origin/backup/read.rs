@@ -12,7 +12,7 @@ pub(super) enum Part<'a> {
     File(&'a str, &'a [u8]),
     Table(Database, &'a str),
     /// Of the table before, in the order of their keys.
-    Rows(Vec<(&'a [u8], &'a [u8])>),
+    Rows(Rows<'a>),
 }
 
 /// Reads a backup to its end and keeps nothing of it. `told` hears after each block how many rows were read, of about how many.
@@ -39,6 +39,7 @@ pub(super) fn read(
     known(&header)?;
     begin(&header)?;
     let mut totals = Totals::default();
+    let mut databases: Vec<Database> = Vec::new();
     loop {
         let (kind, content) = blocks.next()?;
         match kind {
@@ -57,18 +58,25 @@ pub(super) fn read(
                 else {
                     return Err(blocks.damaged("this version does not know its table"));
                 };
+                if databases.last() != Some(&database) {
+                    if databases.contains(&database) {
+                        return Err(blocks.damaged("its database has ended before"));
+                    }
+                    databases.push(database);
+                }
                 take(Part::Table(database, name))?;
                 let table = format!("{}/{name}", database.name());
                 blocks.set_table(&table);
                 totals.tables += 1;
             }
             Kind::Rows => {
-                let rows = if totals.tables > 0 { rows(content) } else { None };
-                let Some(rows) = rows else { return Err(blocks.damaged("its rows have no end")) };
-                totals.rows += rows.len() as u64;
-                totals.row_bytes +=
-                    rows.iter().map(|(key, value)| (key.len() + value.len()) as u64).sum::<u64>();
-                take(Part::Rows(rows))?;
+                let counted = if totals.tables > 0 { Rows(content).counted() } else { None };
+                let Some((rows, bytes)) = counted else {
+                    return Err(blocks.damaged("its rows have no end, or no key"));
+                };
+                totals.rows += rows;
+                totals.row_bytes += bytes;
+                take(Part::Rows(Rows(content)))?;
                 told(totals.rows, header.rows_about);
             }
             Kind::GaveUp => {
@@ -115,16 +123,33 @@ fn table<'a>(text: &'a str, header: &Header) -> Option<(Database, &'a str)> {
     }
 }
 
-/// None: a length goes beyond the block.
-fn rows(mut content: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
-    let mut rows = Vec::new();
-    while !content.is_empty() {
-        let (key_length, rest) = content.split_first_chunk()?;
+/// Rows of a block, one after another. They end early where a length goes beyond the block or a key is empty.
+pub(super) struct Rows<'a>(&'a [u8]);
+
+impl Rows<'_> {
+    /// The number of rows, and of the bytes of keys and values. None: they end early.
+    fn counted(mut self) -> Option<(u64, u64)> {
+        let (mut rows, mut bytes) = (0, 0);
+        for (key, value) in self.by_ref() {
+            rows += 1;
+            bytes += (key.len() + value.len()) as u64;
+        }
+        self.0.is_empty().then_some((rows, bytes))
+    }
+}
+
+impl<'a> Iterator for Rows<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (key_length, rest) = self.0.split_first_chunk()?;
         let (value_length, rest) = rest.split_first_chunk()?;
         let (key, rest) = rest.split_at_checked(u16::from_be_bytes(*key_length).into())?;
         let (value, rest) = rest.split_at_checked(u32::from_be_bytes(*value_length) as usize)?;
-        rows.push((key, value));
-        content = rest;
+        if key.is_empty() {
+            return None;
+        }
+        self.0 = rest;
+        Some((key, value))
     }
-    Some(rows)
 }

@@ -6,13 +6,14 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fjall::{OwnedWriteBatch, PersistMode};
 use serde::{Deserialize, Serialize};
 
 use super::error::BackupError;
-use super::read::{Part, read};
+use super::read::{Part, Rows, read};
 use super::{Database, Header, Summary};
 use crate::accounts::development::make_private_folder;
 use crate::data_file;
@@ -28,8 +29,12 @@ const RESTORED: &str = "restored.json";
 const FILES: [&str; 1] = ["node-id"];
 /// All that a restore leaves in the data folder, in the order in which it is moved there.
 const MOVED: [&str; 4] = ["node-id", RESTORED, "outbox", "store"];
-/// Rows between two looks at what the tables hold in memory.
+/// Rows of one write, after which comes a look at what the tables hold in memory.
 const LOOK_BYTES: usize = 1024 * 1024;
+/// A row takes so much beside its key and value while it is written.
+const ROW_BYTES: usize = 128;
+/// Rows that a write has room for at first.
+const ROWS: usize = 1024;
 
 /// Where the data of a folder is from. Times are epoch milliseconds of the system clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +75,10 @@ pub fn restore(
 ) -> Result<Summary, BackupError> {
     let aside = Aside::open(data_dir)?;
     let outcome = fill(&aside, from, told).and_then(|summary| {
-        let restored = Restored { taken_ms: summary.header.taken_ms, restored_ms: now_ms() };
+        let restored = Restored {
+            taken_ms: summary.header.taken_ms,
+            restored_ms: now_ms().max(summary.header.taken_ms),
+        };
         aside.finish(restored)?;
         Ok(summary)
     });
@@ -93,7 +101,7 @@ fn fill(aside: &Aside, from: impl Read, told: impl FnMut(u64, u64)) -> Result<Su
             }
             targets.last_mut().map_or(Ok(()), |target| target.begin(name))
         }
-        Part::Rows(rows) => targets.last_mut().map_or(Ok(()), |target| target.put(&rows)),
+        Part::Rows(rows) => targets.last_mut().map_or(Ok(()), |target| target.put(rows)),
     })?;
     targets.into_iter().try_for_each(Target::finish)?;
     Ok(summary)
@@ -135,6 +143,7 @@ impl Aside {
         text.and_then(|text| data_file::write_private(&file, &text)).map_err(unwritten(&file))?;
         let data_dir = &self.data_dir;
         let moved = || {
+            self.give_to_owner()?;
             for name in MOVED {
                 match fs::rename(self.path(name), data_dir.join(name)) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -146,6 +155,29 @@ impl Aside {
             sync(data_dir)
         };
         moved().map_err(unwritten(data_dir))
+    }
+
+    /// Who restores as root leaves it all to the owner of the data folder, as whom the node runs.
+    fn give_to_owner(&self) -> io::Result<()> {
+        let owner = fs::metadata(&self.data_dir)?;
+        let own = fs::metadata(self.data_dir.join(ASIDE))?;
+        if own.uid() != 0 || (owner.uid(), owner.gid()) == (own.uid(), own.gid()) {
+            return Ok(());
+        }
+        let mut waiting = MOVED.map(|name| self.path(name)).to_vec();
+        while let Some(path) = waiting.pop() {
+            let found = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                found => found?,
+            };
+            if found.is_dir() {
+                for entry in fs::read_dir(&path)? {
+                    waiting.push(entry?.path());
+                }
+            }
+            std::os::unix::fs::lchown(&path, Some(owner.uid()), Some(owner.gid()))?;
+        }
+        Ok(())
     }
 
     /// After an error. What cannot be removed is found by the next restore.
@@ -206,6 +238,7 @@ struct Target {
 impl Target {
     fn make(of: Database, folder: &Path) -> Result<Self, BackupError> {
         engine::listen();
+        make_private_folder(folder).map_err(unwritten(folder))?;
         let database = tables::database(folder).open().map_err(failed(folder))?;
         let (tables, table) = (Vec::new(), "".into());
         Ok(Self { of, folder: folder.to_owned(), database, tables, table, unlooked: 0 })
@@ -218,26 +251,29 @@ impl Target {
         Ok(())
     }
 
-    fn put(&mut self, rows: &[(&[u8], &[u8])]) -> Result<(), BackupError> {
+    fn put(&mut self, rows: Rows<'_>) -> Result<(), BackupError> {
         let written = self.try_put(rows);
         written.map_err(failed(&self.folder))
     }
 
-    fn try_put(&mut self, rows: &[(&[u8], &[u8])]) -> fjall::Result<()> {
+    fn try_put(&mut self, rows: Rows<'_>) -> fjall::Result<()> {
         let Some(table) = self.tables.last() else { return Ok(()) };
-        let mut batch = OwnedWriteBatch::with_capacity(self.database.clone(), rows.len());
-        for &(key, value) in rows {
-            if self.of == Database::Outbox || !history::ends_with_a_restore(&self.table, key) {
-                batch.insert(table.keyspace(), key, value);
-                self.unlooked += key.len() + value.len();
+        let keyspace = table.keyspace();
+        let mut batch = OwnedWriteBatch::with_capacity(self.database.clone(), ROWS);
+        for (key, value) in rows {
+            if self.of == Database::Store && history::ends_with_a_restore(&self.table, key) {
+                continue;
+            }
+            batch.insert(keyspace, key, value);
+            self.unlooked += key.len() + value.len() + ROW_BYTES;
+            if self.unlooked >= LOOK_BYTES {
+                self.unlooked = 0;
+                let next = OwnedWriteBatch::with_capacity(self.database.clone(), ROWS);
+                std::mem::replace(&mut batch, next).commit()?;
+                tables::seal_full(&self.tables)?;
             }
         }
-        batch.commit()?;
-        if self.unlooked >= LOOK_BYTES {
-            self.unlooked = 0;
-            tables::seal_full(&self.tables)?;
-        }
-        Ok(())
+        batch.commit()
     }
 
     fn finish(self) -> Result<(), BackupError> {

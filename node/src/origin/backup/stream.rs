@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-use super::source::Source;
+use super::source::{Source, WriteError};
 use crate::origin::history::StoreError;
 
 /// Blocks that wait for the reader; where there are so many, the thread that makes them waits.
 const BLOCKS: usize = 2;
-/// A reader that takes nothing for so long holds the node's snapshots no longer.
+/// A reader that takes no block for so long holds the node's snapshots no longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LAST: &str = "fanfare_last_backup_timestamp_seconds";
 
@@ -72,33 +72,35 @@ impl Backups {
             count(Outcome::Failed, 1);
         })?;
         let (sender, blocks) = mpsc::channel(BLOCKS);
-        let run = Run { begun: Instant::now(), taken_ms: source.taken_ms(), bytes: 0, outcome: None };
-        let is_whole = Arc::new(AtomicBool::new(false));
-        let has_ended = Arc::clone(&is_whole);
+        let run = Arc::new(Run::begin(source.taken_ms()));
+        let own = Arc::clone(&run);
         let mut reader = Reader { sender, runtime: Handle::current() };
         let walk = tokio::task::spawn_blocking(move || {
-            let _place = place;
             let written = catch_unwind(AssertUnwindSafe(|| source.write(&mut reader)));
+            // The node is free for another backup, whatever this reader does.
+            drop((source, place));
             let error = match written {
-                Ok(Ok(_)) => return has_ended.store(true, Ordering::Release),
-                Ok(Err(error)) => error.to_string(),
+                Ok(Ok(_)) => return own.is_whole.store(true, Ordering::Release),
+                Ok(Err(WriteError::Unsent(_))) => return own.end(Outcome::Aborted),
+                Ok(Err(WriteError::Unread(error))) => error.to_string(),
                 Err(_) => "the storage engine panicked".to_owned(),
             };
+            tracing::error!(%error, "backup failed");
+            own.end(Outcome::Failed);
             // It reaches a reader that is still there, so that its answer has no end.
             let failed =
                 reader.runtime.block_on(reader.sender.send_timeout(Err(io::Error::other(error)), PATIENCE));
             drop(failed);
         });
         tracing::info!("backup started");
-        Ok(BackupStream { blocks, is_whole, run, _walk: walk })
+        Ok(BackupStream { blocks, run, _walk: walk })
     }
 }
 
 /// The bytes of a backup. Dropping it ends the backup.
 pub struct BackupStream {
     blocks: mpsc::Receiver<io::Result<Bytes>>,
-    is_whole: Arc<AtomicBool>,
-    run: Run,
+    run: Arc<Run>,
     _walk: JoinHandle<()>,
 }
 
@@ -107,29 +109,26 @@ impl Stream for BackupStream {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let next = ready!(self.blocks.poll_recv(context));
-        let is_whole = self.is_whole.load(Ordering::Acquire);
-        let run = &mut self.run;
+        let run = &self.run;
         Poll::Ready(match next {
             Some(Ok(block)) => {
-                run.bytes += block.len() as u64;
+                run.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
                 Some(Ok(block))
             }
-            Some(Err(error)) => {
-                tracing::error!(%error, "backup failed");
-                run.outcome = Some(Outcome::Failed);
-                Some(Err(error))
-            }
-            None if is_whole => {
-                run.outcome = Some(Outcome::Done);
+            None if run.is_whole.load(Ordering::Acquire) => {
+                run.end(Outcome::Done);
                 None
             }
-            None if run.outcome.is_some() => None,
-            // The thread has waited for too long and gone; an answer without an end tells the reader.
-            None => {
-                run.outcome = Some(Outcome::Aborted);
-                Some(Err(io::Error::other("the backup was given up")))
-            }
+            // The thread has gone; an answer without an end tells the reader.
+            None => Some(Err(io::Error::other("the backup was given up"))),
+            failed => failed,
         })
+    }
+}
+
+impl Drop for BackupStream {
+    fn drop(&mut self) {
+        self.run.end(Outcome::Aborted);
     }
 }
 
@@ -145,26 +144,38 @@ impl Outcome {
     const ALL: [Self; 3] = [Self::Done, Self::Failed, Self::Aborted];
 }
 
-/// Says how a backup has ended when it is dropped.
+/// How far a backup is. Its end is told once.
 struct Run {
     begun: Instant,
     taken_ms: u64,
-    bytes: u64,
-    outcome: Option<Outcome>,
+    /// That its reader has taken.
+    bytes: AtomicU64,
+    /// All of it waits for the reader, or was taken.
+    is_whole: AtomicBool,
+    has_ended: AtomicBool,
 }
 
-impl Drop for Run {
-    fn drop(&mut self) {
-        let outcome = self.outcome.unwrap_or(Outcome::Aborted);
+impl Run {
+    fn begin(taken_ms: u64) -> Self {
+        let (is_whole, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { begun: Instant::now(), taken_ms, bytes: AtomicU64::new(0), is_whole, has_ended }
+    }
+
+    fn end(&self, outcome: Outcome) {
+        if self.has_ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
         count(outcome, 1);
-        let (bytes, ms) = (self.bytes, self.begun.elapsed().as_millis() as u64);
+        let (bytes, ms) = (self.bytes.load(Ordering::Relaxed), self.begun.elapsed().as_millis() as u64);
         match outcome {
             Outcome::Done => {
                 metrics::gauge!(LAST).set(self.taken_ms as f64 / 1_000.0);
                 tracing::info!(bytes, ms, "backup finished");
             }
             Outcome::Failed => {}
-            Outcome::Aborted => tracing::warn!(bytes, ms, "backup aborted: its reader has gone"),
+            Outcome::Aborted => {
+                tracing::warn!(bytes, ms, "backup aborted: its reader has gone, or takes too little")
+            }
         }
     }
 }

@@ -194,6 +194,75 @@ fn later_format_is_refused_with_the_version_that_wrote_it() {
     assert!(told.contains("fanfare 2") && told.contains("7.1.0"), "{told}");
 }
 
+/// A backup of store and outbox with these tables, and rows as they stand in a block.
+fn backup_with(tables: &[(&str, &[u8])]) -> Vec<u8> {
+    let header = Header {
+        node_version: "0.1.0".to_owned(),
+        node_id: "node-1".to_owned(),
+        taken_ms: TAKEN_MS,
+        store_format: Some(STORE_FORMAT.to_owned()),
+        outbox_format: Some(crate::origin::outbox::FORMAT.to_owned()),
+        rows_about: 0,
+    };
+    let mut backup = Vec::new();
+    let mut blocks = BlockWriter::begin(&mut backup).unwrap();
+    blocks.put(Kind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
+    for (table, rows) in tables {
+        blocks.put(Kind::Table, table.as_bytes()).unwrap();
+        blocks.put(Kind::Rows, rows).unwrap();
+    }
+    backup
+}
+
+#[test]
+fn row_without_a_key_is_refused() {
+    let good = backup_with(&[("store/members", b"\0\x01\0\0\0\x01kv")]);
+    assert!(
+        matches!(check(&*good, |_, _| {}), Err(BackupError::Cut(_))),
+        "it has no end, and is good so far"
+    );
+    for rows in [&b"\0\0\0\0\0\x01v"[..], b"\0\x01\0\0\0\x02kv", b"\0"] {
+        let told = check(&*backup_with(&[("store/members", rows)]), |_, _| {}).unwrap_err().to_string();
+        assert!(told.contains("no end, or no key"), "{told}");
+    }
+}
+
+#[test]
+fn database_that_comes_twice_is_refused() {
+    let rows = b"\0\x01\0\0\0\x01kv";
+    let tables: [(&str, &[u8]); 3] =
+        [("store/members", rows), ("outbox/events", rows), ("store/members", rows)];
+    let told = check(&*backup_with(&tables), |_, _| {}).unwrap_err().to_string();
+    assert!(told.contains("its database has ended before"), "{told}");
+}
+
+#[test]
+fn restored_databases_are_for_their_owner_alone() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    let folder = folder();
+    restored_into(&small(), folder.path()).unwrap();
+    let store = fs::metadata(folder.path().join("store")).unwrap();
+    assert_eq!(store.permissions().mode() & 0o777, 0o700);
+    assert_eq!(store.uid(), fs::metadata(folder.path()).unwrap().uid());
+}
+
+#[test]
+fn restore_by_root_belongs_to_the_owner_of_the_folder() {
+    use std::os::unix::fs::{MetadataExt as _, lchown};
+    let folder = folder();
+    if lchown(folder.path(), Some(4321), Some(4322)).is_err() {
+        // Only root gives files away.
+        return;
+    }
+    restored_into(&small(), folder.path()).unwrap();
+    for name in ["store", "node-id", "restored.json"] {
+        let found = fs::metadata(folder.path().join(name)).unwrap();
+        assert_eq!((found.uid(), found.gid()), (4321, 4322), "{name}");
+    }
+    let within = fs::read_dir(folder.path().join("store")).unwrap().next().unwrap().unwrap();
+    assert_eq!(within.metadata().unwrap().uid(), 4321);
+}
+
 #[test]
 fn writer_that_gives_up_says_why() {
     let header = Header {
