@@ -29,6 +29,12 @@ async fn metrics_have_the_process_and_its_version() {
     assert_eq!(node.metric(&version).await, 1.0);
     assert!(node.metric("process_resident_memory_bytes").await > 1_000_000.0);
     let cpu = node.metric("process_cpu_seconds_total").await;
-    let is_counted = async || node.metric("process_cpu_seconds_total").await > cpu;
-    fanfare_cluster_tests::wait_until(SOON, "CPU to be counted", is_counted).await;
+    // It is counted in whole seconds, so the node works for one.
+    let is_counted = async || {
+        for _ in 0..100 {
+            node.metric("fanfare_open_files").await;
+        }
+        node.metric("process_cpu_seconds_total").await > cpu
+    };
+    fanfare_cluster_tests::wait_until(3 * SOON, "CPU to be counted", is_counted).await;
 }
