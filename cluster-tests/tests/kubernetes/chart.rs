@@ -47,11 +47,6 @@ fn failed_upgrade_leaves_the_other_pods_as_they_were() {
         kubernetes.kill("fanfare-0");
         release::restarted(&kubernetes, "fanfare-0").await;
         let traffic = Traffic::begin(&release::door(&kubernetes).await).await;
-        // A pod that is made anew has the settings of before the upgrade too.
-        kubernetes.kubectl(&["delete", "pod", "fanfare-1"]).await;
-        for state in ["create", "condition=Ready"] {
-            kubernetes.kubectl(&["wait", "pod/fanfare-1", "--for", state, "--timeout", "60s"]).await;
-        }
         kubernetes.helm(&["rollback", "fanfare", "1", "--wait", "--timeout", "110s"]).await;
         traffic.end().await;
         release::test(&kubernetes).await;
