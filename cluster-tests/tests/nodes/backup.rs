@@ -152,8 +152,10 @@ async fn restored_node_has_all_that_was_acknowledged_before() {
     assert!(kept.len() > 100 && all.starts_with(&kept), "{kept:?} of 0 to {last}");
     assert_eq!(publish(&node, json!({"data": 100, "id": "given"})).await, answered);
     assert_eq!(stored(&node).await.len(), kept.len(), "a repeat is stored once");
-    // The outbox is as of a moment later than the store.
-    wait_until(3 * SOON, "what was owed", async || delivered(&receiver).len() >= kept.len()).await;
+    // The outbox is as of a moment later than the store. Of a message under way at that moment, which has no id of its own, the events
+    // may follow its row.
+    let owed = kept.len() - 1;
+    wait_until(3 * SOON, "what was owed", async || delivered(&receiver).len() >= owed).await;
     assert!(all.starts_with(&delivered(&receiver)), "{:?}", delivered(&receiver));
 
     assert_eq!(status_of(&node, &token).await, 401, "revoked before the backup");
