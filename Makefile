@@ -26,7 +26,7 @@ run:
 test: export NODE_IS_BUILT := true
 test:
 	@cluster-tests/steps.sh format 'build!+tools+asyncapi' clippy test-nodes test-rest \
-  test-one-database+test-three-databases+test-benches test-replicated test-kubernetes+test-chart deploy test-alone test-docs openapi
+  test-one-database+test-three-databases+test-benches+test-js test-replicated test-kubernetes+test-chart deploy test-alone test-docs openapi
 
 # What each edit must pass: the same without databases, and of the tests of real nodes only the fan-out across a cluster.
 check: export NODE_IS_BUILT := true
@@ -47,7 +47,7 @@ OVER_THREE := over_three_nodes_of_the_database
 
 .PHONY: format clippy build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches test-kubernetes \
   test-replicated test-replicated-store test-over-three \
-  test-chart deploy test-alone test-docs openapi check-build check-units check-cluster
+  test-chart test-js deploy test-alone test-docs openapi check-build check-units check-cluster
 
 format: components
 	cargo fmt --all --check
@@ -76,6 +76,7 @@ tools:
 	cluster-tests/needs.sh rabbitmq-server rabbitmqctl
 	cluster-tests/cassandra/cassandra fetch || test "$$CI" != true
 	cluster-tests/openapi.sh --fetch
+	clients/js/with-node.sh
 	cluster-tests/python.sh kosoku 0.1.0 || test "$$CI" != true
 	cluster-tests/python.sh pika 1.4.4 || test "$$CI" != true
 	cluster-tests/aws/moto.sh || test "$$CI" != true
@@ -121,6 +122,12 @@ test-over-three:
 # The chart on a real control plane.
 test-chart:
 	$(CARGO_TEST) --test chart -- --test-threads=2
+
+# The client for browsers and Node: its tests mostly wait.
+test-js:
+	clients/js/with-node.sh npm run --silent build
+	clients/js/with-node.sh npm test --silent
+	clients/js/with-node.sh npm run --silent check
 
 # The chart, the alerts and the files of deploy/ by themselves.
 deploy:
