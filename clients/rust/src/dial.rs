@@ -1,5 +1,6 @@
 //! Opening one connection, the first or a further one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fanfare_proto::frame::{Format, code, op};
@@ -25,7 +26,7 @@ pub(crate) struct Dialled {
 }
 
 pub(crate) struct Dialler {
-    pub(crate) options: Options,
+    pub(crate) options: Arc<Options>,
     pub(crate) wallet: Wallet,
     /// Of the last connection: the next one takes it up.
     pub(crate) connection_key: Option<String>,
@@ -35,12 +36,25 @@ pub(crate) struct Dialler {
 
 impl Dialler {
     pub(crate) fn new(options: Options) -> Self {
-        let wallet = Wallet::new(options.credential.clone());
+        let options = Arc::new(options);
+        let wallet = Wallet::new(Arc::clone(&options));
         Self { options, wallet, connection_key: None, unheard: None }
     }
 
+    /// Connects with a token of the source, where there is one. When the node refuses the token, one more is fetched and tried.
     pub(crate) async fn dial(&mut self) -> Result<Dialled, Error> {
-        let result = timeout(CONNECT_MAX, self.dial_unbounded()).await.unwrap_or(Err(Error::TimedOut));
+        self.wallet.fill().await?;
+        match self.attempt().await {
+            Err(error) if is_of_the_token(&error) && self.wallet.discard() => {
+                self.wallet.fill().await?;
+                self.attempt().await
+            }
+            result => result,
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<Dialled, Error> {
+        let result = timeout(CONNECT_MAX, self.open()).await.unwrap_or(Err(Error::TimedOut));
         match &result {
             Ok(dialled) => self.connection_key = Some(dialled.connected.connection_key.clone()),
             Err(error) if self.connection_key.is_some() && may_have_arrived(error) => {
@@ -49,17 +63,6 @@ impl Dialler {
             Err(_) => {}
         }
         result
-    }
-
-    async fn dial_unbounded(&mut self) -> Result<Dialled, Error> {
-        let fresh = self.wallet.fill().await?;
-        match self.open().await {
-            Err(error) if !fresh && is_of_the_token(&error) && self.wallet.discard() => {
-                self.wallet.fill().await?;
-                self.open().await
-            }
-            result => result,
-        }
     }
 
     async fn open(&self) -> Result<Dialled, Error> {

@@ -126,11 +126,9 @@ impl Driver {
         // Nobody to tell: nobody to come back for.
         let told = self.events.send(Event::Disconnected { ending: end.ending.clone(), retry_in }).await;
         told.map_err(|_| end.ending)?;
+        self.dialler.wallet.renew(self.shared.take_token());
         loop {
             sleep_until(at).await;
-            if let Some(token) = self.shared.take_token() {
-                self.dialler.wallet.put(token);
-            }
             let pause = match self.dialler.dial().await {
                 Ok(dialled) => return Ok(dialled),
                 Err(error) if error.is_final() => return Err(refusal(error)),
@@ -161,6 +159,7 @@ fn wait(backoff: &mut Backoff) -> Duration {
 fn refusal(error: Error) -> Ending {
     match error {
         Error::Refused { code, error } => Ending::Refused { code, error },
+        Error::TokenDenied(error) => Ending::Refused { code: 40_300, error },
         Error::Http { status, error, .. } => Ending::Refused { code: u32::from(status) * 100, error },
         other => Ending::Refused { code: 40_000, error: other.to_string() },
     }

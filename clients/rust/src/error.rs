@@ -24,8 +24,10 @@ pub enum Error {
     Refused { code: u32, error: String },
     /// The node has no place for the connection at the moment (op 4).
     Disconnected { code: u32, error: String, reconnect_after_ms: u64 },
-    /// The [`crate::TokenSource`] failed.
+    /// The [`crate::TokenSource`] failed, or the exchange of its TokenRequest.
     NoToken(String),
+    /// The application gives this client no token: status 403 of an auth URL or of the exchange of a TokenRequest.
+    TokenDenied(String),
     /// Connecting or closing took too long.
     TimedOut,
     /// The connection is over and is not taken up again; whether an unanswered publish was stored is not known.
@@ -40,7 +42,11 @@ impl Error {
     /// Trying again unchanged would end the same.
     pub fn is_final(&self) -> bool {
         match self {
-            Self::BadUrl(_) | Self::BadKey | Self::BadValue(_) | Self::Refused { .. } => true,
+            Self::BadUrl(_)
+            | Self::BadKey
+            | Self::BadValue(_)
+            | Self::Refused { .. }
+            | Self::TokenDenied(_) => true,
             Self::Http { status, .. } => (400..500).contains(status) && ![408, 429].contains(status),
             _ => false,
         }
@@ -64,6 +70,7 @@ impl fmt::Display for Error {
                 write!(f, "told to come back later, code {code}: {error}")
             }
             Self::NoToken(reason) => write!(f, "no token: {reason}"),
+            Self::TokenDenied(reason) => write!(f, "no token is given to this client: {reason}"),
             Self::TimedOut => f.write_str("timed out"),
             Self::Closed => f.write_str("the connection is closed"),
             Self::Unknown(reason) => write!(f, "stored or not, that is not known: {reason}"),

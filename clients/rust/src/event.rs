@@ -100,8 +100,8 @@ pub enum Event {
     /// Unasked: the credential does not cover the channel any more.
     Detached { channel: String, error: Option<String>, code: Option<u32> },
     /// The token is about to expire at `expires` (epoch milliseconds): [`crate::Handle::refresh`] it. Where there is a
-    /// [`crate::TokenSource`], only when that has failed.
-    AuthRequired { expires: Option<u64> },
+    /// [`crate::TokenSource`], only when that has failed or its token was refused; `error` says why.
+    AuthRequired { expires: Option<u64>, error: Option<String> },
     /// The connection is lost, and is tried again after the delay, until it is back or refused.
     Disconnected { ending: Ending, retry_in: Duration },
     /// Something on the channel was refused that no request waits for, such as a member that enters again.
@@ -115,8 +115,8 @@ pub enum Event {
 pub enum Ending {
     /// The node said to come back after that delay (op 4).
     Disconnected { code: u32, error: String, reconnect_after_ms: u64 },
-    /// The node refused it (op 7), or another connection in its place (an HTTP status, times 100): not to be tried again
-    /// unchanged.
+    /// The node refused it (op 7), or another connection in its place (an HTTP status, times 100), or the application denied
+    /// a token for that (40300): not to be tried again unchanged.
     Refused { code: u32, error: String },
     /// The node closed with this WebSocket close code (1005: none was given) and without another word.
     Closed { code: u16, reason: String },
@@ -173,7 +173,7 @@ pub(crate) fn of(frame: Incoming) -> Option<Event> {
             error: frame.error,
             code: frame.code,
         }),
-        op::AUTH => Some(Event::AuthRequired { expires: frame.expires }),
+        op::AUTH => Some(Event::AuthRequired { expires: frame.expires, error: None }),
         op::ERROR => Some(Event::Error {
             code: frame.code.unwrap_or_default(),
             error: frame.error.unwrap_or_default(),

@@ -6,23 +6,20 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use fastwebsockets::{FragmentCollectorRead, Role, WebSocketWrite, after_handshake_split, handshake};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::upgrade::Upgraded;
 use hyper::{Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use serde::Deserialize;
 use sha1::{Digest as _, Sha1};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, BufWriter, Chain};
-use tokio::net::TcpStream;
 
-use crate::{Error, Options};
+use crate::{Error, Options, http};
 
 pub(crate) type ReadHalf = FragmentCollectorRead<Chain<Cursor<Bytes>, Box<dyn AsyncRead + Send + Unpin>>>;
 pub(crate) type WriteHalf = WebSocketWrite<BufWriter<Box<dyn AsyncWrite + Send + Unpin>>>;
 
-const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
 const WRITE_BUFFER_BYTES: usize = 64 * 1024;
 
 /// `authorization` is the header; `resume` the key of the connection to take up.
@@ -45,10 +42,7 @@ pub(crate) async fn connect(
     let request =
         request.body(Empty::<Bytes>::new()).map_err(|e| Error::BadValue(format!("unusable request: {e}")))?;
 
-    let stream = TcpStream::connect(&target.address)
-        .await
-        .map_err(|source| Error::Unreachable { address: target.address.clone(), source })?;
-    stream.set_nodelay(true)?;
+    let stream = target.connect().await?;
     let (read, write) = match &target.tls {
         #[cfg(feature = "tls")]
         Some(name) => {
@@ -89,7 +83,7 @@ where
     let exchange = async {
         let response = sender.send_request(request).await.map_err(|e| Error::Protocol(format!("{e}")))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Err(refusal(response).await);
+            return Err(http::refusal(response).await);
         }
         check_accept(&response, nonce)?;
         hyper::upgrade::on(response).await.map_err(|e| Error::Protocol(format!("{e}")))
@@ -119,20 +113,4 @@ fn check_accept(response: &Response<Incoming>, nonce: &str) -> Result<(), Error>
 pub(crate) fn accept_of(nonce: &str) -> String {
     const SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
     STANDARD.encode(Sha1::new().chain_update(nonce).chain_update(SUFFIX).finalize())
-}
-
-async fn refusal(response: Response<Incoming>) -> Error {
-    #[derive(Deserialize)]
-    struct Refusal {
-        error: String,
-        reason: Option<String>,
-    }
-
-    let status = response.status().as_u16();
-    let body = Limited::new(response.into_body(), ERROR_BODY_BYTES_MAX).collect().await;
-    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-    match serde_json::from_slice::<Refusal>(&body) {
-        Ok(Refusal { error, reason }) => Error::Http { status, error, reason },
-        Err(_) => Error::Http { status, error: "no error text".into(), reason: None },
-    }
 }

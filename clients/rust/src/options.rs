@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use fanfare_proto::frame::Format;
-use hyper::Uri;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
+use crate::target::Target;
 use crate::{Credential, Error};
 
 /// How a [`crate::Client`] connects. [`Options::new`] has the defaults.
@@ -75,27 +75,22 @@ impl Options {
         Self { reconnect: Some(Reconnect::default()), ..self }
     }
 
+    /// The realtime socket of the node.
     pub(crate) fn target(&self, resume: Option<&str>) -> Result<Target, Error> {
-        let uri: Uri = self.url.parse().map_err(|e| Error::BadUrl(format!("{e}")))?;
-        let tls = match uri.scheme_str() {
-            Some("ws" | "http") => false,
-            Some("wss" | "https") if cfg!(feature = "tls") => true,
-            Some("wss" | "https") => return Err(Error::BadUrl("built without TLS".into())),
-            _ => return Err(Error::BadUrl("ws://, wss://, http:// or https:// expected".into())),
-        };
-        let host = uri.host().ok_or_else(|| Error::BadUrl("no host".into()))?;
-        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        Ok(Target {
-            tls: tls.then(|| host.trim_matches(['[', ']']).to_owned()),
-            address: self.connect_to.clone().unwrap_or_else(|| format!("{host}:{port}")),
-            host: uri.authority().map_or_else(String::new, |authority| authority.as_str().into()),
-            path: self.path(uri.path(), resume),
-        })
+        let mut target = Target::of(&self.url, self.connect_to.as_deref())?;
+        target.path = self.path(prefix(&target.path), resume);
+        Ok(target)
+    }
+
+    /// The exchange of the TokenRequests of one key.
+    pub(crate) fn exchange_target(&self, key_name: &str) -> Result<Target, Error> {
+        let mut target = Target::of(&self.url, self.connect_to.as_deref())?;
+        let key_name = utf8_percent_encode(key_name, NON_ALPHANUMERIC);
+        target.path = format!("{}/keys/{key_name}/requestToken", prefix(&target.path));
+        Ok(target)
     }
 
     fn path(&self, prefix: &str, resume: Option<&str>) -> String {
-        let prefix = prefix.trim_end_matches('/');
-        let prefix = prefix.strip_suffix("/realtime").unwrap_or(prefix);
         let format = match self.format {
             Format::Json => "json",
             Format::MsgPack => "msgpack",
@@ -116,15 +111,10 @@ impl Options {
     }
 }
 
-pub(crate) struct Target {
-    /// Under TLS: the name that the certificate must be for.
-    pub(crate) tls: Option<String>,
-    /// `host:port` to connect to.
-    pub(crate) address: String,
-    /// The `host` header.
-    pub(crate) host: String,
-    /// Path and query.
-    pub(crate) path: String,
+/// The path under which a node is, without that of its socket and without a query.
+fn prefix(path: &str) -> &str {
+    let path = path.split_once('?').map_or(path, |(path, _)| path).trim_end_matches('/');
+    path.strip_suffix("/realtime").unwrap_or(path)
 }
 
 #[cfg(test)]
@@ -151,6 +141,14 @@ mod tests {
             (target.address.as_str(), target.path.as_str()),
             ("localhost:80", "/realtime?format=json")
         );
+    }
+
+    #[test]
+    fn the_exchange_is_under_the_path_of_the_node() {
+        for url in ["ws://localhost/a/realtime", "http://localhost/a/"] {
+            let target = Options::new(url, Credential::None).exchange_target("k/1").expect("a target");
+            assert_eq!(target.path, "/a/keys/k%2F1/requestToken", "{url}");
+        }
     }
 
     #[test]

@@ -129,9 +129,6 @@ impl Reader<'_> {
     fn disconnected(&mut self, frame: Incoming) {
         let _ = self.outgoing.try_send(Outgoing::Close);
         let code = frame.code.unwrap_or_default();
-        if code == code::TOKEN_EXPIRED {
-            self.driver.dialler.wallet.discard();
-        }
         let reconnect_after_ms = frame.reconnect_after_ms.unwrap_or_default();
         let ending =
             Ending::Disconnected { code, error: frame.error.unwrap_or_default(), reconnect_after_ms };
@@ -162,7 +159,7 @@ impl Reader<'_> {
             Body::Presence(presence) => {
                 Some(Event::Error { code, error: error.unwrap_or_default(), channel: Some(presence.channel) })
             }
-            _ => Some(Event::AuthRequired { expires: None }),
+            _ => Some(Event::AuthRequired { expires: None, error }),
         }
     }
 
@@ -174,11 +171,15 @@ impl Reader<'_> {
         // The node asks at once when a token holds for less than its usual notice; the next may be no better.
         let wait = if left < TOKEN_NOTICE { left / 2 } else { Duration::ZERO };
         let (shared, events) = (Arc::clone(&self.driver.shared), self.driver.events.clone());
+        let options = Arc::clone(&self.driver.dialler.options);
         self.spawn(async move {
             sleep(wait).await;
-            match source.fetch().await {
+            match source.fetch(&options).await {
                 Ok(access_token) => shared.start_own(Body::Auth { access_token }).await,
-                Err(_) => drop(events.send(Event::AuthRequired { expires }).await),
+                Err(error) => {
+                    let error = Some(error.to_string());
+                    let _ = events.send(Event::AuthRequired { expires, error }).await;
+                }
             }
         });
         true

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::token;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, Key};
 
@@ -27,7 +27,7 @@ pub struct TokenParams {
 }
 
 /// A signed TokenRequest, to be posted as JSON to `/keys/{keyName}/requestToken`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRequest {
     pub key_name: String,

@@ -1,6 +1,7 @@
 //! The client against a server that says what the test tells it to.
 
 mod reconnecting;
+mod tokens;
 
 use std::net::SocketAddr;
 

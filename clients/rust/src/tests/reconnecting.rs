@@ -305,13 +305,13 @@ async fn tokens_come_from_the_application_when_the_node_wants_one() {
         server.say(&json!({"op": 1, "id": auth["id"]})).await;
         server.say(&connected("k2", true)).await;
         drop(server);
-        let mut server = again(&listener, "authorization: Bearer t2\r\n", "k").await;
+        let mut server = again(&listener, "authorization: Bearer t3\r\n", "k").await;
         server.say(&json!({"op": 4, "code": 40142, "reconnectAfterMs": 0})).await;
         drop(server);
-        let server = again(&listener, "authorization: Bearer t3\r\n", "k").await;
+        let server = again(&listener, "authorization: Bearer t4\r\n", "k").await;
         drop(server);
         refuse(&listener, "401 Unauthorized").await;
-        let server = again(&listener, "authorization: Bearer t4\r\n", "k").await;
+        let server = again(&listener, "authorization: Bearer t6\r\n", "k").await;
         drop(server);
         refuse(&listener, "401 Unauthorized").await;
         refuse(&listener, "401 Unauthorized").await;
