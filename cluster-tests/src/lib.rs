@@ -3,6 +3,7 @@
 //! Every wait is on a state, with a deadline; every port is 0; every node has a data folder of its own.
 
 pub mod attempts;
+pub mod auth_server;
 pub mod balancer;
 mod binary;
 pub mod cassandra;
@@ -38,6 +39,7 @@ pub mod tls;
 pub mod traffic;
 pub mod wait;
 
+pub use auth_server::AuthServer;
 pub use balancer::Balancer;
 pub use cassandra::Cassandra;
 pub use command::Running;

@@ -78,6 +78,7 @@ mod supervisor;
 mod targets_across_nodes;
 mod targets_chaos;
 mod tls;
+mod token_flow;
 mod token_rules;
 mod traces;
 mod unread_log;
