@@ -14,6 +14,7 @@ const server = createServer(async (request, response) => {
   if (pathname === '/token') {
     // A real server takes the name from its session.
     const clientId = searchParams.get('clientId');
+    if (!clientId) return response.writeHead(403).end('clientId is missing');
     const capability = { [`${example}:*`]: ['subscribe', 'publish', 'presence', 'history'] };
     return response.end(JSON.stringify(await rest.auth.createTokenRequest({ clientId, capability })));
   }
@@ -21,4 +22,4 @@ const server = createServer(async (request, response) => {
   if (!files[pathname]) return response.writeHead(404).end();
   response.setHeader('content-type', types[pathname]).end(readFileSync(new URL(files[pathname], import.meta.url)));
 });
-server.listen(Number(process.env.PORT ?? 3000), () => console.log(`http://localhost:${server.address().port}`));
+server.listen(Number(process.env.PORT ?? 4000), '127.0.0.1', () => console.log(`http://127.0.0.1:${server.address().port}`));

@@ -38,15 +38,19 @@ export type ChannelEvents = {
   occupancy: [Occupancy];
 };
 
-export type MessageListener = (message: Message) => void;
+export type MessageListener<Data = unknown> = (message: Message<Data>) => void;
 
 /** Before the client asks again for what the node could not give at the moment. */
 const AGAIN_MS = 1_000;
+/** So often it asks again for what the application waits for. */
+const ATTEMPTS = 10;
 
 /** What a channel needs of its client. */
 export interface Host {
   ask(request: Request, isOwn?: boolean): Promise<ServerFrame>;
   isNew(channel: string, message: Message): boolean;
+  /** The channel is left: what comes of it later counts as new. */
+  forget(channel: string): void;
   history(channel: string, params: HistoryParams): Promise<Page<Message>>;
   discontinuity(event: DiscontinuityEvent): boolean;
   /** Own messages are to be left out, where the node itself cannot do so. */
@@ -67,7 +71,15 @@ export class Channel extends Emitter<ChannelEvents> {
   #granted: ChannelMode[] = [];
   /** The application was given everything up to here. */
   #serial: string | undefined;
+  /** The node has withheld messages since the capability did not cover them. */
+  #isWithheld = false;
   #state: ChannelState = 'initialized';
+  /** Attaches without an answer, and those of them that came before a detach. */
+  #unanswered = 0;
+  #stale = 0;
+  #isReleased = false;
+  /** The client has ended while it was attached. */
+  #comesBack = false;
   #again: ReturnType<typeof setTimeout> | undefined;
 
   /** @internal */
@@ -90,24 +102,55 @@ export class Channel extends Emitter<ChannelEvents> {
 
   /** Begins to receive the channel. Resolves when the node has confirmed it. */
   attach(): Promise<void> {
+    if (this.#isReleased) return Promise.reject(badRequest(`${this.name} was released: get the channel again`));
     const modes = this.#options.modes ?? (this.#wanted.size > 0 ? [...this.#wanted] : undefined);
     const before = this.#asked;
-    if (before && (!before.modes || modes?.every((mode) => before.modes?.includes(mode)))) return before.answer;
+    const isAsked = before && (!before.modes || modes?.every((mode) => before.modes?.includes(mode)));
+    // A token may grant less than before, and a later one more.
+    const isGranted = this.#state !== 'attached' || !modes || modes.every((mode) => this.#granted.includes(mode));
+    if (isAsked && isGranted) return before.answer;
+    const { rewind } = this.#options;
+    const isFirst = modes?.includes('subscribe') !== false && !this.#granted.includes('subscribe');
+    if (rewind !== undefined && isFirst && this.#state === 'attached') {
+      // A channel that is attached gives nothing of the past.
+      void this.detach().catch(() => {});
+    }
     if (this.#state !== 'attached') this.#state = 'attaching';
     const request: Request = { op: Op.attach, channel: this.name, ...this.#attachOptions(modes) };
-    if (this.#options.rewind !== undefined && this.#serial === undefined) request.rewind = String(this.#options.rewind);
-    const answer = this.#host.ask(request).then(
-      () => {},
-      (error: FanfareError) => {
-        if (this.#asked?.answer === answer) this.#asked = before;
-        if (this.#state === 'attaching' && this.#serial === undefined) this.#fail(error);
-        throw error;
-      },
-    );
-    // Who does not wait for it hears of it by the event.
+    if (rewind !== undefined && this.#serial === undefined) request.rewind = String(rewind);
+    const answer = this.#askAttach(request).catch((error: unknown) => {
+      if (this.#asked?.answer === answer) this.#asked = before;
+      const reason = asError(error, ErrorCode.internal);
+      if (this.#state === 'attaching' && this.#serial === undefined) this.#fail(reason);
+      throw reason;
+    });
+    // A caller who does not wait for it hears of it by the event.
     answer.catch(() => {});
     this.#asked = { modes, answer };
     return answer;
+  }
+
+  async #askAttach(request: Request): Promise<void> {
+    for (let attempt = 1; ; attempt++) {
+      this.#unanswered += 1;
+      try {
+        await this.#host.ask(request);
+        return;
+      } catch (error) {
+        this.#answered();
+        if (attempt === ATTEMPTS || this.#state !== 'attaching' || !passes(asError(error, ErrorCode.internal))) throw error;
+        await pause(AGAIN_MS);
+        if (this.#state !== 'attaching') throw error;
+      }
+    }
+  }
+
+  /** An attach has its answer. False: a detach has followed it. */
+  #answered(): boolean {
+    this.#unanswered -= 1;
+    if (this.#stale === 0) return true;
+    this.#stale -= 1;
+    return false;
   }
 
   #attachOptions(modes: ChannelMode[] | undefined): { modes?: ChannelMode[]; occupancy?: boolean } {
@@ -124,18 +167,39 @@ export class Channel extends Emitter<ChannelEvents> {
     if (this.#state !== 'attached' && this.#state !== 'attaching') return;
     this.#state = 'detaching';
     clearTimeout(this.#again);
-    this.#asked = undefined;
-    await this.#host.ask({ op: Op.detach, channel: this.name });
+    this.#stale = this.#unanswered;
+    // An attach that follows is a first one.
+    this.#asked = this.#serial = undefined;
+    this.#granted = [];
+    this.#isWithheld = false;
+    this.#host.forget(this.name);
+    for (let attempt = 1; ; attempt++) {
+      try {
+        await this.#host.ask({ op: Op.detach, channel: this.name });
+        return;
+      } catch (error) {
+        if (attempt === ATTEMPTS || !passes(asError(error, ErrorCode.internal))) throw error;
+        await pause(AGAIN_MS);
+      }
+    }
+  }
+
+  /** @internal */
+  async release(): Promise<void> {
+    this.#isReleased = true;
+    this.presence.detached();
+    await this.detach();
+    if (this.#state === 'detaching') this.#reset('detached');
   }
 
   /**
    * Calls `listener` for each message, or for those of one name. Attaches the channel.
    * @returns a promise of the attach, which a caller may leave alone
    */
-  subscribe(listener: MessageListener): Promise<void>;
-  subscribe(name: string, listener: MessageListener): Promise<void>;
-  subscribe(name: string | MessageListener, listener?: MessageListener): Promise<void> {
-    const [of, added] = typeof name === 'string' ? [name, listener] : [undefined, name];
+  subscribe<Data = unknown>(listener: MessageListener<Data>): Promise<void>;
+  subscribe<Data = unknown>(name: string, listener: MessageListener<Data>): Promise<void>;
+  subscribe<Data>(name: string | MessageListener<Data>, listener?: MessageListener<Data>): Promise<void> {
+    const [of, added] = (typeof name === 'string' ? [name, listener] : [undefined, name]) as [string?, MessageListener?];
     if (typeof added !== 'function') throw badRequest('listener must be a function');
     const listeners = this.#listeners.get(of) ?? new Set();
     this.#listeners.set(of, listeners.add(added));
@@ -143,10 +207,10 @@ export class Channel extends Emitter<ChannelEvents> {
   }
 
   /** Removes a listener, or all of one name, or all. The channel stays attached. */
-  unsubscribe(listener?: MessageListener): void;
-  unsubscribe(name: string, listener?: MessageListener): void;
-  unsubscribe(name?: string | MessageListener, listener?: MessageListener): void {
-    const [of, removed] = typeof name === 'string' ? [name, listener] : [undefined, name];
+  unsubscribe<Data = unknown>(listener?: MessageListener<Data>): void;
+  unsubscribe<Data = unknown>(name: string, listener?: MessageListener<Data>): void;
+  unsubscribe<Data>(name?: string | MessageListener<Data>, listener?: MessageListener<Data>): void {
+    const [of, removed] = (typeof name === 'string' ? [name, listener] : [undefined, name]) as [string?, MessageListener?];
     if (removed) this.#listeners.get(of)?.delete(removed);
     else if (of === undefined) this.#listeners.clear();
     else this.#listeners.delete(of);
@@ -159,7 +223,7 @@ export class Channel extends Emitter<ChannelEvents> {
   publish(name: string, data?: unknown): Promise<void>;
   publish(messages: MessageDraft | MessageDraft[]): Promise<void>;
   async publish(what: string | MessageDraft | MessageDraft[], data?: unknown): Promise<void> {
-    const drafts = typeof what === 'string' ? [{ name: what, ...(data === undefined ? {} : { data }) }] : [what].flat();
+    const drafts = draftsOf(what, data);
     // A retry under the same id is the same message.
     const messages = drafts.map((draft) => ({ ...draft, id: draft.id ?? this.#host.messageId() }));
     await this.#host.ask({ op: Op.message, channel: this.name, messages });
@@ -177,6 +241,10 @@ export class Channel extends Emitter<ChannelEvents> {
 
   /** @internal A connection is there. */
   linked(): void {
+    if (this.#comesBack) {
+      this.#comesBack = false;
+      void this.attach().catch(() => {});
+    }
     if (this.#serial !== undefined && this.#state !== 'detaching') this.#reattach();
     this.presence.linked();
   }
@@ -185,7 +253,9 @@ export class Channel extends Emitter<ChannelEvents> {
     clearTimeout(this.#again);
     this.#state = 'attaching';
     const request: Request = { op: Op.attach, channel: this.name, ...this.#attachOptions(this.#asked?.modes) };
+    this.#unanswered += 1;
     this.#host.ask({ ...request, serial: this.#serial ?? '' }, true).catch((error: unknown) => {
+      this.#answered();
       const reason = asError(error, ErrorCode.internal);
       // The next connection asks for it.
       if (reason.code === ErrorCode.disconnected || this.#state !== 'attaching') return;
@@ -212,12 +282,16 @@ export class Channel extends Emitter<ChannelEvents> {
   }
 
   #attached(frame: ServerFrame): void {
-    if (this.#state === 'detaching') return;
+    const isStale = frame.id !== undefined && !this.#answered();
+    if (isStale || this.#state === 'detaching') return;
     const { resumed = false, serial = '', modes = [], warning } = frame;
+    const hasMessages = modes.includes('subscribe');
+    const hadMessages = this.#granted.includes('subscribe');
     // Without messages there is nothing to miss; the list of members is told anew.
-    const isGap = this.#serial !== undefined && !resumed && modes.includes('subscribe');
-    // Nothing of a first attach is missing; of one that goes on, history begins where it began.
-    if (!resumed) this.#attachedAt = serial;
+    const isGap = hasMessages && (this.#isWithheld || (this.#serial !== undefined && hadMessages && !resumed));
+    this.#isWithheld = !hasMessages && (hadMessages || this.#isWithheld);
+    // History begins where messages began to come without a break.
+    if (hasMessages && (!resumed || !hadMessages)) this.#attachedAt = serial;
     this.#serial = serial;
     this.#granted = modes;
     this.#state = 'attached';
@@ -233,8 +307,9 @@ export class Channel extends Emitter<ChannelEvents> {
     this.emit('discontinuity', event);
   }
 
-  #detached({ code, error }: ServerFrame): void {
-    if (this.#asked && code === undefined && this.#state === 'attaching') return;
+  #detached({ id, code, error }: ServerFrame): void {
+    // An attach has followed the detach.
+    if (id !== undefined && this.#state !== 'detaching') return;
     this.#reset('detached');
     this.emit('detached', code === undefined ? undefined : new FanfareError(error ?? 'detached', code));
   }
@@ -257,14 +332,17 @@ export class Channel extends Emitter<ChannelEvents> {
   #reset(state: ChannelState): void {
     clearTimeout(this.#again);
     this.#state = state;
-    this.#serial = this.#asked = undefined;
+    this.#serial = this.#asked = this.#attachedAt = undefined;
     this.#granted = [];
+    this.#isWithheld = false;
+    this.#host.forget(this.name);
     this.presence.detached();
   }
 
   /** @internal The client has ended. */
   end(): void {
-    this.presence.end();
+    this.#comesBack = this.#state === 'attached' || this.#state === 'attaching';
+    this.#unanswered = this.#stale = 0;
     if (this.#state !== 'initialized') this.#detached({ op: Op.detached, code: ErrorCode.closed, error: 'the client has ended' });
   }
 }
@@ -273,6 +351,23 @@ export class Channel extends Emitter<ChannelEvents> {
 export function passes(error: FanfareError): boolean {
   if (error.reason === 'channel_limit') return false;
   return error.code === ErrorCode.limit || (error.code >= ErrorCode.internal && error.code < ErrorCode.closed);
+}
+
+const DRAFT_FIELDS = ['name', 'data', 'extras', 'id'];
+
+/** The messages of a publish. */
+export function draftsOf(what: string | MessageDraft | MessageDraft[], data: unknown): MessageDraft[] {
+  const drafts = typeof what === 'string' ? [{ name: what, ...(data === undefined ? {} : { data }) }] : [what].flat();
+  for (const draft of drafts as unknown[]) {
+    if (typeof draft !== 'object' || draft === null) throw badRequest('a message is an object, or a name and data');
+    const unknown = Object.keys(draft).find((field) => !DRAFT_FIELDS.includes(field));
+    if (unknown !== undefined) throw badRequest(`a message has no field ${unknown}: it has ${DRAFT_FIELDS.join(', ')}`);
+  }
+  return drafts;
+}
+
+function pause(ms: number): Promise<void> {
+  return new Promise((done) => setTimeout(done, ms));
 }
 
 export function idPrefix(): string {

@@ -3,6 +3,9 @@ import { call } from './http.js';
 import { type TokenAnswer, type AuthOptions } from './options.js';
 import { type TokenDetails, type TokenRequest, base64, parseKey } from './sign.js';
 
+const JWT = /^[\w-]+\.[\w-]+\.[\w-]+$/;
+/** How long the application may take to give a token. */
+const SOURCE_MS = 30_000;
 /** A token of a source is not used for HTTP when it ends within this. */
 const TOKEN_LEFT_MS = 10_000;
 
@@ -11,6 +14,8 @@ export class Credential {
   readonly #options: AuthOptions;
   readonly #url: string;
   #token: string | undefined;
+  /** By this device's clock, which may be off: counted from when the token came. */
+  #goodUntil = 0;
   #fetching: Promise<string> | undefined;
 
   constructor(url: string, options: AuthOptions) {
@@ -18,6 +23,11 @@ export class Credential {
     this.#options = options;
     this.#token = options.token;
     if (options.key !== undefined) parseKey(options.key);
+  }
+
+  /** A node that checks credentials lets nobody in without one. */
+  get isEmpty(): boolean {
+    return !this.isRenewable && this.#options.key === undefined && this.#options.token === undefined;
   }
 
   /** The application gives a token whenever it is asked. */
@@ -36,24 +46,13 @@ export class Credential {
   async header(): Promise<string | undefined> {
     const { key } = this.#options;
     if (key !== undefined) return `Basic ${base64(new TextEncoder().encode(key))}`;
-    const isGood = this.#token !== undefined && (!this.isRenewable || expiry(this.#token) > Date.now() + TOKEN_LEFT_MS);
-    const token = isGood || !this.isRenewable ? this.#token : await this.fetch();
+    const token = !this.isRenewable || Date.now() < this.#goodUntil ? this.#token : await this.fetch();
     return token === undefined ? undefined : `Bearer ${token}`;
   }
 
   /** The node has refused the token. */
   discard(): void {
-    if (this.isRenewable) this.#token = undefined;
-  }
-
-  /** A token of the application, in the place of the one before. */
-  put(token: string): void {
-    this.#token = token;
-  }
-
-  /** When the token ends, in epoch milliseconds; infinity where that is not known. */
-  get expires(): number {
-    return this.#token === undefined ? Infinity : expiry(this.#token);
+    this.#goodUntil = 0;
   }
 
   /** A new token of the application; several who ask at once get the same one. */
@@ -66,14 +65,24 @@ export class Credential {
 
   async #fetch(): Promise<string> {
     let answer: TokenAnswer;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const late = new Promise<never>((_, reject) => {
+      timer = setTimeout(() => reject(new FanfareError('the application gave no token in time', ErrorCode.noToken)), SOURCE_MS);
+    });
     try {
-      answer = await this.#ask();
+      answer = await Promise.race([this.#ask(), late]);
     } catch (error) {
       const { message, statusCode } = asError(error, ErrorCode.noToken);
-      throw new FanfareError(message, ErrorCode.noToken, { statusCode, cause: error });
+      const source = this.#options.authCallback ? 'authCallback' : `authUrl ${this.#options.authUrl}`;
+      throw new FanfareError(`${source}: ${message}`, ErrorCode.noToken, { statusCode, cause: error });
+    } finally {
+      clearTimeout(timer);
     }
-    this.#token = await exchanged(this.#url, answer);
-    return this.#token;
+    const token = await exchanged(this.#url, answer);
+    if (typeof token !== 'string' || !JWT.test(token)) throw new FanfareError('the answer of the application holds no token', ErrorCode.noToken);
+    this.#token = token;
+    this.#goodUntil = Date.now() + lifetimeMs(token) - TOKEN_LEFT_MS;
+    return token;
   }
 
   async #ask(): Promise<TokenAnswer> {
@@ -82,7 +91,7 @@ export class Credential {
     const params = { ...(clientId === undefined ? {} : { clientId }), ...authParams };
     const headers = authHeaders ? { headers: authHeaders } : {};
     const sent = authMethod === 'POST' ? { method: 'POST', body: params } : { query: params };
-    const response = await call(authUrl ?? '', { ...headers, ...sent });
+    const response = await call(authUrl ?? '', { ...headers, ...sent, isFresh: true });
     const text = (await response.text()).trim();
     return text.startsWith('{') || text.startsWith('"') ? (JSON.parse(text) as TokenAnswer) : text;
   }
@@ -106,12 +115,13 @@ export async function exchange(url: string, request: TokenRequest): Promise<Toke
   return (await response.json()) as TokenDetails;
 }
 
-function expiry(token: string): number {
+/** How long a token is good, by its claims; a minute where it has none. */
+function lifetimeMs(token: string): number {
   try {
     const claims = token.split('.')[1]?.replace(/-/g, '+').replace(/_/g, '/') ?? '';
-    const { exp } = JSON.parse(atob(claims)) as { exp?: number };
-    return typeof exp === 'number' ? exp * 1000 : Infinity;
+    const { iat, exp } = JSON.parse(atob(claims)) as { iat: number; exp: number };
+    return Number.isFinite(exp - iat) ? (exp - iat) * 1000 : 60_000;
   } catch {
-    return Infinity;
+    return 60_000;
   }
 }

@@ -2,7 +2,7 @@ import { Backoff } from './backoff.js';
 import { Credential } from './credential.js';
 import { ErrorCode, FanfareError, asError } from './error.js';
 import { StreamLink } from './event-stream.js';
-import { type ClientFrame, Op, type ServerFrame, json } from './frame.js';
+import { type ClientFrame, type Encoded, Op, type ServerFrame, json } from './frame.js';
 import { call, withQuery } from './http.js';
 import type { Link, LinkEvents } from './link.js';
 import type { RealtimeOptions } from './options.js';
@@ -17,6 +17,8 @@ const SILENCE_EXTRA_MS = 10_000;
 const PROBE_MS = 5_000;
 /** A timer that is this late tells that the device slept. */
 const SLEPT_MS = 2_000;
+/** Between two attempts that the platform asks for. */
+const WAKE_MS = 1_000;
 /** How long the node may take to answer a close. */
 const CLOSE_MS = 1_000;
 /** A connection that held for less is followed by longer and longer pauses. */
@@ -61,7 +63,17 @@ export class Driver {
   #refusals = 0;
   #blocked = { count: 0, until: 0 };
   #closed: (() => void)[] = [];
+  /** Told apart from attempts that were given up. */
+  #attempt = 0;
+  #refreshing: ReturnType<typeof setTimeout> | undefined;
   #isCloseSent = false;
+  /** The application wants a connection: false after `close()`. */
+  #isWanted = false;
+  /** An attempt may begin before the pause is over: the node did not ask for it. */
+  #mayWake = false;
+  /** The console has been told that there was never a connection. */
+  #hasWarned = false;
+  #attemptedAt = 0;
   /** Told when the platform says that the network came back, or that the page is shown again. */
   readonly #onWake = (): void => this.#wake();
 
@@ -76,6 +88,7 @@ export class Driver {
 
   /** Connects, at once where a pause is under way. */
   start(): void {
+    this.#isWanted = true;
     if (this.state === 'closing' || this.state === 'connecting' || this.state === 'connected') return;
     this.#listen(true);
     void this.#connect();
@@ -83,6 +96,7 @@ export class Driver {
 
   /** Ends the connection. Resolves when it has ended. */
   close(): Promise<void> {
+    this.#isWanted = false;
     if (this.state === 'closed' || this.state === 'failed') return Promise.resolve();
     const closed = new Promise<void>((resolve) => this.#closed.push(resolve));
     if (this.state === 'closing') return closed;
@@ -90,8 +104,8 @@ export class Driver {
     this.#set('closing');
     if (link) {
       // What was sent before is answered first.
-      this.#requests.whenIdle(() => this.#sendClose(link));
       this.#wait(CLOSE_MS, () => this.#sendClose(link));
+      this.#requests.whenIdle(() => this.#sendClose(link));
     } else this.#finish('closed');
     return closed;
   }
@@ -115,19 +129,21 @@ export class Driver {
 
   async #connect(): Promise<void> {
     clearTimeout(this.#timer);
+    const attempt = ++this.#attempt;
+    this.#attemptedAt = Date.now();
     this.#lastWord = undefined;
     this.#set('connecting');
     let query: Record<string, string | undefined>;
     try {
       query = await this.#credential.query();
     } catch (error) {
-      if (this.state !== 'connecting') return;
+      if (attempt !== this.#attempt) return;
       const reason = asError(error, ErrorCode.noToken);
       // The application's server knows this user no more.
       if (reason.statusCode === 403) return this.#finish('failed', reason);
       return this.#pause(reason);
     }
-    if (this.state !== 'connecting') return;
+    if (attempt !== this.#attempt) return;
     this.#wait(this.#options.connectTimeoutMs ?? 10_000, () => this.#lose('the node did not answer in time'));
     const events: LinkEvents = {
       frame: (frame) => this.#take(frame),
@@ -176,9 +192,9 @@ export class Driver {
   }
 
   /** Sends a frame on the connection, which is there. */
-  send(frame: ClientFrame): void {
+  send(frame: ClientFrame, encoded?: Encoded): void {
     this.#lastSent = Date.now();
-    this.#link?.send(frame);
+    this.#link?.send(frame, encoded);
   }
 
   #take(frame: ServerFrame): void {
@@ -188,6 +204,8 @@ export class Driver {
         return this.#welcome(frame);
       case Op.disconnected: {
         const error = new FanfareError(frame.error ?? 'the node ended the connection', frame.code ?? ErrorCode.unavailable);
+        // Coming back with the same token would end the same way.
+        if (error.code === ErrorCode.tokenExpired && !this.#credential.isRenewable) return this.#finish('failed', error);
         this.#lastWord = { error, afterMs: frame.reconnectAfterMs };
         return this.#lose(error.message);
       }
@@ -197,7 +215,7 @@ export class Driver {
         if (frame.channel === undefined) return this.#refused(frame);
         break;
       case Op.auth:
-        return void this.#refresh(frame.expires);
+        return this.#refresh(frame.expires);
     }
     if (!this.#requests.answer(frame)) this.#events.frame(frame);
     else if (frame.op === Op.attached || frame.op === Op.detached) this.#events.frame(frame);
@@ -213,7 +231,7 @@ export class Driver {
     this.#linkedAt = Date.now();
     this.state = 'connected';
     this.#watch();
-    this.#requests.linked((sent) => this.send(sent), () => this.#events.linked(frame));
+    this.#requests.linked((sent, encoded) => this.send(sent, encoded), () => this.#events.linked(frame));
     this.#set('connected');
   }
 
@@ -238,12 +256,14 @@ export class Driver {
 
   #wake(): void {
     if ((globalThis as { document?: { hidden?: boolean } }).document?.hidden) return;
-    if (this.state === 'disconnected') void this.#connect();
+    const isSoon = Date.now() - this.#attemptedAt < WAKE_MS;
+    if (this.state === 'disconnected' && this.#mayWake && !isSoon) void this.#connect();
     else if (this.state === 'connected') this.#probe();
   }
 
   #refused({ code = ErrorCode.internal, error = 'refused' }: ServerFrame): void {
-    const reason = new FanfareError(error, code);
+    const hint = this.#credential.isEmpty ? ': give key, token, authUrl or authCallback' : '';
+    const reason = new FanfareError(error + hint, code);
     const window = this.#connected?.resumeWindowMs ?? 0;
     if (code === ErrorCode.takenOver && Date.now() - this.#unheardAt <= window) return this.#lose(error);
     // Another token may be good.
@@ -261,29 +281,39 @@ export class Driver {
     if (state === 'closing') return this.#finish('closed');
     if (state !== 'connecting' && state !== 'connected') return;
     const isSocket = this.#link instanceof SocketLink;
+    // A node without room refuses event streams too.
+    if (state === 'connecting' && this.#link && !isSocket) this.#blocked.until = 0;
     this.#unlink();
-    const reason = this.#lastWord?.error ?? new FanfareError(why, ErrorCode.disconnected);
+    const place = state === 'connecting' ? `cannot connect to ${this.#url}: ` : '';
+    const reason = this.#lastWord?.error ?? new FanfareError(place + why, ErrorCode.disconnected);
+    if (!this.#connected && !this.#hasWarned) {
+      this.#hasWarned = true;
+      console.warn(`fanfare: ${reason.message}; trying again`);
+    }
     if (state === 'connecting' && isSocket && !this.#lastWord) {
       this.#unheardAt = Date.now();
       void this.#suspectBlocked();
     }
-    if (state === 'connected' && Date.now() - this.#linkedAt >= HELD_MS) this.#backoff.reset();
-    this.#pause(reason, this.#lastWord?.afterMs);
+    const hasHeld = state === 'connected' && Date.now() - this.#linkedAt >= HELD_MS;
+    if (hasHeld) this.#backoff.reset();
+    const own = this.#backoff.next();
+    const asked = this.#lastWord?.afterMs;
+    // A node that asks again and again to come back at once is not taken at its word.
+    this.#pause(reason, asked === undefined ? own : hasHeld ? asked : Math.max(asked, own), asked === undefined);
   }
 
   #unlink(): void {
+    this.#attempt += 1;
     clearTimeout(this.#timer);
+    clearTimeout(this.#refreshing);
     this.#link?.close();
     this.#link = undefined;
     this.#requests.unlinked();
   }
 
-  /** Waits before the next attempt, as long as the node asked for. */
-  #pause(reason: FanfareError, afterMs?: number): void {
-    const held = this.#linkedAt > 0 && Date.now() - this.#linkedAt >= HELD_MS;
-    const own = this.#backoff.next();
-    // A node that asks again and again to come back at once is not taken at its word.
-    const pause = afterMs === undefined ? own : held ? afterMs : Math.max(afterMs, own);
+  /** Waits before the next attempt. */
+  #pause(reason: FanfareError, pause = this.#backoff.next(), mayWake = true): void {
+    this.#mayWake = mayWake;
     this.#wait(pause, () => void this.#connect());
     this.#set('disconnected', reason, pause);
   }
@@ -299,18 +329,22 @@ export class Driver {
     if (this.#blocked.count >= BLOCKED_AFTER) this.#blocked = { count: 0, until: Date.now() + BLOCKED_MS };
   }
 
-  async #refresh(expires: number | undefined): Promise<void> {
+  /** The token ends soon. */
+  #refresh(expires: number | undefined): void {
     if (!this.#credential.isRenewable) return;
     const left = expires === undefined ? 0 : expires - (Date.now() + this.#clockMs);
+    clearTimeout(this.#refreshing);
+    this.#refreshing = setTimeout(() => void this.#replaceToken(), left < TOKEN_NOTICE_MS ? Math.max(0, left / 2) : 0);
+  }
+
+  async #replaceToken(): Promise<void> {
     const link = this.#link;
-    if (left < TOKEN_NOTICE_MS) await new Promise((resolve) => setTimeout(resolve, Math.max(0, left / 2)));
-    if (link !== this.#link) return;
     try {
       const accessToken = await this.#credential.fetch();
       if (link === this.#link) await this.#requests.ask({ op: Op.auth, accessToken }, true);
     } catch (error) {
       // The connection goes on until its token ends, and comes back with another one.
-      console.warn('fanfare: no new token', error);
+      if (link === this.#link) console.warn('fanfare: no new token', error);
     }
   }
 
@@ -323,6 +357,7 @@ export class Driver {
     this.#requests.end(reason ?? new FanfareError('the client is closed', ErrorCode.closed));
     this.#set(state, reason);
     for (const resolve of this.#closed.splice(0)) resolve();
+    if (state === 'closed' && this.#isWanted) this.start();
   }
 
   #listen(on: boolean): void {

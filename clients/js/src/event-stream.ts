@@ -2,7 +2,10 @@ import { ErrorCode, FanfareError, asError } from './error.js';
 import { type ClientFrame, Op, type Request, type ServerFrame } from './frame.js';
 import { call, refusal, withQuery } from './http.js';
 import type { Link, LinkEvents } from './link.js';
+import { NEEDS_SOCKET } from './presence.js';
 
+/** Channels of one stream at most, by the node. */
+const CHANNELS_MAX = 20;
 /** Attaches within this many milliseconds go into one stream. */
 const GATHER_MS = 5;
 /** The stream has a comment at least this often, unless the node is set to an uncommon heartbeat. */
@@ -50,6 +53,10 @@ export class StreamLink implements Link {
     const { id } = frame;
     switch (frame.op) {
       case Op.attach:
+        if (this.#channels.size >= CHANNELS_MAX && !this.#channels.has(frame.channel)) {
+          const error = `an event stream has at most ${CHANNELS_MAX} channels`;
+          return this.#answer(nack(id, new FanfareError(error, ErrorCode.limit, { reason: 'channel_limit' })));
+        }
         this.#channels.set(frame.channel, { serial: frame.serial ?? '', id });
         return this.#restart();
       case Op.detach:
@@ -60,11 +67,15 @@ export class StreamLink implements Link {
         this.#publishes = this.#publishes.then(() => this.#publish(frame, id));
         return;
       case Op.presence:
-        return this.#answer(nack(id, new FanfareError('presence needs a WebSocket', ErrorCode.badRequest)));
+        return this.#answer(
+          nack(id, new FanfareError('presence needs a WebSocket', ErrorCode.badRequest, { reason: NEEDS_SOCKET })),
+        );
       case Op.auth:
         // Each stream and each call takes the credential as it is.
         this.#answer({ op: Op.ack, id });
         return this.#restart();
+      case Op.heartbeat:
+        return void call(`${this.#options.url}/health`).then(this.#events.sign, () => {});
       case Op.close:
         return this.#answer({ op: Op.closed });
     }
@@ -137,8 +148,33 @@ export class StreamLink implements Link {
       await this.#parse(response.body, stream);
       throw new Error('the event stream ended');
     } catch (error) {
-      if (!stream.signal.aborted) this.#refuse(asError(error, ErrorCode.disconnected));
+      if (stream.signal.aborted) return;
+      const failure = asError(error, ErrorCode.disconnected);
+      const mayBeOfOne = failure.code === ErrorCode.forbidden || failure.code === ErrorCode.badRequest;
+      if (mayBeOfOne && (await this.#refuseSome())) this.#restart();
+      else this.#refuse(failure);
     }
+  }
+
+  /** Refuses those attaches for which the node opens no stream. True if there were any. */
+  async #refuseSome(): Promise<boolean> {
+    let isAny = false;
+    for (const [channel, { id }] of [...this.#channels].filter(([, attachment]) => attachment.id !== undefined)) {
+      try {
+        const authorization = await this.#options.authorization();
+        const headers = authorization === undefined ? {} : { authorization };
+        const { clientId } = this.#options;
+        await call(`${this.#options.url}/realtime/sse`, { method: 'HEAD', headers, query: { channel, clientId } });
+      } catch (error) {
+        const failure = asError(error, ErrorCode.disconnected);
+        if (failure.code === ErrorCode.disconnected) return false;
+        isAny = true;
+        this.#channels.delete(channel);
+        const told = failure.code === ErrorCode.forbidden ? 'the capability does not cover subscribe here' : failure.message;
+        this.#answer(nack(id, new FanfareError(told, failure.code)));
+      }
+    }
+    return isAny;
   }
 
   async #parse(body: ReadableStream<Uint8Array>, stream: AbortController): Promise<void> {
@@ -175,7 +211,11 @@ export class StreamLink implements Link {
       attachment.id = undefined;
       if (id !== undefined) frame.id = id;
       // Another channel came or went, and this one goes on as it was. Its members are told anew.
-      else if (frame.resumed && frame.presence !== true) return;
+      else if (frame.resumed) {
+        const isEmpty = frame.modes?.includes('presence') === true && frame.presence !== true;
+        const { channel = '' } = frame;
+        return isEmpty ? this.#events.frame({ op: Op.sync, channel, members: [], more: false }) : undefined;
+      }
     }
     this.#events.frame(frame);
   }

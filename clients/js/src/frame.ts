@@ -34,11 +34,11 @@ export interface MessageDraft {
   id?: string;
 }
 
-/** A message that was published. */
-export interface Message {
+/** A message that was published. `Data` is what the application expects its data to be; nothing checks that. */
+export interface Message<Data = unknown> {
   id: string;
   name?: string;
-  data?: unknown;
+  data: Data;
   extras?: Record<string, unknown>;
   /** The publisher's identity, if it has one. */
   clientId?: string;
@@ -117,11 +117,14 @@ export interface ServerFrame {
   reconnectAfterMs?: number;
 }
 
+/** A frame as it is sent. */
+export type Encoded = string | Uint8Array<ArrayBuffer>;
+
 /** How frames are written on a socket. */
 export interface Codec {
   /** The value of the parameter `format`. */
   readonly format: 'json' | 'msgpack';
-  encode(frame: object): string | Uint8Array<ArrayBuffer>;
+  encode(frame: object): Encoded;
   decode(data: string | ArrayBuffer): unknown;
 }
 

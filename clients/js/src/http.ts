@@ -8,6 +8,8 @@ export interface HttpRequest {
   headers?: Record<string, string>;
   body?: unknown;
   signal?: AbortSignal;
+  /** No answer of before will do. */
+  isFresh?: boolean;
 }
 
 /** Appends those parameters that have a value. */
@@ -24,20 +26,30 @@ export function withQuery(url: string, query: Record<string, string | number | u
 export async function call(url: string, request: HttpRequest = {}): Promise<Response> {
   const headers: Record<string, string> = { ...request.headers };
   const init: RequestInit = { method: request.method ?? 'GET', headers };
+  if (request.isFresh) init.cache = 'no-store';
   if (request.body !== undefined) {
     init.body = JSON.stringify(request.body);
     headers['content-type'] = 'application/json';
   }
-  const timeout = AbortSignal.timeout(TIMEOUT_MS);
-  init.signal = request.signal ? AbortSignal.any([request.signal, timeout]) : timeout;
-  let response: Response;
+  const end = new AbortController();
+  const abort = (): void => end.abort(new FanfareError('there was no answer in time', ErrorCode.disconnected));
+  const timer = setTimeout(abort, TIMEOUT_MS);
+  request.signal?.addEventListener('abort', abort, { once: true });
+  init.signal = end.signal;
   try {
-    response = await fetch(withQuery(url, request.query) || url, init);
+    const response = await fetch(withQuery(url, request.query) || url, init);
+    // With all of its body, so that the time holds for that too.
+    const body = await response.arrayBuffer();
+    const { status, headers: told } = response;
+    const whole = new Response(status === 204 ? null : body, { status, headers: told });
+    if (!whole.ok) throw await refusal(whole);
+    return whole;
   } catch (error) {
     throw asError(error, ErrorCode.disconnected);
+  } finally {
+    clearTimeout(timer);
+    request.signal?.removeEventListener('abort', abort);
   }
-  if (!response.ok) throw await refusal(response);
-  return response;
 }
 
 /** The error that an answer stands for. */

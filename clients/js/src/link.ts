@@ -1,8 +1,9 @@
-import type { ClientFrame, ServerFrame } from './frame.js';
+import type { ClientFrame, Encoded, ServerFrame } from './frame.js';
 
 /** One connection to a node, over whichever transport. It ends once, and gives no frame afterwards. */
 export interface Link {
-  send(frame: ClientFrame): void;
+  /** `encoded`: the frame as the client's codec has written it, when it was made. */
+  send(frame: ClientFrame, encoded?: Encoded): void;
   /** Ends it; the owner is not told. */
   close(): void;
 }

@@ -1,7 +1,7 @@
 import { WebSocket } from 'ws';
 import { usePlatform } from './websocket.js';
 
-// Node has a WebSocket of its own from version 22 on.
+// Node's own, from version 22 on, tells late that a connection was refused.
 usePlatform(WebSocket);
 
 export * from './index.js';

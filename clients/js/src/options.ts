@@ -8,11 +8,11 @@ export type TokenAnswer = string | TokenDetails | TokenRequest;
 /** The credential, one of four kinds, and who the client is. */
 export interface AuthOptions {
   /** The whole API key, `<secret>.<keyName>`. For servers: a page would show it to everybody. */
-  key?: string;
+  key?: string | undefined;
   /** A service JWT. The connection ends with it. */
-  token?: string;
+  token?: string | undefined;
   /** An address that answers with a {@link TokenAnswer}. It is asked on each connect, and before a token ends. */
-  authUrl?: string;
+  authUrl?: string | undefined;
   /** Asked as `authUrl` is. */
   authCallback?: (params: TokenParams) => TokenAnswer | Promise<TokenAnswer>;
   /** Headers of the request to `authUrl`. */
@@ -21,7 +21,7 @@ export interface AuthOptions {
   authParams?: Record<string, string>;
   authMethod?: 'GET' | 'POST';
   /** Who this client wants to be, where the credential leaves that open. */
-  clientId?: string;
+  clientId?: string | undefined;
 }
 
 export interface RestOptions extends AuthOptions {
@@ -32,7 +32,6 @@ export interface RestOptions extends AuthOptions {
 /** The part of the WebSocket of browsers that the client uses. */
 export interface WebSocketLike {
   binaryType: string;
-  readonly bufferedAmount: number;
   send(data: string | Uint8Array<ArrayBuffer>): void;
   close(code?: number): void;
   onopen: ((event: never) => void) | null;
@@ -56,14 +55,28 @@ export interface RealtimeOptions extends RestOptions {
   reconnectMinMs?: number;
   /** The largest bound of a pause, in milliseconds; 30 000 unless given. */
   reconnectMaxMs?: number;
-  /** Requests without an answer that may wait, such as publishes without a connection; 1 000 unless given. */
+  /** Requests without an answer that may wait, such as publishes without a connection; 400, as a node takes at once, unless given. */
   queueMax?: number;
   /** The constructor of sockets, where it is not that of the platform. */
   webSocket?: new (url: string, protocols: string) => WebSocketLike;
 }
 
-/** Checks the address and the credential. Gives the address without a slash at its end. */
-export function checked(options: RestOptions): string {
+const REST = ['url', 'key', 'token', 'authUrl', 'authCallback', 'authHeaders', 'authParams', 'authMethod', 'clientId'];
+const REALTIME = ['echo', 'autoConnect', 'transports', 'codec', 'connectTimeoutMs', 'reconnectMinMs', 'reconnectMaxMs', 'queueMax', 'webSocket'];
+
+/** Checks what only a client with a connection has. Gives the address. */
+export function checkedRealtime(options: RealtimeOptions): string {
+  const { transports, codec } = options;
+  const bad = transports?.find((transport) => transport !== 'websocket' && transport !== 'sse');
+  if (bad !== undefined || transports?.length === 0) throw badRequest('transports holds websocket and sse');
+  if (codec !== undefined && typeof codec?.encode !== 'function') throw badRequest('codec is the msgpack of @fanfare/client/msgpack');
+  return checked(options, REALTIME);
+}
+
+/** Checks names, address and credential. Gives the address without a slash at its end. */
+export function checked(options: RestOptions, further: string[] = []): string {
+  const unknown = Object.keys(options).find((name) => !REST.includes(name) && !further.includes(name));
+  if (unknown !== undefined) throw badRequest(`there is no option ${unknown}`);
   const kinds = (['key', 'token', 'authUrl', 'authCallback'] as const).filter((kind) => options[kind] !== undefined);
   if (kinds.length > 1) throw badRequest(`one credential is enough: ${kinds.join(', ')}`);
   let url: URL;

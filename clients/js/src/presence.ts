@@ -10,6 +10,8 @@ export type PresenceMessage = PresenceMember & { action: PresenceAction };
 export type PresenceListener = (event: PresenceMessage) => void;
 
 const AGAIN_MS = 1_000;
+/** Why an event stream refuses to enter. */
+export const NEEDS_SOCKET = 'websocket_needed';
 
 /** Who is at a channel. */
 export class Presence {
@@ -140,6 +142,8 @@ export class Presence {
       const reason = asError(error, ErrorCode.internal);
       if (reason.code === ErrorCode.disconnected) return;
       if (passes(reason)) return void setTimeout(() => this.#enterAgain(clientId), AGAIN_MS);
+      // The next connection may be a socket again.
+      if (reason.reason === NEEDS_SOCKET) return;
       this.#own.delete(clientId);
       console.warn(`fanfare: ${clientId || 'the client'} is no member of ${this.#channel} any more`, reason);
     });
@@ -207,10 +211,6 @@ export class Presence {
     this.#giveUp(new FanfareError('the channel was detached', ErrorCode.disconnected));
   }
 
-  /** @internal The client has ended, and its members have left. */
-  end(): void {
-    this.#own.clear();
-  }
 }
 
 function keyOf({ connectionId, clientId }: PresenceMember): string {

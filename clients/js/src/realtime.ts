@@ -3,8 +3,8 @@ import { Credential } from './credential.js';
 import { type ConnectionState, Driver } from './driver.js';
 import { Emitter } from './emitter.js';
 import { ErrorCode, FanfareError, badRequest } from './error.js';
-import type { Message, Request, ServerFrame } from './frame.js';
-import { type RealtimeOptions, checked } from './options.js';
+import { type Message, type Request, type ServerFrame, json } from './frame.js';
+import { type RealtimeOptions, checkedRealtime } from './options.js';
 import { Requests } from './requests.js';
 import { type HistoryParams, type Page, RestClient, historyOf } from './rest.js';
 import { Seen } from './seen.js';
@@ -18,7 +18,14 @@ export interface ConnectionStateChange {
   retryInMs?: number;
 }
 
-export type ConnectionEvents = { [State in ConnectionState]: [ConnectionStateChange] } & { change: [ConnectionStateChange] };
+/** A change for which there is always a reason. */
+export type ConnectionLoss = ConnectionStateChange & { reason: FanfareError };
+
+export type ConnectionEvents = { [State in Exclude<ConnectionState, 'failed' | 'disconnected'>]: [ConnectionStateChange] } & {
+  change: [ConnectionStateChange];
+  disconnected: [ConnectionLoss];
+  failed: [ConnectionLoss];
+};
 
 /** The connection of a client, over however many sockets. Events have the names of the states; `change` is all of them. */
 export class Connection extends Emitter<ConnectionEvents> {
@@ -76,7 +83,7 @@ export class Connection extends Emitter<ConnectionEvents> {
     this.#state = current;
     if (reason) this.#errorReason = reason;
     const change = { current, previous, ...(reason ? { reason } : {}), ...(retryInMs === undefined ? {} : { retryInMs }) };
-    this.emit(current, change);
+    this.emit(current, change as ConnectionLoss);
     this.emit('change', change);
   }
 }
@@ -103,7 +110,7 @@ export class Channels {
   async release(name: string): Promise<void> {
     const channel = this.#all.get(name);
     this.#all.delete(name);
-    await channel?.detach();
+    await channel?.release();
   }
 
   /** @internal */
@@ -125,13 +132,13 @@ export class Realtime extends Emitter<{ discontinuity: [DiscontinuityEvent] }> {
   /** @throws FanfareError with the code 40000, which names the option */
   constructor(options: RealtimeOptions) {
     super();
-    const url = checked(options);
+    const url = checkedRealtime(options);
     const credential = new Credential(url, options);
     const rest = new RestClient(url, credential);
     const seen = new Seen();
     const ids = idPrefix();
     let lastId = 0;
-    this.#requests = new Requests(options.queueMax ?? 1_000);
+    this.#requests = new Requests(options.queueMax ?? 400, options.codec ?? json);
     const driver = new Driver(url, options, credential, this.#requests, {
       state: (state, reason, retryInMs) => {
         this.connection.changed(state, reason, retryInMs);
@@ -147,6 +154,7 @@ export class Realtime extends Emitter<{ discontinuity: [DiscontinuityEvent] }> {
     const host: Host = {
       ask: (request, isOwn) => this.#ask(request, isOwn),
       isNew: (channel, message) => seen.isNew(channel, message),
+      forget: (channel) => seen.forget(channel),
       history: (channel, params: HistoryParams): Promise<Page<Message>> => historyOf(rest, channel, params),
       discontinuity: (event) => {
         this.emit('discontinuity', event);
@@ -162,7 +170,8 @@ export class Realtime extends Emitter<{ discontinuity: [DiscontinuityEvent] }> {
   #ask(request: Request, isOwn = false): Promise<ServerFrame> {
     const { state, errorReason } = this.connection;
     if (state === 'closing' || state === 'closed' || state === 'failed') {
-      return Promise.reject(new FanfareError(`the client is ${state}`, errorReason?.code ?? ErrorCode.closed));
+      const why = state === 'failed' && errorReason ? ` has failed: ${errorReason.message}` : ` is ${state}`;
+      return Promise.reject(new FanfareError(`the client${why}`, ErrorCode.closed, { cause: errorReason }));
     }
     return this.#requests.ask(request, isOwn);
   }

@@ -1,12 +1,19 @@
-import { ErrorCode, FanfareError } from './error.js';
-import { type ClientFrame, Op, type Request, type ServerFrame } from './frame.js';
+import { ErrorCode, FanfareError, asError } from './error.js';
+import { type ClientFrame, type Codec, type Encoded, Op, type Request, type ServerFrame } from './frame.js';
 import { ID_WINDOW_MS } from './seen.js';
 
 /** A publish is repeated this long after it was first sent: the node tells repetitions apart only a little longer. */
 const REPEAT_MAX_MS = ID_WINDOW_MS - 10_000;
 
+/** A node closes a connection on which a larger frame comes. */
+const FRAME_BYTES_MAX = 524_288;
+
+type Send = (frame: ClientFrame, encoded: Encoded) => void;
+
 interface Pending {
   frame: ClientFrame;
+  /** As it was when it was asked for. */
+  encoded: Encoded;
   resolve: (answer: ServerFrame) => void;
   reject: (error: FanfareError) => void;
   /** When it was first sent, by `Date.now()`. */
@@ -20,13 +27,15 @@ interface Pending {
 export class Requests {
   readonly #pending = new Map<string, Pending>();
   readonly #max: number;
+  readonly #codec: Codec;
   #lastId = 0;
   #onIdle: (() => void) | undefined;
   /** Sends a frame; none without a connection. */
-  #send: ((frame: ClientFrame) => void) | undefined;
+  #send: Send | undefined;
 
-  constructor(max: number) {
+  constructor(max: number, codec: Codec) {
     this.#max = max;
+    this.#codec = codec;
   }
 
   /**
@@ -39,17 +48,26 @@ export class Requests {
     }
     const frame = { ...request, id: String(++this.#lastId) };
     if (isOwn && !this.#send) return Promise.reject(lost());
+    let encoded: Encoded;
+    try {
+      encoded = this.#codec.encode(frame);
+    } catch (error) {
+      return Promise.reject(asError(error, ErrorCode.badRequest));
+    }
+    if (bytesOf(encoded) > FRAME_BYTES_MAX) {
+      return Promise.reject(new FanfareError(`the request has more than ${FRAME_BYTES_MAX} bytes`, ErrorCode.tooLarge));
+    }
     const answer = new Promise<ServerFrame>((resolve, reject) => {
-      this.#pending.set(frame.id, { frame, resolve, reject, sentAt: undefined, isRepeated: false, isOwn });
+      this.#pending.set(frame.id, { frame, encoded, resolve, reject, sentAt: undefined, isRepeated: false, isOwn });
     });
     const pending = this.#pending.get(frame.id);
-    if (pending && this.#send) this.#first(pending, this.#send);
+    if (pending && this.#send) this.#transmit(pending, this.#send);
     answer.then(this.#answered, this.#answered);
     return answer;
   }
 
   /** A connection is there: sends what `first` asks for, and then what waits, in its order. */
-  linked(send: (frame: ClientFrame) => void, first: () => void): void {
+  linked(send: Send, first: () => void): void {
     this.#send = send;
     const waiting = [...this.#pending];
     first();
@@ -61,17 +79,14 @@ export class Requests {
         pending.reject(new FanfareError('the connection was lost for too long: the outcome is unknown', ErrorCode.unavailable));
         continue;
       }
-      if (pending.sentAt === undefined) this.#first(pending, send);
-      else {
-        pending.isRepeated = true;
-        send(pending.frame);
-      }
+      pending.isRepeated = pending.sentAt !== undefined;
+      this.#transmit(pending, send);
     }
   }
 
-  #first(pending: Pending, send: (frame: ClientFrame) => void): void {
-    pending.sentAt = Date.now();
-    send(pending.frame);
+  #transmit(pending: Pending, send: Send): void {
+    pending.sentAt ??= Date.now();
+    send(pending.frame, pending.encoded);
   }
 
   /** The connection is lost. */
@@ -122,6 +137,12 @@ function refused({ code, error, reason }: ServerFrame, { isRepeated, frame }: Pe
   const message = error ?? 'refused';
   if (isUnsure) return new FanfareError(`the outcome is unknown: sent again and refused with ${code}: ${message}`, ErrorCode.unavailable);
   return new FanfareError(message, code ?? ErrorCode.internal, reason === undefined ? {} : { reason });
+}
+
+function bytesOf(encoded: Encoded): number {
+  if (typeof encoded !== 'string') return encoded.length;
+  // A character has three bytes at most.
+  return encoded.length * 3 > FRAME_BYTES_MAX ? new TextEncoder().encode(encoded).length : encoded.length;
 }
 
 function lost(): FanfareError {

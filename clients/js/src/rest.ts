@@ -1,4 +1,4 @@
-import { idPrefix } from './channel.js';
+import { draftsOf, idPrefix } from './channel.js';
 import { Credential, exchange } from './credential.js';
 import { ErrorCode, FanfareError, asError, badRequest } from './error.js';
 import type { Message, MessageDraft, Occupancy, PresenceEvent, PresenceMember } from './frame.js';
@@ -171,7 +171,7 @@ export class Rest {
 
   /** Publishes the same messages to several channels, of which each has its own result. */
   async publish(channels: string[], messages: MessageDraft | MessageDraft[]): Promise<BatchResult[]> {
-    const body = { channels, messages: [messages].flat() };
+    const body = { channels, messages: draftsOf(messages, undefined) };
     return (await this.#rest.json<{ results: BatchResult[] }>('/api/publish', { method: 'POST', body })).results;
   }
 
@@ -263,8 +263,7 @@ export class RestChannel {
   publish(name: string, data?: unknown): Promise<void>;
   publish(messages: MessageDraft | MessageDraft[]): Promise<void>;
   async publish(what: string | MessageDraft | MessageDraft[], data?: unknown): Promise<void> {
-    const drafts = typeof what === 'string' ? [{ name: what, ...(data === undefined ? {} : { data }) }] : [what].flat();
-    const body = drafts.map((draft) => ({ ...draft, id: draft.id ?? this.#messageId() }));
+    const body = draftsOf(what, data).map((draft) => ({ ...draft, id: draft.id ?? this.#messageId() }));
     for (let attempt = 1; ; attempt++) {
       try {
         await this.#rest.fetch(`${pathOf(this.name)}/publish`, { method: 'POST', body });

@@ -49,6 +49,7 @@ const TTL_MS = 3_600_000;
 
 /** The two parts of an API key, which the last dot separates. */
 export function parseKey(key: string): ApiKey {
+  if (/\s/.test(key)) throw badRequest('key has white space in it');
   const dot = key.lastIndexOf('.');
   if (dot < 1 || dot === key.length - 1) throw badRequest('key must be <secret>.<keyName>');
   return { secret: key.slice(0, dot), name: key.slice(dot + 1) };
@@ -75,6 +76,7 @@ export type JwtParams = Omit<TokenParams, 'nonce' | 'capability'> & Required<Pic
 /** Signs a service JWT; calls nobody. */
 export async function signToken(key: string, params: JwtParams): Promise<string> {
   const { secret, name } = parseKey(key);
+  if (!params.capability) throw badRequest('capability is missing: a token says what it allows');
   const issued = Math.floor((params.timestamp ?? Date.now()) / 1000);
   const claims = {
     iat: issued,

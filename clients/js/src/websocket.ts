@@ -1,15 +1,16 @@
 import { badRequest } from './error.js';
-import type { ClientFrame, Codec, ServerFrame } from './frame.js';
+import type { ClientFrame, Codec, Encoded, ServerFrame } from './frame.js';
 import type { Link, LinkEvents } from './link.js';
 import type { RealtimeOptions } from './options.js';
 
 const CLOSED = 1000;
+const TERMINATE_MS = 500;
 
 /** The realtime socket. */
 export class SocketLink implements Link {
   readonly #socket;
   readonly #codec: Codec;
-  #waiting: ClientFrame[] | undefined = [];
+  #waiting: Encoded[] | undefined = [];
 
   constructor(url: string, codec: Codec, webSocket: NonNullable<RealtimeOptions['webSocket']>, events: LinkEvents) {
     this.#codec = codec;
@@ -19,7 +20,7 @@ export class SocketLink implements Link {
     socket.onopen = () => {
       const waiting = this.#waiting ?? [];
       this.#waiting = undefined;
-      for (const frame of waiting) this.send(frame);
+      for (const encoded of waiting) socket.send(encoded);
     };
     socket.onmessage = ({ data }) => {
       let frame: unknown;
@@ -39,9 +40,9 @@ export class SocketLink implements Link {
     };
   }
 
-  send(frame: ClientFrame): void {
-    if (this.#waiting) this.#waiting.push(frame);
-    else this.#socket.send(this.#codec.encode(frame));
+  send(frame: ClientFrame, encoded: Encoded = this.#codec.encode(frame)): void {
+    if (this.#waiting) this.#waiting.push(encoded);
+    else this.#socket.send(encoded);
   }
 
   close(): void {
@@ -53,14 +54,17 @@ export class SocketLink implements Link {
     } catch {
       // It ends by itself.
     }
+    // That of Node waits for a peer that may be gone, and keeps the process.
+    const { terminate } = socket as { terminate?: () => void };
+    if (terminate) setTimeout(() => terminate.call(socket), TERMINATE_MS);
   }
 }
 
 let platform: unknown = (globalThis as { WebSocket?: unknown }).WebSocket;
 
-/** Names the constructor of sockets for a platform that has none. */
+/** Names the constructor of sockets of a platform. */
 export function usePlatform(webSocket: unknown): void {
-  platform ??= webSocket;
+  platform = webSocket;
 }
 
 /** The constructor of sockets of the application, or that of the platform. */

@@ -123,7 +123,7 @@ test('a token that ends and cannot be replaced fails with the reason', async (co
   const one = client(context, { token });
   await next(one.connection, 'connected');
   const { reason } = await next(one.connection, 'failed');
-  assert.equal(reason.statusCode, 401);
+  assert.equal(reason.code, 40142);
 });
 
 test('an application that is down is asked again, one that says no is not', async (context) => {
@@ -132,6 +132,7 @@ test('an application that is down is asked again, one that says no is not', asyn
   const one = client(context, { authUrl: url });
   const { reason } = await next(one.connection, 'disconnected');
   assert.deepEqual([reason.code, reason.statusCode], [80019, 500]);
+  assert.match(reason.message, /authUrl http:.*\/auth: HTTP status 500/);
   given = await rest.auth.signToken({ capability: ALL });
   await next(one.connection, 'connected');
   assert.ok(asked.length >= 2);
@@ -166,6 +167,13 @@ test('an answer that is no token is told', async (context) => {
   const one = client(context, { authCallback: () => ({ nothing: true }) });
   const { reason } = await next(one.connection, 'disconnected');
   assert.match(reason.message, /neither a token, TokenDetails nor a TokenRequest/);
+});
+
+test('a page in place of a token is told', async (context) => {
+  const { url } = await authServer(context, () => '<!doctype html>');
+  const { reason } = await next(client(context, { authUrl: url }).connection, 'disconnected');
+  assert.match(reason.message, /authUrl .*: the answer of the application holds no token|holds no token/);
+  await assert.rejects(rest.auth.signToken({ ttl: 1_000 }), /capability is missing/);
 });
 
 test('a client without a connection publishes and reads', async () => {

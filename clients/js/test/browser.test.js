@@ -6,7 +6,7 @@ import { Realtime, Rest } from '@fanfare/client';
 
 import { openBrowser, servePages } from './support/browser.js';
 import { Publisher } from './support/load.js';
-import { KEY, Node } from './support/node.js';
+import { KEY, Node, startCluster } from './support/node.js';
 import { Proxy, withoutWebSocket } from './support/proxy.js';
 import { until } from './support/wait.js';
 
@@ -30,22 +30,22 @@ after(async () => {
 });
 
 /** A page whose client is `fanfare`, and what it heard in `heard`, `gaps` and `states`. */
-async function page(context, url, channel) {
+async function page(context, url, channel, authUrl = '/auth') {
   if (!browser) return context.skip('there is no browser');
   const opened = await browser.newPage();
   context.after(() => opened.close());
   await opened.goto(pages.url);
   await opened.evaluate(
-    async ([url, name]) => {
+    async ([url, name, authUrl]) => {
       const { Realtime } = await import('/client.js');
       Object.assign(window, { heard: [], gaps: 0, states: [] });
-      window.fanfare = new Realtime({ url, authUrl: '/auth', reconnectMinMs: 50, reconnectMaxMs: 500 });
+      window.fanfare = new Realtime({ url, authUrl, reconnectMinMs: 50, reconnectMaxMs: 500 });
       window.fanfare.connection.on('change', ({ current }) => window.states.push(current));
       window.fanfare.on('discontinuity', () => window.gaps++);
       window.channel = window.fanfare.channels.get(name);
       await window.channel.subscribe(({ data }) => window.heard.push(data.number));
     },
-    [url, channel],
+    [url, channel, authUrl],
   );
   return opened;
 }
@@ -106,6 +106,53 @@ test('a page that was frozen for a minute misses nothing', async (context) => {
   await devtools.send('Page.setWebLifecycleState', { state: 'active' });
   const sofar = publisher.published;
   await until(() => publisher.published > sofar + 10, 'further messages');
+  await assertComplete(opened, await publisher.stop());
+});
+
+test('tokens of a page that end are replaced in place', async (context) => {
+  const opened = await page(context, node.url, 'page expiry', '/auth?ttl=4000');
+  if (!opened) return;
+  const id = await opened.evaluate('fanfare.connection.id');
+  await opened.evaluate('states.length = 0');
+  const publisher = new Publisher(rest.channels.get('page expiry'), 'p', 50);
+  await new Promise((done) => setTimeout(done, 9_000));
+  await assertComplete(opened, await publisher.stop());
+  assert.deepEqual(await opened.evaluate('[fanfare.connection.id, states]'), [id, []]);
+});
+
+test('a page that is cut off at the balancer misses nothing', async (context) => {
+  const proxy = await Proxy.to(node.listen);
+  context.after(() => proxy.end());
+  const opened = await page(context, proxy.url, 'page cut');
+  if (!opened) return;
+  const publisher = new Publisher(rest.channels.get('page cut'), 'p', 5);
+  for (let cut = 0; cut < 5; cut++) {
+    const sofar = publisher.published;
+    await until(() => publisher.published > sofar + 20, 'messages');
+    await opened.evaluate('states.length = 0');
+    proxy.cut();
+    await until(() => opened.evaluate("states.at(-1) === 'connected'"), 'the connection');
+  }
+  await assertComplete(opened, await publisher.stop());
+});
+
+test('a page goes on while three nodes drain', async (context) => {
+  const nodes = await startCluster(3);
+  context.after(() => Promise.all(nodes.map((one) => one.end())));
+  const proxy = await Proxy.to(nodes[0].listen);
+  context.after(() => proxy.end());
+  const opened = await page(context, proxy.url, 'page drain');
+  if (!opened) return;
+  const writer = new Realtime({ url: nodes[2].url, key: KEY });
+  context.after(() => writer.close());
+  const publisher = new Publisher(writer.channels.get('page drain'), 'p', 5);
+  for (const at of [0, 1]) {
+    const sofar = publisher.published;
+    await until(() => publisher.published > sofar + 100, 'messages');
+    proxy.turnTo(nodes[at + 1].listen);
+    await nodes[at].drain();
+    await until(() => opened.evaluate("fanfare.connection.state === 'connected'"), 'the connection');
+  }
   await assertComplete(opened, await publisher.stop());
 });
 

@@ -6,7 +6,7 @@ import { Realtime } from '@fanfare/client';
 
 import { Publisher, Recorder } from './support/load.js';
 import { KEY, Node, startCluster } from './support/node.js';
-import { Proxy, randomOf, unreliable, withoutWebSocket } from './support/proxy.js';
+import { Proxy, withoutWebSocket } from './support/proxy.js';
 import { next, until } from './support/wait.js';
 
 const SOON = { reconnectMinMs: 50, reconnectMaxMs: 500 };
@@ -173,30 +173,6 @@ test('three nodes that drain one after another lose nothing and tell no gap', as
     }
     assert.deepEqual([recorder.faults, recorder.gaps], [[], 0]);
   }
-});
-
-test('frames cut, delayed and doubled at random: nothing lost or doubled in silence', async (context) => {
-  const SEEDS = 20;
-  const LENGTH_MS = Number(process.env.FANFARE_CHAOS_MS ?? 60_000);
-  const told = { cuts: 0, doubles: 0, delays: 0 };
-  const courses = Array.from({ length: SEEDS }, async (_, seed) => {
-    const proxy = await Proxy.to(node.listen);
-    proxy.filter = unreliable(randomOf(seed), told);
-    context.after(() => proxy.end());
-    const channel = client(context, proxy.url, { reconnectMaxMs: 200 }).channels.get(`chaos ${seed}`);
-    const recorder = new Recorder(channel);
-    const publisher = new Publisher(client(context, proxy.url, { reconnectMaxMs: 200 }).channels.get(`chaos ${seed}`), 'p', 10);
-    await channel.attach();
-    await new Promise((done) => setTimeout(done, LENGTH_MS));
-    const count = await publisher.stop();
-    await until(() => recorder.heard.get('p')?.last === count - 1, 'the last message', () => `seed ${seed}: ${recorder.faults}`);
-    // A subscriber that attaches after the first messages may begin anywhere.
-    assert.deepEqual(recorder.faults.slice(recorder.heard.get('p').all.has(0) ? 0 : 1), [], `seed ${seed}`);
-    return recorder.gaps;
-  });
-  const gaps = await Promise.all(courses);
-  context.diagnostic(`${JSON.stringify(told)}, gaps told: ${gaps.reduce((sum, one) => sum + one, 0)}`);
-  assert.ok(told.cuts > 0 && told.doubles > 0 && told.delays > 0, JSON.stringify(told));
 });
 
 test('a node that says nothing any more is left', async (context) => {

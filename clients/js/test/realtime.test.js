@@ -151,6 +151,76 @@ test('further channels of an event stream lose nothing of the first', async (con
   assert.equal(gaps, 0);
 });
 
+test('an event stream refuses single channels and goes on', async (context) => {
+  const one = client(context, { transports: ['sse'], key: 'shush.k2' });
+  const heard = [];
+  await one.channels.get('open:a').subscribe(({ data }) => heard.push(data));
+  const [good, bad] = [one.channels.get('open:b'), one.channels.get('shut')];
+  const attached = good.attach();
+  await assert.rejects(bad.attach(), { code: 40160 });
+  await attached;
+  assert.deepEqual([good.state, bad.state], ['attached', 'failed']);
+  const writer = client(context);
+  await writer.channels.get('open:a').publish('n', 1);
+  await until(() => heard.length === 1, 'a message');
+  const many = Array.from({ length: 18 }, (_, number) => one.channels.get(`open:${number}`).attach());
+  await Promise.all(many);
+  await assert.rejects(one.channels.get('open:more').attach(), { code: 42900, reason: 'channel_limit' });
+  await writer.channels.get('open:a').publish('n', 2);
+  await until(() => heard.length === 2, 'another message');
+});
+
+test('data without a form in JSON is refused, and hurts nothing', async (context) => {
+  const one = client(context, { autoConnect: false });
+  const channel = one.channels.get('no form');
+  const bad = channel.publish('n', 1n);
+  const good = channel.publish('n', 1);
+  one.connect();
+  await assert.rejects(bad, { code: 40000 });
+  await good;
+  await assert.rejects(channel.publish('n', { toJSON: () => assert.fail('no form') }), { code: 40000 });
+});
+
+test('an attach right after a detach is a first one', async (context) => {
+  const one = client(context);
+  one.on('discontinuity', () => assert.fail('a gap'));
+  const channel = one.channels.get('again');
+  for (let round = 0; round < 5; round++) {
+    await channel.attach();
+    const detached = channel.detach();
+    await channel.attach();
+    await detached;
+    assert.equal(channel.state, 'attached');
+  }
+  const leaving = one.channels.get('leaving');
+  const attached = leaving.attach();
+  await leaving.detach();
+  await attached;
+  assert.equal(leaving.state, 'detached');
+});
+
+test('a client that is closed and opened at once has one connection', async (context) => {
+  let asked = 0;
+  const rest = new Rest({ url: node.url, key: KEY });
+  const authCallback = async () => {
+    asked += 1;
+    await new Promise((done) => setTimeout(done, 50));
+    return rest.auth.createTokenRequest();
+  };
+  const one = client(context, { key: undefined, authCallback });
+  await one.close();
+  one.connect();
+  await one.close();
+  one.connect();
+  await next(one.connection, 'connected');
+  assert.ok(asked <= 3);
+  const heard = [];
+  await one.channels.get('once').subscribe(({ data }) => heard.push(data));
+  await one.channels.get('once').publish('n', 1);
+  await until(() => heard.length > 0, 'the message');
+  assert.deepEqual([heard, one.connection.state], [[1], 'connected']);
+});
+
 test('occupancy is told', async (context) => {
   const channel = client(context).channels.get('counted', { occupancy: true });
   const told = next(channel, 'occupancy');
@@ -180,7 +250,9 @@ test('a wrong key fails once and for all', async (context) => {
   const { reason } = await next(one.connection, 'failed');
   assert.ok(reason instanceof FanfareError);
   assert.deepEqual([reason.code, reason.statusCode], [40100, 401]);
-  await assert.rejects(one.channels.get('x').attach(), { code: 40100 });
+  await assert.rejects(one.channels.get('x').attach(), { code: 80000, message: 'the client has failed: unauthorized' });
+  const nobody = client(context, { key: undefined });
+  assert.match((await next(nobody.connection, 'failed')).reason.message, /give key, token, authUrl or authCallback/);
 });
 
 test('a channel beyond the capability fails with the reason', async (context) => {
@@ -194,6 +266,22 @@ test('a channel beyond the capability fails with the reason', async (context) =>
   await open.attach();
   assert.deepEqual(open.modes, ['subscribe']);
   await assert.rejects(open.presence.get(), { code: 40160 });
+});
+
+test('messages are checked before they wait', async (context) => {
+  const channel = client(context).channels.get('checked');
+  await assert.rejects(channel.publish({ event: 'x' }), /a message has no field event/);
+  await assert.rejects(channel.publish(), /a message is an object/);
+  await assert.rejects(channel.publish([undefined]), { code: 40000 });
+});
+
+test('a client that cannot connect says where, once', async (context) => {
+  const warned = context.mock.method(console, 'warn', () => {});
+  const one = client(context, { url: 'http://127.0.0.1:1', reconnectMinMs: 10, reconnectMaxMs: 20 });
+  const { reason } = await next(one.connection, 'disconnected');
+  assert.match(reason.message, /cannot connect to http:\/\/127.0.0.1:1/);
+  await next(one.connection, 'disconnected');
+  assert.equal(warned.mock.callCount(), 1);
 });
 
 test('a listener that fails keeps no other from its message', async (context) => {
@@ -227,8 +315,16 @@ test('options are checked', () => {
     [{ url: 'http://x?key=a' }, /neither a query/],
     [{ url: 'http://x', key: 'a.b', token: 'c' }, /one credential is enough: key, token/],
     [{ url: 'http://x', key: 'nodot' }, /key must be/],
+    [{ url: 'http://x', key: 'a.b\n' }, /key has white space/],
+    [{ url: 'http://x', clientID: 'a' }, /there is no option clientID/],
   ]) {
     assert.throws(() => new Realtime(options), (error) => error.code === 40000 && told.test(error.message));
     assert.throws(() => new Rest(options), { code: 40000 });
+  }
+  for (const [options, told] of [
+    [{ transports: ['ws'] }, /transports/],
+    [{ codec: 'msgpack' }, /codec/],
+  ]) {
+    assert.throws(() => new Realtime({ url: 'http://x', ...options }), (error) => error.code === 40000 && told.test(error.message));
   }
 });

@@ -24,18 +24,20 @@ test('pauses grow to their bound and begin anew', async () => {
 test('an id is seen for two minutes of its publisher', async () => {
   const { Seen } = await source('seen.ts');
   const seen = new Seen();
-  for (const [id, clientId, timestamp, expected] of [
-    ['a', undefined, 1_000, true],
-    ['a', undefined, 2_000, false],
-    ['a', 'ann', 2_000, true],
-    ['b', undefined, 120_999, true],
-    ['a', undefined, 120_999, false],
-    ['a', undefined, 121_000, true],
-    ['a', undefined, 122_000, false],
+  for (const [id, connectionId, timestamp, expected] of [
+    ['a', 'c_1', 1_000, true],
+    ['a', 'c_1', 2_000, false],
+    ['a', 'c_2', 2_000, true],
+    ['b', 'c_1', 120_999, true],
+    ['a', 'c_1', 120_999, false],
+    ['a', 'c_1', 121_000, true],
+    ['a', 'c_1', 122_000, false],
   ]) {
-    assert.equal(seen.isNew('room', { id, clientId, timestamp }), expected, `${id} at ${timestamp}`);
+    assert.equal(seen.isNew('room', { id, connectionId, timestamp }), expected, `${id} at ${timestamp}`);
   }
-  assert.equal(seen.isNew('other', { id: 'a', timestamp: 2_000 }), true);
+  assert.equal(seen.isNew('other', { id: 'a', connectionId: 'c_1', timestamp: 2_000 }), true);
+  seen.forget('room');
+  assert.equal(seen.isNew('room', { id: 'a', connectionId: 'c_1', timestamp: 122_000 }), true);
 });
 
 test('ids that are remembered have a bound', async () => {
@@ -71,14 +73,15 @@ test('a JWT has its claims in seconds', async () => {
 
 test('requests outlive a connection, and late publishes are unsure', async (context) => {
   const { Requests } = await source('requests.ts');
+  const { json } = await source('frame.ts');
   context.mock.timers.enable({ apis: ['Date'] });
-  const requests = new Requests(10);
+  const requests = new Requests(10, json);
   const sent = [];
   const publish = requests.ask({ op: 13, channel: 'a', messages: [] });
   const detach = requests.ask({ op: 10, channel: 'a' });
   requests.linked((frame) => sent.push(frame.id), () => sent.push('first'));
   assert.deepEqual(sent.splice(0), ['first', '1', '2'], 'in their order, after what comes first');
-  await assert.rejects(new Requests(10).ask({ op: 8, channel: 'a' }, true), { code: 80003 }, 'own ones need a connection');
+  await assert.rejects(new Requests(10, json).ask({ op: 8, channel: 'a' }, true), { code: 80003 }, 'own ones need a connection');
   const own = requests.ask({ op: 8, channel: 'a' }, true);
   requests.unlinked();
   await assert.rejects(own, { code: 80003 });
@@ -97,8 +100,9 @@ test('requests outlive a connection, and late publishes are unsure', async (cont
 
 test('a publish that was sent again and refused for the moment is unsure', async () => {
   const { Requests } = await source('requests.ts');
+  const { json } = await source('frame.ts');
   for (const [code, expected] of [[42900, 50003], [40000, 40000]]) {
-    const requests = new Requests(10);
+    const requests = new Requests(10, json);
     const publish = requests.ask({ op: 13, channel: 'a', messages: [] });
     requests.linked(() => {}, () => {});
     requests.unlinked();

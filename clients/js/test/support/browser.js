@@ -13,7 +13,8 @@ const PATHS = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/googl
 export async function servePages(rest, scripts = {}) {
   const server = createServer(async (request, response) => {
     if (request.url.startsWith('/auth')) {
-      const asked = await rest.auth.createTokenRequest({ clientId: 'ann', ttl: 3_600_000 });
+      const ttl = Number(new URL(request.url, 'http://localhost').searchParams.get('ttl') ?? 3_600_000);
+      const asked = await rest.auth.createTokenRequest({ clientId: 'ann', ttl });
       return response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(asked));
     }
     const script = request.url === '/client.js' ? readFileSync(join(DIST, 'index.js')) : scripts[request.url];

@@ -64,10 +64,14 @@ function join(client, upstream) {
   upstream.on('close', () => client.destroy());
 }
 
+function isUpgrade(head) {
+  return /^upgrade: *websocket/im.test(head.toString('latin1'));
+}
+
 /** Refuses upgrades to WebSocket, as some proxies do, and lets other requests through. */
 export function withoutWebSocket(client, upstream) {
   client.once('data', (first) => {
-    if (/^upgrade: *websocket/im.test(first.toString('latin1'))) {
+    if (isUpgrade(first)) {
       client.end('HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n');
       return upstream.destroy();
     }
@@ -81,14 +85,21 @@ export function withoutWebSocket(client, upstream) {
  */
 export function unreliable(random, told) {
   return (client, upstream) => {
-    const end = () => {
-      client.destroy();
-      upstream.destroy();
-    };
-    client.on('close', end);
-    upstream.on('close', end);
-    frames(client, upstream, random, told, end);
-    frames(upstream, client, random, told, end);
+    client.once('data', (first) => {
+      if (!isUpgrade(first)) {
+        upstream.write(first);
+        return join(client, upstream);
+      }
+      const end = () => {
+        client.destroy();
+        upstream.destroy();
+      };
+      client.on('close', end);
+      upstream.on('close', end);
+      frames(client, upstream, random, told, end);
+      frames(upstream, client, random, told, end);
+      client.emit('data', first);
+    });
   };
 }
 

@@ -7,11 +7,12 @@ export async function browser(): Promise<void> {
   const client = new Realtime({ url: 'https://rt.example.com', authUrl: '/auth', codec: msgpack, echo: false });
   const channel = client.channels.get('room', { rewind: '2m', modes: ['subscribe', 'presence'] });
   await channel.subscribe('greeting', (message: Message) => console.log(message.data));
+  await channel.subscribe<{ text: string }>('greeting', ({ data }) => console.log(data.text.length));
   await channel.publish('greeting', { text: 'hello' });
   await channel.publish([{ name: 'a', extras: { trace: 'x' } }]);
   const members: PresenceMember[] = await channel.presence.get();
   await channel.presence.enter({ members });
-  const off: () => void = client.connection.on('failed', ({ reason, retryInMs }) => console.log(reason?.code, retryInMs));
+  const off: () => void = client.connection.on('failed', ({ reason, retryInMs }) => console.log(reason.code, retryInMs));
   off();
   channel.on('discontinuity', ({ channel: name }) => console.log(name.length));
   for await (const { timestamp } of await channel.history({ direction: 'forwards' })) console.log(timestamp + 1);
