@@ -68,8 +68,7 @@ pub enum Input {
     },
     Deliver(Arc<Delivery>),
     DeliverPresence(Arc<PresenceDelivery>),
-    /// What the subscribers of the channel of this number missed cannot be given to them.
-    /// Something of the channel is missing before this mark.
+    /// Messages of the channel of this number are missing before the mark: its subscribers are told.
     Lose(u64, Box<Mark>),
     /// Other nodes forward the channel, or have had their time.
     Joined {
@@ -115,8 +114,7 @@ pub enum Input {
         count: Option<usize>,
         within: Duration,
     },
-    /// Say goodbye to all and end the thread.
-    /// How long clients get at most to go.
+    /// The end of the thread. Clients get `within` at most to go.
     Stop {
         within: Duration,
     },
