@@ -42,7 +42,7 @@ PROGRAMS = $(basename $(notdir $(wildcard */tests/*.rs clients/*/tests/*.rs))) \
   $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs clients/*/tests/*/main.rs)))
 UNITS = $(foreach program,$(filter-out $(APART),$(PROGRAMS)),--test $(program))
 REPLICATED := $(addprefix scylla::tests::,replicas nonce_claimed_by_many revocations_of_many members_that_change ids_while \
-  ids::an_id_whose_node append_then_read history_survives)
+  ids::abandoned_id append_then_read history_survives)
 OVER_THREE := over_three_nodes_of_the_database
 
 .PHONY: format clippy build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches test-kubernetes \

@@ -79,7 +79,7 @@ fn a_fan_out_is_counted_to_the_last_delivery() {
 }
 
 #[test]
-fn messages_of_many_channels_are_counted_with_those_who_asked_for_them() {
+fn fanout_over_many_channels_counts_deliveries_per_attachment() {
     let fanout =
         ["fanout", "--subscribers", "50", "--channels", "25", "--attached", "4", "--publishers", "3"];
     for floor in [Floor::start(), Floor::with(&["--threads", "3"])] {
@@ -143,7 +143,7 @@ fn a_herd_is_attached_to_the_last() {
 }
 
 #[test]
-fn who_is_refused_is_counted() {
+fn refused_connections_are_counted() {
     let mut refusing = Floor::start();
     // Bound, so that nobody else has the port, and not listened on.
     let nobody = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -165,7 +165,7 @@ fn all_servers_are_counted() {
 }
 
 #[test]
-fn who_publishes_elsewhere_is_heard_there() {
+fn publish_at_another_baseline_delivers_nothing_here() {
     let (floor, other) = (Floor::start(), Floor::start());
     let fanout = ["fanout", "--subscribers", "5", "--rate", "20", "--seconds", "1", "--publish-at"];
     let reason = floor.not_carried(&[&fanout[..], &[&other.address]].concat());
@@ -183,7 +183,7 @@ fn each_attach_is_timed() {
 }
 
 #[test]
-fn what_is_held_hears_until_it_is_let_go() {
+fn held_connections_receive_until_stdin_closes() {
     let floor = Floor::start();
     let mut hold = Command::new(BENCH);
     hold.args(["load", "hold", "--connections", "4", "--prefix", "bench:publish:"]);

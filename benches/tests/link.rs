@@ -53,14 +53,14 @@ fn sent_and_taken(fed: &[&str]) -> (Outcome, u64) {
 }
 
 #[test]
-fn what_was_encoded_before_comes() {
+fn peer_link_delivers_every_pre_encoded_message() {
     let (outcome, taken) = sent_and_taken(&["--fed", "encoded"]);
     assert_eq!(outcome.sent, taken);
     assert!(outcome.messages_per_s > 0.0 && outcome.item_bytes > 200);
 }
 
 #[test]
-fn what_is_published_comes() {
+fn peer_link_delivers_every_published_message() {
     let (outcome, taken) = sent_and_taken(&["--fed", "published", "--together", "3"]);
     assert_eq!(outcome.sent, taken);
     assert!(outcome.messages_per_s > 0.0 && outcome.item_bytes > 600);

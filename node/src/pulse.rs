@@ -117,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn who_was_held_up_with_a_time_that_it_had_read_changes_nothing() {
+    fn stall_detector_ignores_thread_with_outdated_time() {
         assert!(!stood_still(&[7_000, 9_000 - 1, 7_100, 10_900]));
         assert!(!stood_still(&[9_000, 6_000, 9_100]));
     }
 
     #[test]
-    fn what_it_takes_to_start_is_no_pause() {
+    fn stall_detector_counts_no_stall_before_start() {
         let pulse = Pulse::default();
         assert!(!pulse.stands_still_at(1_000_000));
         assert!(!pulse.stands_still_at(1_009_000), "nothing beats yet");

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_batch_ends_with_an_error() {
+    fn truncated_or_oversized_batch_ends_with_error() {
         let whole = encode_item(&item(7));
         for cut in 1..whole.len() {
             let items: Vec<_> = Items::new(whole.slice(..cut)).collect();

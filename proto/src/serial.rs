@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_positions_of_thirty_nodes_that_have_counted_to_a_billion_fit() {
+    fn serial_of_thirty_incarnations_at_one_billion_round_trips() {
         let last_of_all = (1 << Serial::INCARNATION_BITS) - 1;
         let serial = Serial((0..30).map(|run| (last_of_all - 29 + run, 1_000_000_000)).collect());
         assert_eq!(serial.to_string().parse(), Ok(serial));

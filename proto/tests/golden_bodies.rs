@@ -159,7 +159,7 @@ fn presence_history() {
 }
 
 #[test]
-fn who_is_present() {
+fn presence_member_and_list_match_golden_json() {
     let data = RawValue::from_string("null".into()).unwrap();
     let member = PresenceMember {
         client_id: "alice",
@@ -235,7 +235,7 @@ fn a_full_token_request() {
 }
 
 #[test]
-fn what_is_absent_or_empty_signs_an_empty_line() {
+fn absent_or_empty_fields_sign_as_empty_lines() {
     let absent = r#"{"nonce":"nonce-nonce-0001","timestamp":1764000000000,"keyName":"k1"}"#;
     let empty = r#"{"nonce":"nonce-nonce-0001","timestamp":1764000000000,"keyName":"k1","clientId":"","capability":""}"#;
     for body in [absent, empty] {

@@ -198,7 +198,7 @@ fn secrets_do_not_reach_debug_output() {
 }
 
 #[test]
-fn a_refused_publish_does_not_quote_what_stood_in_place_of_a_message() {
+fn refused_publish_does_not_quote_text_in_place_of_message() {
     for body in [r#""hush""#, r#"["hush"]"#, r#"[{}, "hush"]"#, r#" "hu\u0073h" "#] {
         let error = parse_publish(body.as_bytes(), 64, 1_000).expect_err(body).to_string();
         assert!(!error.contains("hush") && error.contains("object"), "{body}: {error}");

@@ -52,7 +52,7 @@ fn messagepack_does_not_amplify() {
 }
 
 #[test]
-fn what_json_cannot_say_is_refused_with_the_id() {
+fn msgpack_value_without_json_form_is_refused_with_frame_id() {
     // {"op": 13, "channel": "c", "data": …, "id": "7"}
     let frame = |data: &[u8]| [b"\x84\xa2op\x0d\xa7channel\xa1c\xa4data", data, b"\xa2id\xa17"].concat();
     for data in [

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_well_is_read() {
+    fn generator_output_is_read_only_after_exit_code_zero() {
         let output =
             output_within(shell("echo 42"), Duration::from_secs(60)).expect("a shell that ends well");
         assert_eq!(output, b"42\n");
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_did_not_carry_is_told_apart() {
+    fn generator_exit_code_3_is_reported_as_not_carried() {
         let output = output_within(shell("echo too much; exit 3"), Duration::from_secs(60));
         let error = output.expect_err("an exit code of its own");
         assert_eq!(error.downcast_ref().map(|NotCarried(reason)| reason.as_str()), Some("too much"));

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_node_is_told_before_anything_is_measured() {
+    fn check_rejects_a_path_that_is_no_node_before_measuring() {
         let another = env::current_exe().expect("the test's binary");
         for (node, reason) in [(another.as_path(), "it is no node"), (Path::new("no-node"), "no such file")] {
             let error = check(Some(node), None).expect_err("nothing to measure").to_string();

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_success_is_told() {
+    fn non_success_status_is_an_error_with_status_and_body() {
         let answer = Answer { status: 503, body: b"busy".to_vec() };
         let error = answer.success("a page").err().unwrap().to_string();
         assert_eq!(error, "a page was answered with 503: busy");

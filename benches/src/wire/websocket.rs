@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_nothing_less() {
+    fn written_frame_is_read_whole_and_a_cut_frame_is_incomplete() {
         for bytes in [0, 1, 125, 126, 65_535, 65_536] {
             let payload = vec![b'x'; bytes];
             for write in [write_server, write_client] {

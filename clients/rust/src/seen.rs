@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_dropped_within_the_window_and_is_another_message_after_it() {
+    fn repeated_id_is_dropped_within_window_and_new_after_it() {
         let mut seen = Seen::default();
         for (id, client, timestamp, expected) in [
             ("a", None, 1_000, true),
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn remembered_ids_are_bounded() {
         let mut seen = Seen::default();
         for number in 0..3 * IDS_MAX {
             assert!(seen.is_new("c", &message(&number.to_string(), None, 5)));

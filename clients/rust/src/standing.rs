@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_is_asked_for_from_where_it_stands_unless_it_is_being_left() {
+    fn reattach_uses_latest_serial_unless_detach_is_pending() {
         let mut standing = Standing::default();
         attached(&mut standing, "a", "s1");
         attached(&mut standing, "b", "s2");

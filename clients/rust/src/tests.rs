@@ -114,7 +114,7 @@ async fn answers_find_their_requests_and_the_rest_are_events() {
 }
 
 #[tokio::test]
-async fn the_pages_of_a_member_list_are_one_event_and_presence_is_another() {
+async fn member_list_pages_are_one_event_and_presence_another() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -217,7 +217,7 @@ async fn a_refusal_shows_its_reason() {
 
 /// The node ends the link at once after its last word, and both may be read in one go.
 #[tokio::test]
-async fn a_close_that_was_answered_is_clean_however_soon_the_link_ends() {
+async fn answered_close_is_clean_when_link_ends_at_once() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_certificate_is_refused_with_a_reason() {
+    fn invalid_root_certificates_are_refused_with_a_reason() {
         let torn = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         for (pem, reason) in [
             (&b""[..], "holds no certificate"),

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_happen_is_found() {
+    fn silent_gap_duplicate_and_late_message_are_detected() {
         assert_eq!(found(&[Some(4), Some(5), Some(6)]), Ok(0));
         assert_eq!(found(&[Some(4), Some(6)]), Err("silent gap"));
         assert_eq!(found(&[Some(4), Some(5), Some(5)]), Err("came twice"));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_told_begins_anew_and_counts_what_is_missing() {
+    fn told_loss_restarts_the_sequence_and_counts_missing_messages() {
         assert_eq!(found(&[Some(4), None, Some(7), Some(8)]), Ok(2));
         assert_eq!(found(&[Some(4), None, Some(7), Some(6)]), Ok(2), "it comes late, and was told");
         assert_eq!(found(&[Some(4), Some(5), None, Some(4), Some(5)]), Ok(0));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_again_under_its_id_may_come_twice() {
+    fn message_republished_under_its_id_may_come_twice() {
         let mut place = Place::default();
         assert_eq!(place.take(0, false), Ok(0));
         assert_eq!(place.take(1, true), Ok(0));

@@ -92,7 +92,7 @@ async fn three_that_apply_at_once_make_one_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_that_apply_at_once_over_three_nodes_of_the_database_make_one_schema() {
+async fn concurrent_applies_over_three_nodes_of_the_database_agree() {
     let Some(cassandra) = Cassandra::of(3) else { return };
     make_one_schema(&cassandra).await;
 }

@@ -36,7 +36,7 @@ fn told(lines: &[Value], what: &str) -> (usize, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_is_away_is_told_of_once_and_what_was_refused_is_counted() {
+async fn database_outage_is_logged_once_and_refusals_are_counted() {
     let Some(cassandra) = Cassandra::to_kill(1) else { return };
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
     let options = NodeOptions::default().directory(directory, KEY);

@@ -36,7 +36,7 @@ async fn apply(cassandra: &Cassandra, keyspace: &str, user: Option<(&str, &str)>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_is_told_the_setting_and_who_may_read_and_write_runs_a_node() {
+async fn refused_user_is_told_the_setting_and_select_modify_suffice() {
     let Some(cassandra) = Cassandra::start_with_users() else { return };
     let admin = cassandra.session_as(Cassandra::ADMIN).await;
     let made = format!("CREATE ROLE {} WITH PASSWORD = '{}' AND LOGIN = true", USER.0, USER.1);

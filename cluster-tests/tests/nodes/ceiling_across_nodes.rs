@@ -129,7 +129,7 @@ async fn filled_one_after_another_it_holds_exactly_on_every_node() {
 
 /// Each node alone holds its own ceiling at once, whatever it has heard; none admits anyone once it knows of the others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_herd_that_comes_to_all_nodes_gets_what_each_admits_before_it_hears_of_the_others() {
+async fn connection_storm_gets_at_most_one_ceiling_per_node() {
     const CEILING: usize = 30;
     let mut cluster = cluster(CEILING as u64).await;
     let nodes = cluster.nodes();
@@ -157,7 +157,7 @@ async fn a_herd_that_comes_to_all_nodes_gets_what_each_admits_before_it_hears_of
 
 /// One seat is left, and each node admits one before it hears of the others; then it is over.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_those_who_come_at_once_for_the_last_seat_each_node_admits_one() {
+async fn last_quota_slot_is_given_at_most_once_by_each_node() {
     const CEILING: usize = 10;
     let mut cluster = cluster(CEILING as u64).await;
     let nodes = cluster.nodes();
@@ -182,7 +182,7 @@ async fn of_those_who_come_at_once_for_the_last_seat_each_node_admits_one() {
 
 /// So what nodes admit beyond a ceiling is what they admit within that time.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_comes_to_another_node_a_quarter_of_a_second_later_finds_the_ceiling() {
+async fn ceiling_holds_on_other_nodes_after_a_quarter_second() {
     const CEILING: usize = 10;
     let mut cluster = cluster(CEILING as u64).await;
     let nodes = cluster.nodes();
@@ -224,7 +224,7 @@ async fn many_changes_are_told_in_few_items_and_none_in_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_seats_of_a_node_that_was_killed_are_free_once_that_is_noticed() {
+async fn quota_slots_of_a_killed_node_are_free_once_it_is_down() {
     const CEILING: usize = 4;
     let mut cluster = cluster(CEILING as u64).await;
     let nodes = cluster.nodes();
@@ -358,7 +358,7 @@ async fn lost_and_taken(nodes: &[Node], by: &Node) -> (String, Socket) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_to_another_node_for_a_seat_that_was_taken_is_sent_away() {
+async fn resuming_client_is_closed_when_its_quota_slot_was_taken() {
     let mut cluster = cluster(1).await;
     let nodes = cluster.nodes();
     let (query, mut taken) = lost_and_taken(nodes, &nodes[2]).await;
@@ -413,7 +413,7 @@ async fn going_on_to_a_third_node_at_once_does_not_help() {
 }
 
 #[test]
-fn each_side_of_a_cut_admits_up_to_the_ceiling_and_nobody_once_it_is_healed() {
+fn partition_sides_fill_the_ceiling_and_admit_none_after_heal() {
     const CEILING: usize = 4;
     isolated(async |network| {
         let directory = directory(CEILING as u64);

@@ -20,7 +20,7 @@ fn without_a_store_nothing_is_missed_silently() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_scylla_nothing_is_missed_silently_and_all_is_stored_once() {
+async fn chaos_over_scylla_has_no_silent_loss_and_stores_once() {
     let Some(cassandra) = Cassandra::shared() else { return };
     let keyspace = cassandra.keyspace();
     let mut cluster = Cluster::linked_with(3, |options| cassandra.store(options, &keyspace)).await;

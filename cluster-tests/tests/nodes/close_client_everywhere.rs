@@ -64,7 +64,7 @@ async fn every_connection_of_the_client_is_closed_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_another_node_was_asked_to_close_is_not_taken_up() {
+async fn connection_closed_through_another_node_cannot_be_resumed() {
     let mut cluster = cluster().await;
     let [n0, n1, _] = cluster.nodes() else { panic!("three nodes were started") };
     let mut socket = Socket::open(n0, "?clientId=ann").await;
@@ -79,7 +79,7 @@ async fn a_connection_that_another_node_was_asked_to_close_is_not_taken_up() {
 
 /// Whoever asks is told, and asks again: once a node is declared dead it has no connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_does_not_answer_is_told_and_the_others_have_closed() {
+async fn close_with_a_stalled_node_is_503_and_other_nodes_close() {
     let mut cluster = cluster().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     let mut reached = [Socket::open(n0, "?clientId=ann").await, Socket::open(n1, "?clientId=ann").await];
@@ -102,7 +102,7 @@ async fn a_node_that_does_not_answer_is_told_and_the_others_have_closed() {
 }
 
 #[test]
-fn what_is_behind_a_cut_is_told_of_until_it_is_dead_and_closed_when_it_is_healed() {
+fn close_over_a_partition_is_503_until_down_and_done_after_heal() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();

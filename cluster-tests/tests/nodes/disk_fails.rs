@@ -55,7 +55,7 @@ async fn a_disk_that_hangs_degrades_the_node_until_it_goes_on() {
 const ARRAYS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_delivered_while_the_disk_hung_is_stored_and_what_was_refused_is_not() {
+async fn accepted_publishes_are_stored_after_disk_hang_refused_not() {
     let disk = Disk::default();
     let node = Node::start(disk.under(NodeOptions::default())).await;
     wait_for_status(&node, "ready").await;
@@ -134,7 +134,7 @@ async fn a_full_disk_degrades_the_node_and_the_log_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_rules_of_what_is_kept_take_effect_although_the_disk_hangs() {
+async fn history_rule_changes_take_effect_while_disk_hangs() {
     let disk = Disk::default();
     let directory = |sign: &str, history: bool| {
         let rules = format!("pattern = \"*\"\nhistory = {history}");

@@ -29,7 +29,7 @@ async fn publish(publishers: &mut [Publisher], count: u64) -> Vec<(u64, u64)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_had_the_last_subscribers_of_a_channel_leaves_others_what_they_missed() {
+async fn drained_node_with_last_subscribers_hands_off_missed_messages() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let (first, others) = (door(&nodes[..1]), door(&nodes[1..]));
@@ -61,7 +61,7 @@ async fn who_had_the_last_subscribers_of_a_channel_leaves_others_what_they_misse
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_load_nobody_misses_anything_while_two_of_three_nodes_leave() {
+async fn subscribers_miss_nothing_while_two_of_three_nodes_drain() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let door = door(nodes);
@@ -82,7 +82,7 @@ async fn under_load_nobody_misses_anything_while_two_of_three_nodes_leave() {
 
 /// What clients are asked to wait for is spread, so that they do not all come to the others at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_stays_is_closed_a_second_after_a_delay_of_its_own() {
+async fn draining_node_closes_each_client_a_second_after_its_delay() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
     let mut clients = Vec::new();

@@ -143,7 +143,7 @@ async fn nothing_that_is_published_after_attached_is_missed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_only_published_hears_the_others_once_it_subscribes() {
+async fn publisher_receives_peer_messages_once_it_subscribes() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
     let mut publisher = Socket::open(n0, "").await;

@@ -20,7 +20,7 @@ fn json_of(line: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_channel_is_told_attached_or_refused_and_stdout_has_messages_alone() {
+async fn follow_reports_attached_or_refused_and_prints_only_messages() {
     let only = r#"{ "orders" = ["subscribe"], "invoices" = ["subscribe"] }"#;
     let directory = Directory::default().account("acme").key("k1", "secret", ALL).key("k2", "other", only);
     let node = Node::start(NodeOptions::default().directory(directory, KEY)).await;
@@ -47,7 +47,7 @@ async fn each_channel_is_told_attached_or_refused_and_stdout_has_messages_alone(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_present_is_shown_where_it_is_asked_for() {
+async fn follow_prints_presence_only_when_asked() {
     let node = node().await;
     let mut ann = Socket::open(&node, "?clientId=ann").await;
     let enter = json!({"op": 12, "channel": "room", "action": "enter", "data": "here"});
@@ -131,7 +131,7 @@ async fn a_lost_link_is_told_with_whether_anything_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_begins_with_what_was_asked_of_the_past_and_goes_on_over_a_restart_of_the_node() {
+async fn follow_starts_with_rewind_and_continues_over_node_restart() {
     let mut node = Node::start(NodeOptions::default()).await;
     let mut publisher = Socket::open(&node, "").await;
     for number in 0..5 {
@@ -215,7 +215,7 @@ async fn a_token_stands_in_for_a_key_as_a_flag_and_as_a_variable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn several_credentials_and_what_is_no_token_are_wrong_use_and_stay_unsaid() {
+async fn follow_refuses_several_credentials_and_non_token_unprinted() {
     // Nobody listens there, and nobody is asked.
     let url = "http://127.0.0.1:1";
     let both = [("FANFARE_KEY", "hidden.k1"), ("FANFARE_TOKEN", "hidden.b.c")];
@@ -239,7 +239,7 @@ async fn several_credentials_and_what_is_no_token_are_wrong_use_and_stay_unsaid(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_with_another_scheme_is_told_so_before_a_credential_is_sought() {
+async fn follow_refuses_another_url_scheme_before_seeking_credentials() {
     for url in ["ftp://node.example", "localhost:1", "node.example"] {
         let mut refused = Running::start(&["sub", "--url", url, "orders"]);
         refused.told("the address of the node begins with http:// or ws://", 0).await;

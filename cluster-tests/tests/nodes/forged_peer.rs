@@ -169,7 +169,7 @@ async fn gossip_that_was_recorded_is_not_taken_by_the_next_run() {
 
 /// It learns of its former run from the others.
 #[test]
-fn a_node_that_is_started_again_where_it_was_sends_nothing_to_itself() {
+fn restarted_node_sends_no_gossip_to_itself() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let n1 = &mut cluster.nodes()[1];

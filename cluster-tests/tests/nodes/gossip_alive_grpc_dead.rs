@@ -102,20 +102,20 @@ fn nobody_is_resumed_over_who_is_not_heard(
 }
 
 #[test]
-fn nobody_is_resumed_over_who_cannot_be_linked_to() {
+fn resume_is_false_while_the_publishing_node_is_unreachable() {
     nobody_is_resumed_over_who_is_not_heard(|network, n0, n2| {
         cut_lanes(network, n0, n2).into_iter().chain(cut_lanes(network, n2, n0)).collect()
     });
 }
 
 #[test]
-fn nobody_is_resumed_over_who_is_heard_by_others_alone() {
+fn resume_is_false_while_only_a_third_node_hears_the_publisher() {
     nobody_is_resumed_over_who_is_not_heard(|network, n0, n2| network.split(&[n0.host()], &[n2.host()]));
 }
 
 /// What a third node has is no stand-in for hearing the one that published it.
 #[test]
-fn who_comes_to_a_node_that_does_not_hear_another_one_is_told() {
+fn client_moving_to_a_node_that_misses_a_peer_is_not_resumed() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };

@@ -180,7 +180,7 @@ async fn counted(node: &Node) -> BTreeMap<u64, u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_that_a_node_keeps_is_copied_once_however_often_it_is_cut_short() {
+async fn history_copy_stores_all_once_after_an_interrupted_copy() {
     let Some(cassandra) = Cassandra::shared() else { return };
     let (mut node, _shifted) = source().await;
     let mut member = Socket::open(&node, "?clientId=ann").await;

@@ -62,7 +62,7 @@ async fn node_with_pages(options: NodeOptions, count: usize) -> Node {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_history_of_large_messages_comes_in_pages_of_bytes_with_each_message_once() {
+async fn history_of_large_messages_is_paged_by_bytes_with_each_once() {
     let node = node_with_pages(NodeOptions::default(), 100).await;
     let authorization = http::basic(&node.key());
     for direction in ["backwards", "forwards"] {
@@ -88,7 +88,7 @@ async fn a_history_of_large_messages_comes_in_pages_of_bytes_with_each_message_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_counts_what_is_copied_and_not_the_names_of_its_channels() {
+async fn batch_limit_counts_copied_bytes_without_channel_names() {
     let node = Node::start(NodeOptions::default()).await;
     let authorization = http::basic(&node.key());
     let post = async |body: String| {
@@ -267,7 +267,7 @@ async fn an_answer_without_room_is_refused_and_one_under_way_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_of_two_accounts_that_trickle_keep_no_answer_from_a_third() {
+async fn slow_readers_of_two_accounts_block_no_answer_of_a_third() {
     const TRICKLING: usize = 24;
     // Room for fifteen pages, of which the first account can have four and the second two.
     let options = with_accounts(NodeOptions::default(), 3);

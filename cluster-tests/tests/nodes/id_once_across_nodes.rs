@@ -134,7 +134,7 @@ async fn one_of_three_at_once_is_published() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_is_known_when_its_node_is_killed() {
+async fn acked_ids_are_known_to_peers_after_their_node_is_killed() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let subscribers = hearing(subscribers(&nodes[1..]).await);
@@ -221,7 +221,7 @@ async fn a_node_that_stands_still_holds_up_nobody_for_long() {
 }
 
 #[test]
-fn publishing_goes_on_on_both_sides_of_a_cut_and_an_id_is_published_once_on_each() {
+fn partition_sides_keep_publishing_and_publish_an_id_once_each() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = &*cluster.nodes();
@@ -261,7 +261,7 @@ fn publishing_goes_on_on_both_sides_of_a_cut_and_an_id_is_published_once_on_each
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publisher_keeps_its_order_whichever_of_its_messages_have_ids() {
+async fn publisher_order_holds_for_messages_with_and_without_ids() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
     let mut subscribers = subscribers(nodes).await;
@@ -339,7 +339,7 @@ async fn rate(node: &Node, channel: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_publishes_much_does_not_pay_a_way_to_others_for_each() {
+async fn busy_publisher_shares_id_claims_among_messages() {
     let mut cluster = Cluster::linked(2).await;
     let mut alone = Cluster::linked(1).await;
     let (mut together, mut single) = (Vec::new(), Vec::new());

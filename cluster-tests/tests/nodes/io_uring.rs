@@ -111,7 +111,7 @@ async fn by_a_call_for_each_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_the_system_refuses_it() {
+async fn node_without_permission_for_io_uring_logs_it_and_delivers() {
     let ring = Ring::refused();
     let node = Node::start(ring.under(options("on"))).await;
     assert_eq!(node.metric(SHARDS).await, 0.0);

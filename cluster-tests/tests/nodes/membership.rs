@@ -37,7 +37,7 @@ async fn three() -> Cluster {
 
 /// Each says of itself where it is, what it speaks and how it stands, and all others say the same of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_node_is_is_told_by_all_others() {
+async fn node_facts_are_the_same_on_all_members() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let facts = |told: &Value| {
@@ -97,7 +97,7 @@ async fn a_seed_that_has_a_name_is_found_beside_one_that_nobody_knows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_node_is_dead_within_three_seconds_and_back_when_it_runs_again() {
+async fn killed_node_is_down_within_three_seconds_and_rejoins() {
     let mut cluster = three().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     for attempt in 1.. {
@@ -121,7 +121,7 @@ async fn a_killed_node_is_dead_within_three_seconds_and_back_when_it_runs_again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_with_the_id_of_another_one_stops_and_the_other_serves_on() {
+async fn duplicate_node_id_stops_the_new_node_and_the_first_serves_on() {
     let mut cluster = Cluster::linked(3).await;
     let mut listening = Socket::open(&cluster.nodes()[1], "").await;
     listening.attach("room").await;
@@ -260,7 +260,7 @@ async fn a_node_that_dies_while_it_is_leaving_is_told_of() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_stands_still_is_dead_until_it_comes_back_as_another_run() {
+async fn stalled_node_is_down_until_it_returns_as_new_incarnation() {
     let mut cluster = three().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     for attempt in 1.. {

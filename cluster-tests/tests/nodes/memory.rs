@@ -78,7 +78,7 @@ async fn fill(node: &Node, publisher: &mut Socket) -> (Vec<Socket>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_the_ceiling_of_memory_sockets_are_refused_until_there_is_room() {
+async fn connections_at_memory_ceiling_are_refused_until_memory_frees() {
     let node = node_with_room(40 * MIB).await;
     let mut reused = Connection::open(node.addr()).await.expect("a connection");
     let mut reader = open(&node).await.expect("there is room");

@@ -106,7 +106,7 @@ async fn an_event_stream_counts_as_a_connection_with_its_deliveries() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_client_is_given_afterwards_counts_as_delivered() {
+async fn replayed_messages_count_as_delivered() {
     let node = Node::start(options()).await;
     let mut socket = Socket::open(&node, "").await;
     socket.attach("a").await;

@@ -226,7 +226,7 @@ async fn a_peer_that_stands_still_lags() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_for_a_client_that_reads_nothing_is_told() {
+async fn metrics_show_outbox_bytes_of_a_client_that_reads_nothing() {
     let node = Node::start(NodeOptions::default().directory(directory(), KEY)).await;
     let raw = Raw::connect_slow(node.addr(), 4 * 1024).await;
     let mut silent = Socket::over(raw, "", &http::basic(KEY)).await;

@@ -33,7 +33,7 @@ async fn next_told(socket: &mut Socket) -> (Value, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_attached_is_told_where_it_had_published_and_nowhere_else() {
+async fn loss_is_told_only_in_channels_the_down_node_published_in() {
     wait_until(AT_REST_WITHIN, "it to be told there alone", is_told_where_it_had_published).await;
 }
 
@@ -79,7 +79,7 @@ async fn is_told_where_it_had_published() -> bool {
 
 /// Nobody else wanted the channel, so nobody has what it published there last.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_missed_what_only_the_dead_node_had_is_told_on_every_node() {
+async fn loss_of_messages_only_a_down_node_had_is_told_on_every_node() {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     let serial = missed_on(n0, n1).await;
@@ -97,7 +97,7 @@ async fn who_missed_what_only_the_dead_node_had_is_told_on_every_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_missed_what_another_node_has_heard_is_given_that() {
+async fn resume_after_node_failure_replays_what_a_peer_received() {
     wait_until(AT_REST_WITHIN, "it to be resumed", is_given_what_another_node_has_heard).await;
 }
 
@@ -121,7 +121,7 @@ async fn is_given_what_another_node_has_heard() -> bool {
 
 /// Nothing is missing: what stands in the serial of the node that dies are numbers without a message, of which the other nodes know.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_heard_nothing_is_resumed_where_somebody_was_attached_all_the_time() {
+async fn resume_without_messages_after_node_failure_is_true() {
     for is_first in [true, false] {
         wait_until(AT_REST_WITHIN, "it to be resumed", async || is_resumed_over_numbers(is_first).await)
             .await;
@@ -163,7 +163,7 @@ async fn is_resumed_over_numbers(is_first: bool) -> bool {
 
 /// There nobody was attached before, so a number without a message lies before what its recent messages are.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_to_the_node_that_published_is_given_nothing_twice() {
+async fn resume_at_the_publishing_node_repeats_no_message() {
     wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice).await;
 }
 
@@ -197,7 +197,7 @@ async fn is_given_nothing_twice() -> bool {
 
 /// Nobody was attached on the first node that it comes to, and on the second one somebody was all the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_moves_on_after_a_death_is_given_nothing_twice() {
+async fn resume_on_two_nodes_after_node_failure_repeats_no_message() {
     wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice_further_on).await;
 }
 
@@ -235,7 +235,7 @@ async fn is_given_nothing_twice_further_on() -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_what_died_with_its_node_is_given_nothing_twice_further_on() {
+async fn resume_after_a_told_loss_repeats_no_message_on_a_third_node() {
     wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice_after_a_loss).await;
 }
 
@@ -289,7 +289,7 @@ async fn missed_on(node: &Node, other: &Node) -> Value {
 }
 
 #[test]
-fn what_it_acknowledged_behind_a_cut_is_told_to_everybody() {
+fn messages_acked_behind_a_partition_are_told_as_loss_to_all() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
@@ -338,7 +338,7 @@ fn what_it_acknowledged_behind_a_cut_is_told_to_everybody() {
 
 /// It may have published there since it was heard of last.
 #[test]
-fn what_it_acknowledged_behind_a_cut_where_it_had_published_nothing_is_told() {
+fn loss_behind_a_partition_is_told_without_earlier_publishes() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
@@ -360,7 +360,7 @@ fn what_it_acknowledged_behind_a_cut_where_it_had_published_nothing_is_told() {
 
 /// A node that nobody has told of others serves at once.
 #[test]
-fn what_a_new_run_publishes_before_it_is_found_is_told() {
+fn publishes_of_an_undiscovered_incarnation_are_told_as_loss() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };

@@ -90,7 +90,7 @@ async fn a_kill_makes_nothing_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_joins_knows_what_was_used_before() {
+async fn joining_node_knows_nonces_used_before() {
     let mut cluster = Cluster::linked(2).await;
     let mut used = Vec::new();
     for node in cluster.nodes() {
@@ -136,7 +136,7 @@ async fn a_minority_issues_nothing_not_even_after_a_restart() {
 
 /// Who was dead when it stopped has been given nothing by it, and nothing can be learned from there.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_restarted_beside_a_dead_one_learns_from_those_who_ran_on() {
+async fn node_restarted_beside_a_down_one_learns_nonces_from_peers() {
     let mut cluster = Cluster::linked(3).await;
     let mut used = vec![assert_granted(&cluster.nodes()[1], "three nodes").await];
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
@@ -166,7 +166,7 @@ async fn a_node_that_is_restarted_beside_a_dead_one_learns_from_those_who_ran_on
 
 /// Whoever stopped last may have granted something since, also where those who came back were started more than once.
 #[tokio::test(flavor = "multi_thread")]
-async fn those_who_have_not_learned_yet_issue_nothing_however_often_they_are_started() {
+async fn nodes_that_have_not_learned_nonces_issue_no_token() {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     assert_eq!(n1.stop().await.code(), Some(0));
@@ -197,7 +197,7 @@ async fn those_who_have_not_learned_yet_issue_nothing_however_often_they_are_sta
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_goes_in_order_is_not_missed() {
+async fn last_node_issues_tokens_after_the_others_left_cleanly() {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     let mut used = vec![assert_granted(n2, "three nodes").await];

@@ -46,7 +46,7 @@ async fn from_node_to_node(nodes: &[Node]) -> (Vec<Vec<u64>>, Duration) {
 /// An ack does not wait for a node that cannot be reached or does not confirm in time, and what that one lacks it gets later. Where
 /// this may have happened, as it does when a node gets no time for a second, only what each node has taken must be in order.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_comes_before_what_is_published_elsewhere() {
+async fn acked_messages_precede_later_publishes_on_other_nodes() {
     for _ in 0..TRIES {
         let mut cluster = Cluster::linked(3).await;
         let nodes = cluster.nodes();
@@ -67,7 +67,7 @@ async fn what_was_acknowledged_comes_before_what_is_published_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_acknowledged_yet_stays_in_order_too() {
+async fn unacked_messages_of_a_publisher_stay_in_order() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
     let mut subscriber = Socket::open(n1, "").await;

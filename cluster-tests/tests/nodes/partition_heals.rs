@@ -169,12 +169,12 @@ fn members_converge(grace: Duration, have_left: bool, crowd: usize) {
 }
 
 #[test]
-fn members_are_the_same_again_while_those_of_the_other_side_count_as_present() {
+fn members_converge_after_heal_before_presence_timeout() {
     members_converge(Duration::from_secs(15), false, 0);
 }
 
 #[test]
-fn members_are_the_same_again_after_those_of_the_other_side_have_left() {
+fn members_converge_after_heal_past_presence_timeout() {
     members_converge(Duration::from_secs(1), true, 0);
 }
 
@@ -184,7 +184,7 @@ fn so_are_hundreds_of_them() {
 }
 
 #[test]
-fn members_whose_node_ends_behind_the_cut_are_there_for_as_long_as_the_others_have_them() {
+fn members_of_a_node_killed_in_a_partition_return_then_leave() {
     const GRACE_MS: u64 = 8_000;
     isolated(async |network| {
         let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", GRACE_MS);

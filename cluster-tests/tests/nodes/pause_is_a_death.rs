@@ -165,7 +165,7 @@ async fn two_seconds_are_a_death_for_a_node_that_nobody_has_missed() {
 
 /// A machine that takes a rest with all that is on it.
 #[tokio::test(flavor = "multi_thread")]
-async fn all_that_stand_still_at_once_are_other_runs_and_nothing_is_missed_silently() {
+async fn all_nodes_stalled_at_once_restart_without_silent_loss() {
     after_two_seconds(&[0, 1, 2]).await;
 }
 
@@ -187,7 +187,7 @@ async fn a_short_pause_is_no_death() {
 
 /// What it had is not its own any more, and what it was told by its clients before it knew so changes nothing elsewhere.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
+async fn session_taken_over_during_a_stall_is_lost_to_the_old_node() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut former = Socket::open(&nodes[2], "?clientId=ann").await;
@@ -222,7 +222,7 @@ async fn what_was_taken_up_meanwhile_is_not_its_own_any_more() {
 
 /// A dead node handles no request that came during the pause, and delivers no message.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_for_it_when_it_runs_on_is_not_handled() {
+async fn requests_received_during_a_stall_are_not_handled() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
     let mut elsewhere = Socket::open(&nodes[0], "").await;

@@ -107,7 +107,7 @@ async fn subscribers_see_who_enters_changes_and_leaves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_connection_has_several_names_and_one_name_several_connections() {
+async fn members_map_connections_and_client_ids_many_to_many() {
     let node = node().await;
     let (mut first, mut second) = (Socket::open(&node, "").await, Socket::open(&node, "").await);
     for name in ["ann", "bob"] {
@@ -134,7 +134,7 @@ async fn one_connection_has_several_names_and_one_name_several_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_of_many_pages_is_whole_and_no_event_comes_before_its_end() {
+async fn paged_member_list_is_whole_and_events_come_after_its_end() {
     let options = options().limit("controls_per_second", 0);
     let node = Node::start(options).await;
     let mut crowd = Socket::open(&node, "").await;
@@ -158,7 +158,7 @@ async fn a_list_of_many_pages_is_whole_and_no_event_comes_before_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn modes_say_who_gets_presence_and_each_attach_that_grants_it_brings_the_list() {
+async fn attach_modes_decide_presence_and_each_grant_sends_members() {
     let node = node().await;
     let mut ann = open(&node, "ann").await;
     done(&mut ann, "enter", "room", json!({})).await;
@@ -189,7 +189,7 @@ async fn modes_say_who_gets_presence_and_each_attach_that_grants_it_brings_the_l
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_for_presence_alone_is_not_given_the_messages_it_missed() {
+async fn resume_for_presence_alone_replays_no_messages() {
     let node = node().await;
     let mut ann = open(&node, "ann").await;
     let serial = Socket::open(&node, "").await.attach("room").await["serial"].clone();
@@ -211,7 +211,7 @@ async fn who_comes_back_for_presence_alone_is_not_given_the_messages_it_missed()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_detached_member_stays_and_its_own_events_come_back_without_echo() {
+async fn member_stays_after_detach_and_sees_own_events_without_echo() {
     let node = node().await;
     let mut ann = Socket::open(&node, "?clientId=ann&echo=false").await;
     ann.attach("room").await;
@@ -248,7 +248,7 @@ async fn a_clean_end_leaves_at_once_and_a_lost_link_after_the_grace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_a_connection_up_keeps_its_members_and_nobody_sees_a_flicker() {
+async fn session_takeover_keeps_members_without_leave_or_enter() {
     let node = Node::start(options().limit("presence_grace_ms", 1_500)).await;
     let mut watcher = Socket::open(&node, "").await;
     watcher.attach("room").await;
@@ -266,7 +266,7 @@ async fn who_takes_a_connection_up_keeps_its_members_and_nobody_sees_a_flicker()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn members_that_the_new_credential_does_not_grant_leave_when_it_takes_the_connection_up() {
+async fn members_not_granted_by_the_new_token_leave_on_takeover() {
     let node = node().await;
     let mut watcher = Socket::open(&node, "").await;
     watcher.attach("room").await;
@@ -317,7 +317,7 @@ async fn a_revoked_key_takes_its_members_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_presence_refuses() {
+async fn presence_requests_without_name_or_permission_are_refused() {
     let node = node().await;
     let mut nobody = Socket::open(&node, "").await;
     assert_eq!(ask(&mut nobody, "enter", "room", json!({})).await["code"], 40000, "nobody is named");
@@ -371,7 +371,7 @@ async fn presence_does_not_move_the_position_of_the_messages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_no_list_is_no_danger_and_who_takes_it_slowly_gets_it() {
+async fn unread_member_lists_are_bounded_and_a_late_reader_gets_all() {
     let node = Node::start(options().limit("controls_per_second", 0).limit("outbox_bytes", 100_000)).await;
     let mut crowd = Socket::open(&node, "").await;
     let data = "x".repeat(16_000);

@@ -32,7 +32,7 @@ fn resume(socket: &Socket, client_id: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_on_one_node_is_seen_on_all_in_its_order() {
+async fn presence_events_reach_all_nodes_in_order() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut watchers = Vec::new();
@@ -99,7 +99,7 @@ async fn a_node_that_comes_later_knows_who_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_counts_the_members_of_all_nodes_and_the_listing_its_own() {
+async fn member_limit_counts_all_nodes_and_listing_only_its_own() {
     let limit = |options: fanfare_cluster_tests::NodeOptions| options.limit("presence_members", 3);
     let mut cluster = Cluster::linked_with(2, limit).await;
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
@@ -125,7 +125,7 @@ async fn a_limit_counts_the_members_of_all_nodes_and_the_listing_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_to_another_node_never_left() {
+async fn client_resuming_on_another_node_stays_present() {
     let grace = |options: fanfare_cluster_tests::NodeOptions| options.limit("presence_grace_ms", 2_000);
     let mut cluster = Cluster::linked_with(3, grace).await;
     let nodes = cluster.nodes();

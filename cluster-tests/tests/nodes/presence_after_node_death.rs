@@ -104,7 +104,7 @@ async fn members_leave_once() -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_within_the_grace_never_left() {
+async fn member_that_resumes_within_presence_timeout_never_left() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();
     let mut members = Vec::new();
@@ -182,7 +182,7 @@ async fn two_nodes_that_end_one_after_the_other_leave_no_ghost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_begins_before_a_death_is_noticed_knows_who_may_come_back() {
+async fn node_joined_before_down_is_noticed_knows_resuming_members() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
     let before = member(&nodes[1], 1).await;
@@ -214,7 +214,7 @@ async fn so_it_does_when_the_dead_one_runs_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_of_a_node_that_stood_still_is_there_again_by_itself() {
+async fn members_of_a_stalled_node_do_not_reenter_by_themselves() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();
     let mut stays = member(&nodes[0], 0).await;
@@ -240,7 +240,7 @@ async fn nobody_of_a_node_that_stood_still_is_there_again_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_in_time_from_a_node_that_stood_still_does_not_flicker() {
+async fn member_that_resumes_in_time_after_a_stall_does_not_flicker() {
     let patient = |options: NodeOptions| options.limit("presence_grace_ms", 15_000);
     let mut cluster = Cluster::linked_with(3, patient).await;
     let nodes = cluster.nodes();

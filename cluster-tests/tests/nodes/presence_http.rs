@@ -103,7 +103,7 @@ async fn the_channels_with_members_busiest_first_and_in_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_came_and_went_stays_over_a_restart_and_beside_the_messages() {
+async fn presence_history_survives_a_kill_beside_message_history() {
     let mut node = Node::start(options()).await;
     let mut socket = Socket::open(&node, "").await;
     present(&mut socket, "enter", "room", "ann", json!(1.5)).await;

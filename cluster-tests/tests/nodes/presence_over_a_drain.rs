@@ -88,7 +88,7 @@ async fn leave_one_by_one(members: &mut [Socket], watchers: &mut [Watcher]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_within_the_grace_never_left() {
+async fn member_that_resumes_in_presence_timeout_of_drain_never_left() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();
     let members = members_on(&nodes[0]).await;

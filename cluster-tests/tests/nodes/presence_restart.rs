@@ -112,12 +112,12 @@ async fn restart(node: &mut Node, is_killed: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_kill_who_comes_back_never_left_and_who_does_not_leaves_once() {
+async fn after_kill_resumed_member_stays_and_absent_one_leaves_once() {
     come_back_or_leave(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_stop_who_comes_back_never_left_and_who_does_not_leaves_once() {
+async fn after_stop_resumed_member_stays_and_absent_one_leaves_once() {
     come_back_or_leave(false).await;
 }
 
@@ -200,7 +200,7 @@ async fn however_often_a_node_is_killed_a_leave_is_stored_once() {
 
 /// A stop does not overtake the leaves of those who have said that they go, however many they are.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_goes_right_before_a_stop_has_left() {
+async fn members_that_close_right_before_a_stop_have_left() {
     const CONNECTIONS: usize = 8;
     const MEMBERS: usize = 500;
     let mut node = Node::start(options().limit("controls_per_second", 0)).await;
@@ -232,7 +232,7 @@ async fn who_goes_right_before_a_stop_has_left() {
 
 /// Whom the directory does not let be present when the node starts again leaves without a grace.
 #[tokio::test(flavor = "multi_thread")]
-async fn whom_no_key_of_the_account_lets_be_present_any_more_leaves_at_once() {
+async fn member_that_no_key_lets_be_present_leaves_at_once_at_restart() {
     let full = directory().key("k1", "secret", ALL).key("k2", "secret", ALL);
     let full = full.account("gone").key("k3", "secret", ALL);
     let options = NodeOptions::default().directory(full.clone(), KEY);
@@ -276,7 +276,7 @@ async fn whom_no_key_of_the_account_lets_be_present_any_more_leaves_at_once() {
 
 /// The key of the credential with which it entered is revoked, and its client has changed to another before.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_changed_to_another_key_does_not_leave_with_the_former_one() {
+async fn member_that_changed_key_stays_when_its_old_key_is_revoked() {
     let full = directory().key("k1", "secret", ALL).key("k2", "secret", ALL);
     let mut node = Node::start(NodeOptions::default().directory(full, "secret.k2")).await;
     let token = |key: &str| {

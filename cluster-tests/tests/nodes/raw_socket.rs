@@ -192,7 +192,7 @@ async fn a_client_that_is_silent_is_taken_for_dead() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_connections_that_never_speak_are_ended_and_block_nobody() {
+async fn thousand_silent_connections_are_ended_and_block_no_client() {
     const CONNECTIONS: usize = 1_000;
     let node = Node::start(NodeOptions::default().limit("header_ms", 3_000)).await;
     let before = node.resident_bytes();

@@ -98,7 +98,7 @@ impl Publishers {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_somebody_was_attached_it_is_there() {
+async fn resume_at_node_with_subscriber_continues_without_loss() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut publishers = Publishers::on(nodes).await;
@@ -117,7 +117,7 @@ async fn where_somebody_was_attached_it_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_nobody_was_it_comes_from_where_somebody_was() {
+async fn resume_at_node_without_subscriber_backfills_from_a_peer() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut publishers = Publishers::on(nodes).await;
@@ -135,7 +135,7 @@ async fn where_nobody_was_it_comes_from_where_somebody_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_death_of_the_node_it_was_on_loses_nothing_that_others_have() {
+async fn resume_after_node_failure_keeps_messages_that_peers_have() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut publishers = Publishers::on(&nodes[1..]).await;
@@ -153,7 +153,7 @@ async fn the_death_of_the_node_it_was_on_loses_nothing_that_others_have() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_died_with_its_node_is_told() {
+async fn resume_after_loss_of_the_only_holder_reports_continuity_loss() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
     let mut publisher = Socket::open(n0, "").await;
@@ -267,7 +267,7 @@ async fn a_rewind_gives_what_is_recent_where_somebody_was() {
 
 /// Who is attached as a node dies begins there without what that one had published.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rewind_gives_what_another_node_has_of_one_that_died_as_somebody_attached() {
+async fn rewind_after_attach_during_node_failure_has_messages_of_peer() {
     for is_at_once in [true, false] {
         is_given_what_another_node_has(is_at_once).await;
     }
@@ -340,7 +340,7 @@ async fn assert_taken_up(mut socket: Socket) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_is_the_same_on_another_node_and_its_former_socket_ends() {
+async fn session_takeover_on_another_node_ends_the_earlier_socket() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut at = Socket::open(&nodes[0], "").await;
@@ -389,7 +389,7 @@ async fn a_connection_outlives_its_node() {
 
 /// As when all are restarted one after the other. The last one has it from a node that has begun after the end, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_is_taken_up_by_nodes_that_began_after_its_own_had_ended() {
+async fn session_resumes_on_nodes_started_after_its_own_node_ended() {
     let mut cluster = Cluster::linked(3).await;
     let before = Socket::open(&cluster.nodes()[0], "").await;
     let key = resume(&before);

@@ -111,7 +111,7 @@ async fn exchange(node: &Node, client_id: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_survives_a_kill_with_and_without_history() {
+async fn revocation_survives_kill_and_stop_with_and_without_history() {
     for store in ["embedded", "none"] {
         let mut node = node(NodeOptions::default().environment("FANFARE_STORE", store)).await;
         let (ann, bob) = (token(KEY, Some("ann"), 10), token(KEY, Some("bob"), 10));
@@ -128,7 +128,7 @@ async fn what_was_answered_survives_a_kill_with_and_without_history() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_revoke_and_what() {
+async fn revoke_request_needs_its_own_key_and_a_valid_body() {
     let node = node(NodeOptions::default().limit("revoked_client_ids", 2)).await;
     let own = http::basic(KEY);
     let far_ahead = format!(r#"{{"issuedBefore":{}}}"#, clock::now_ms() + 300_000);

@@ -70,7 +70,7 @@ async fn a_client_is_shut_out_of_every_node_and_nobody_else_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_starts_knows_what_was_revoked() {
+async fn starting_node_knows_earlier_revocations() {
     let mut cluster = Cluster::linked(2).await;
     let (ann, bob, eve) = (token("ann"), token("bob"), token("eve"));
     revoke(&cluster.nodes()[1], "ann").await;
@@ -91,7 +91,7 @@ async fn whoever_starts_knows_what_was_revoked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_stood_still_knows_soon_after() {
+async fn stalled_node_knows_a_missed_revocation_soon_after() {
     knows_after_a_pause(2, 0).await;
 }
 

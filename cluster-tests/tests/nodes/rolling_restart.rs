@@ -8,7 +8,7 @@ use fanfare_cluster_tests::roaming::{Door, Load};
 use fanfare_cluster_tests::{Balancer, Node, SOON, wait_until};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_misses_anything_while_every_node_is_restarted() {
+async fn rolling_restart_of_every_node_loses_no_message() {
     let mut cluster = Cluster::linked(3).await;
     let Some(balancer) = Balancer::start(cluster.nodes()).await else { return };
     let door = Door::to(&[balancer.addr()], &cluster.nodes()[0].key());
@@ -25,7 +25,7 @@ async fn nobody_misses_anything_while_every_node_is_restarted() {
 }
 
 #[test]
-fn who_comes_back_to_a_node_that_is_not_ready_yet_misses_nothing() {
+fn subscriber_resuming_at_a_node_not_ready_misses_nothing() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let key = cluster.nodes()[0].key();

@@ -111,7 +111,7 @@ async fn acknowledged_last(mut cluster: Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_last_is_there_on_another_node() {
+async fn last_acknowledged_messages_are_read_on_another_node() {
     let Some(cluster) = cluster(3).await else { return };
     acknowledged_last(cluster).await;
 }
@@ -147,7 +147,7 @@ async fn both_hold_over_three_nodes_of_the_database() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_attached_at_a_death_is_not_told_of_a_loss() {
+async fn attached_subscriber_sees_no_loss_when_a_node_goes_down() {
     let Some(mut cluster) = cluster(3).await else { return };
     let nodes = cluster.nodes();
     let stayed = Subscriber::on_each(&nodes[1..], "there from the beginning").await;
@@ -166,7 +166,7 @@ async fn who_is_attached_at_a_death_is_not_told_of_a_loss() {
 
 /// What it had acknowledged while it could not reach the node of a subscriber was never on its way there.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_node_acknowledged_beside_one_that_stood_still_comes_after_its_death() {
+async fn stalled_node_gets_messages_of_a_node_that_is_down_since() {
     let Some(mut cluster) = cluster(3).await else { return };
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     let (mut there, _) = attach(n1, "room", &json!({})).await;
@@ -196,7 +196,7 @@ async fn what_a_node_acknowledged_beside_one_that_stood_still_comes_after_its_de
 
 /// Where nothing can be read, or nothing is kept, it is told.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_read_is_told() {
+async fn resume_that_cannot_read_the_store_reports_continuity_loss() {
     let Some(cassandra) = Cassandra::start(1) else { return };
     let keyspace = cassandra.keyspace();
     let directory = || {
@@ -253,7 +253,7 @@ async fn restart(cluster: &mut Cluster, index: usize, directory: &Directory) {
 
 /// What is in no row was delivered all the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_run_with_other_rules_may_have_delivered_is_told() {
+async fn incarnation_without_history_causes_continuity_loss() {
     let Some(mut cluster) = cluster(2).await else { return };
     let mut serials = Vec::new();
     for channel in ["before", "beside", "after"] {

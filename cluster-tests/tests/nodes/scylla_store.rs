@@ -249,7 +249,7 @@ async fn each_message_is_stored_once_by_the_node_where_it_entered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_one_node_has_acknowledged_every_other_reads_at_once() {
+async fn message_acknowledged_by_one_node_is_read_at_once_by_others() {
     let Some(cassandra) = Cassandra::shared() else { return };
     read_at_once(&cassandra).await;
 }
@@ -273,7 +273,7 @@ async fn counts_of_all_nodes_add_up_and_those_of_a_dead_node_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_presence_event_is_stored_once_by_the_node_of_its_connection() {
+async fn presence_event_is_stored_once_by_the_node_of_its_connection() {
     let Some(cassandra) = Cassandra::shared() else { return };
     presence_once(&cassandra).await;
 }
@@ -304,7 +304,7 @@ async fn nodes_that_start_at_once_make_one_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_was_revoked_is_refused_by_a_node_without_a_link_too() {
+async fn revoked_token_is_refused_by_a_node_without_a_link() {
     let Some(cassandra) = Cassandra::shared() else { return };
     let keyspace = cassandra.keyspace();
     let start = |name| Node::start(cassandra.store(alone(name), &keyspace));

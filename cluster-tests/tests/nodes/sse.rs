@@ -226,7 +226,7 @@ async fn a_stream_is_a_connection_of_its_tenant() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_stream_is_kept_by_comments_and_one_that_is_left_ends() {
+async fn silent_sse_stream_is_kept_by_comments_and_ends_when_dropped() {
     let node = Node::start(options().limit("heartbeat_ms", 200).limit("http_stall_ms", 100)).await;
     let mut events = Events::open(&node, &format!("?channel=a&key={KEY}"), None).await;
     events.find("attached").await;
@@ -290,7 +290,7 @@ async fn a_client_that_closes_its_side_gives_back_its_seat_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_there_and_who_comes_and_goes_are_presence_events() {
+async fn sse_stream_reports_present_members_and_presence_changes() {
     let node = Node::start(options()).await;
     let mut socket = Socket::open(&node, "").await;
     let change = |action: &str, client_id: &str, data: Value| json!({"op": 12, "channel": "a", "action": action, "clientId": client_id, "data": data});

@@ -76,7 +76,7 @@ async fn a_socket_and_http_serve_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_after_another_request_goes_on_in_the_same_session_of_tls() {
+async fn upgrade_after_another_request_keeps_the_tls_session() {
     let tls = Tls::default();
     let node = Node::start(tls.node()).await;
     let mut raw = tls.raw(node.addr()).await;
@@ -97,7 +97,7 @@ async fn an_upgrade_after_another_request_goes_on_in_the_same_session_of_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn frames_that_come_in_one_record_with_a_later_upgrade_are_all_read() {
+async fn frames_in_one_tls_record_with_an_upgrade_are_all_read() {
     const FRAMES: usize = 35;
     let tls = Tls::default();
     let node = Node::start(tls.node()).await;
@@ -155,7 +155,7 @@ async fn http_1_1_is_agreed_on_and_sessions_are_resumed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewed_certificate_serves_new_connections_and_leaves_the_old_ones() {
+async fn renewed_certificate_serves_new_connections_and_keeps_old() {
     let tls = Tls::default();
     let node = Node::start(tls.node()).await;
     let first = tls::peer(&tls.connect(node.addr()).await);
@@ -197,7 +197,7 @@ async fn a_renewed_certificate_serves_new_connections_and_leaves_the_old_ones() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_speak_tls_is_closed_at_once() {
+async fn connection_without_tls_is_closed_at_once() {
     let tls = Tls::default();
     let node = Node::start(tls.node().limit("header_ms", 600_000)).await;
     let before = node.resident_bytes();
@@ -267,7 +267,7 @@ async fn a_half_closed_client_gets_its_answer_and_both_ends_are_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_is_ended_in_bounded_memory_and_the_others_get_everything() {
+async fn slow_reader_is_ended_in_bounded_memory_and_others_read_all() {
     const FLOOD: usize = 400;
     let tls = Tls::default();
     let node = Node::start(tls.node().limit("publishes_per_second", 0)).await;
@@ -293,7 +293,7 @@ async fn a_slow_reader_is_ended_in_bounded_memory_and_the_others_get_everything(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_takes_nothing_is_ended_while_its_outbox_has_room() {
+async fn reader_that_takes_nothing_is_ended_despite_outbox_space() {
     let tls = Tls::default();
     let options = tls.node().limit("publishes_per_second", 0).limit("outbox_bytes", 256 * 1024 * 1024);
     let node = Node::start(options.limit("outbox_stall_ms", 1_000)).await;
@@ -312,7 +312,7 @@ async fn a_reader_that_takes_nothing_is_ended_while_its_outbox_has_room() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_client_library_trusts_the_authority_that_it_is_given_and_no_other() {
+async fn client_library_trusts_only_the_given_authority() {
     let tls = Tls::default();
     let node = Node::start(tls.node().limit("publishes_per_second", 0)).await;
     let authority = std::fs::read(tls.authority()).expect("written");
@@ -365,7 +365,7 @@ async fn commands_beside_the_node_speak_tls_when_it_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_that_signed_itself_is_trusted_by_its_own_file_unless_it_is_an_authoritys() {
+async fn self_signed_certificate_is_trusted_unless_it_is_an_authority() {
     for (is_ca, name, expected) in [
         (IsCa::ExplicitNoCa, "127.0.0.1", None),
         (IsCa::NoCa, "127.0.0.1", None),

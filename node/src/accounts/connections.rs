@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_elsewhere_takes_seats_here() {
+    fn connections_elsewhere_take_quota_slots_here() {
         let connections = TenantConnections::default();
         let acme = account("a", "acme", Some(3));
         connections.set_elsewhere([("acme".into(), 2)]);

@@ -212,7 +212,7 @@ fn of_secret(line: &str) -> String {
 }
 
 #[test]
-fn what_stands_around_a_secret_of_a_file_is_left_out() {
+fn secret_file_is_trimmed_and_malformed_text_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.toml");
     fs::write(&path, of_secret("secret_file = \"k.secret\"")).unwrap();
@@ -265,7 +265,7 @@ fn space_inside_the_quotes_of_the_file_is_a_warning() {
 }
 
 #[test]
-fn retention_that_the_file_does_not_tell_is_that_of_the_configuration() {
+fn retention_missing_in_the_file_comes_from_the_configuration() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.toml");
     let text = "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n\
@@ -347,7 +347,7 @@ fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
 }
 
 #[test]
-fn what_is_counted_for_an_account_outlives_a_reading() {
+fn usage_of_an_account_outlives_a_directory_reload() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.toml");
     fs::write(&path, FULL).unwrap();
@@ -418,7 +418,7 @@ fn a_development_directory_is_made_once_and_works() {
 }
 
 #[test]
-fn who_asks_within_a_second_asks_the_same_and_nobody_for_what_is_too_old() {
+fn retention_cut_is_rounded_up_to_a_whole_second() {
     let policy = ChannelPolicy { history: true, retention_hours: 72 };
     let cuts = [0, 1, 500, 1_000, 1_001].map(|ms| policy.oldest_ms(72 * 3_600_000 + ms));
     assert_eq!(cuts, [0, 1_000, 1_000, 1_000, 2_000]);

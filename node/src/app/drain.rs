@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_has_half_of_what_is_left_and_those_behind_it_what_they_need() {
+    fn drain_step_gets_half_of_the_rest_and_spares_later_steps() {
         assert_is(begin(25_000).for_step(), 12_500);
         let mut time = begin(25_000);
         for (passed, step_ms) in [(22_500, 1_250), (1_250, 450), (450, 200), (200, 200)] {

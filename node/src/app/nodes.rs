@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_older_is_not_written_over_what_is_newer() {
+    fn older_kept_nodes_do_not_overwrite_newer_ones() {
         let folder = tempfile::tempdir().expect("a folder");
         let keeper = Keeper::new(folder.path());
         let kept = |counts| KeptNodes { counts, seen: vec![("a".into(), 5)], away: vec!["a".into()] };

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_is_not_known_for_a_moment_stays_where_it_was_and_is_asked_for_again() {
+    async fn peer_name_briefly_unresolved_keeps_address_and_is_retried() {
         static ANSWERS: Mutex<Vec<u16>> = Mutex::new(Vec::new());
         let mut node = Seeing::new(Names::by(|name| {
             let found = ANSWERS.lock().pop().map(|port| vec![at(port)]);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_not_heard_yet_is_neither_looked_up_nor_linked_to() {
+    async fn peer_not_heard_yet_is_neither_looked_up_nor_linked() {
         static LOOKED_UP: Mutex<Vec<String>> = Mutex::new(Vec::new());
         let mut node = Seeing::new(Names::by(|name| {
             LOOKED_UP.lock().push(name.clone());
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_several_addresses_that_is_taken_on_whose_family_the_peer_gossips() {
+    async fn peer_address_is_chosen_by_the_family_of_its_gossip() {
         let mut node = Seeing::new(Names::by(|name| {
             let found = vec![SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 5)), at(5)];
             Box::pin(std::future::ready((name, Ok(found))))

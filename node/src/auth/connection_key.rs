@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_touched_does_not_open() {
+    fn altered_or_cut_connection_key_does_not_open() {
         let keys = ConnectionKeys::new(&[1; 32]);
         let all = owner("acme", "all");
         let text = keys.seal(&tenure(), &all, None);

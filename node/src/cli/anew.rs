@@ -127,8 +127,8 @@ mod tests {
 
     /// The process that it starts begins anew again and again, beside a thread that writes as those do whose peers have gone.
     #[test]
-    fn what_other_threads_write_meanwhile_ends_nothing() -> Result<(), Failure> {
-        const NAME: &str = "cli::anew::tests::what_other_threads_write_meanwhile_ends_nothing";
+    fn restart_in_place_survives_writes_of_other_threads() -> Result<(), Failure> {
+        const NAME: &str = "cli::anew::tests::restart_in_place_survives_writes_of_other_threads";
         match times() {
             0 => {
                 let mut child = Command::new(std::env::current_exe().expect("its file"));

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_also_without_a_key() {
+    fn token_fault_is_named_with_and_without_a_key() {
         let good = signed(KEY, NOW_S);
         for (token, given, reason) in [
             (signed(KEY, NOW_S - 61), &["--key", KEY][..], Some("expired")),

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_json_is_a_text() {
+    fn publish_data_that_is_not_json_is_sent_as_text() {
         for (given, sent) in [
             ("1.0", "1.0"),
             (" {\"a\": 1} ", "{\"a\": 1}"),

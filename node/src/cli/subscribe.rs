@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rewind_is_a_count_or_a_time_and_else_is_told_what_it_may_be() {
+    fn rewind_takes_count_or_time_and_else_names_valid_forms() {
         for good in ["1", "100", "10s", "5m", "00m"] {
             assert_eq!(rewind(good).as_deref(), Ok(good));
         }

@@ -20,7 +20,7 @@ fn serve_needs_no_word() {
 }
 
 #[test]
-fn what_is_unknown_is_refused() {
+fn unknown_or_missing_arguments_are_refused() {
     use clap::error::ErrorKind;
     assert_eq!(exit_kind(&["--lisen", "x"]), Err(ErrorKind::UnknownArgument));
     assert_eq!(exit_kind(&["serv"]), Err(ErrorKind::InvalidSubcommand));

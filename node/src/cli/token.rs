@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_node_would_refuse_is_not_signed() {
+    fn token_that_every_node_would_refuse_is_not_signed() {
         for bad in [
             ["--capability", "demo"],
             ["--capability", r#"{"demo":["fly"]}"#],

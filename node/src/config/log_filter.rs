@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_level_is_refused_with_the_nearest_one() {
+    fn log_filter_refuses_unknown_level_and_suggests_nearest() {
         for (text, reason) in [
             ("warning", "`warning` is no level, did you mean warn?"),
             ("inof", "`inof` is no level, did you mean info?"),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_good_is_taken_without_space() {
+    fn log_filter_accepts_valid_text_and_drops_spaces() {
         for (text, filter) in [
             (" info", "info"),
             ("WARN\n", "WARN"),

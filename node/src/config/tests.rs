@@ -301,7 +301,7 @@ fn the_sample_is_the_reference() {
 }
 
 #[test]
-fn the_operator_is_told_of_every_limit_with_its_unit_and_default() {
+fn operations_page_lists_every_limit_with_unit_and_default() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
     let page = std::fs::read_to_string(page).unwrap();
     for setting in settings().filter(|setting| setting.table == Some("limits")) {
@@ -452,7 +452,7 @@ fn limits_that_contradict_one_another_are_named() {
 }
 
 #[test]
-fn what_contradicts_is_told_with_the_source_that_counts() {
+fn contradicting_settings_are_reported_with_deciding_source() {
     let variable = [("FANFARE_LIMITS_PAGE_LIMIT", "2000")];
     let mistakes = load("[limits]\npage_limit = 3", &variable, &[]).unwrap_err();
     let problem = "limits.page_limit, 2000, is more than limits.page_limit_max, 1000";

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_leaves_a_quarter_to_the_others_and_all_is_given_back() {
+    fn account_leaves_quarter_of_member_bytes_to_others() {
         let (held, one, other) = (MemberBytes::default(), AccountId::new("one"), AccountId::new("other"));
         assert!(!held.exchange(&one, 0, 301, 400));
         assert!(held.exchange(&one, 0, 300, 400));

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_elsewhere_is_gone_on_with() {
+    fn outbox_continues_a_flush_begun_elsewhere() {
         for taken in 1..=80 {
             let (mut outbox, all) = outbox(10);
             let slices: Vec<u8> = outbox.slices().flat_map(|slice| slice.to_vec()).collect();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pulled_does_not_count_as_live() {
+    fn replayed_bytes_in_outbox_do_not_count_as_live() {
         let (mut outbox, _) = outbox(1);
         outbox.push_replay([Bytes::from_static(b"missed"), Bytes::from_static(b"too")].into_iter());
         assert_eq!((outbox.bytes(), outbox.live_bytes()), (17, 8));

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_a_position_is_given_in_order_and_in_part() {
+    fn replay_buffer_gives_deliveries_after_position_in_order() {
         let mut ring = Ring::begin(at(10), &budget(1 << 20, 1 << 20)).expect("the budget has room");
         ring.push(delivery_of(11..=11), 0);
         ring.push(delivery_of(12..=14), 0);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_twice_the_window_goes() {
+    fn replay_buffer_drops_entries_older_than_twice_the_window() {
         let mut ring = Ring::begin(at(0), &budget(1 << 20, 1 << 20)).expect("the budget has room");
         ring.push(delivery_of(1..=1), 0);
         ring.push(delivery_of(2..=2), 1);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rings_hold_is_counted_for_all_together() {
+    fn replay_buffers_count_their_bytes_in_one_budget() {
         let one = delivery_of(1..=1).bytes();
         let budget = budget(1 << 20, 1 << 20);
         let mut first = Ring::begin(at(0), &budget).expect("the budget has room");

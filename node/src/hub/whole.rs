@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_there_once_and_as_far_as_it_has_come_and_none_takes_no_room() {
+    fn contiguous_set_keeps_highest_sequence_and_empty_has_no_heap() {
         let mut whole = Whole::default();
         for (incarnation, sequence) in [(8, 2), (7, 0), (8, 5), (8, 4)] {
             whole.reach(Stamp { incarnation, sequence });

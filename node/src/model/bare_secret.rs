@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_around_a_secret_is_no_part_of_it() {
+    fn bare_secret_trims_surroundings_and_refuses_quotes() {
         for text in ["a b", "a b\n", "a b\r\n", " a b\t", "\u{feff}a b\n", "\u{feff} a b \u{feff}\n\n"] {
             assert_eq!(bare_secret(text), Ok("a b"), "{text:?}");
         }

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_counted_by_many_is_taken_once() {
+    fn usage_counted_by_many_threads_is_taken_once() {
         let usage = Usage::default();
         let mut taken = Amount::default();
         std::thread::scope(|scope| {

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_joins_those_that_have_begun_in_its_order() {
+    fn waiting_requests_are_answered_in_order_after_begun_ones() {
         let mut lane = Lane::default();
         lane.begin(1, Some("a".into()));
         lane.wait("publish");

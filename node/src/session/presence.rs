@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_becomes_of_a_request_in_codes() {
+    fn presence_outcomes_map_to_result_codes() {
         let code = |error| match PublishResult::from(Err(error)) {
             PublishResult::Refused { code, .. } => code,
             other => unreachable!("these errors are refusals, not {other:?}"),

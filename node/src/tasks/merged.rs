@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_asks_while_it_is_done_shares_the_next_time() {
+    async fn callers_during_single_flight_share_the_next_request() {
         let (merged, begun, gate) = (Merged::default(), AtomicU64::new(0), Semaphore::new(0));
         let work = || async {
             let number = begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_it_is_dropped_nobody_waits_for_ever() {
+    async fn dropped_single_flight_fails_all_waiting_callers() {
         let merged = Merged::<()>::default();
         let (first, _) = merged.ask();
         let mut run = Box::pin(merged.run(std::future::pending));

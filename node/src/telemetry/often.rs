@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_on_is_told_once_and_then_as_a_number() {
+    fn repeated_event_is_logged_once_then_as_count() {
         let begun = Instant::now();
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         let mut kind = Kind::new(begun);

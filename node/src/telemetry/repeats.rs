@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_logs_once_in_a_while_and_says_how_many_were_held_back() {
+    fn call_site_logs_at_bounded_rate_with_suppressed_count() {
         let begun = Instant::now();
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
         let mut place = Place::default();

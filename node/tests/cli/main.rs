@@ -57,7 +57,7 @@ fn every_command_takes_the_data_folder() {
 }
 
 #[test]
-fn what_cannot_be_done_is_1_and_says_why() {
+fn failed_command_exits_with_1_and_reason() {
     let folder = tempfile::tempdir().unwrap();
     let refused = "cannot connect to 127.0.0.1:1: connection refused; is the node running?\n";
     for (arguments, reason) in [
@@ -215,7 +215,7 @@ fn a_certificate_that_cannot_be_used_is_refused_by_its_file() {
 }
 
 #[test]
-fn certificates_for_peers_that_cannot_be_used_are_refused_by_their_files() {
+fn unusable_peer_certificates_are_refused_naming_their_files() {
     let folder = tempfile::tempdir().unwrap();
     let write = |file: &str, text: String| std::fs::write(folder.path().join(file), text).unwrap();
     let pair = |name: &str| {
@@ -265,7 +265,7 @@ fn certificates_for_peers_that_cannot_be_used_are_refused_by_their_files() {
 }
 
 #[test]
-fn mistakes_of_the_configuration_and_of_the_directory_are_told_together() {
+fn mistakes_in_config_and_directory_are_reported_together() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("fanfare.toml"), "bogus = 1\ndirectory = 'directory.toml'\n").unwrap();
     let key = "[[tenants.accounts.keys]]\nname = 'k'\ncapability = {}\n";
@@ -321,7 +321,7 @@ fn a_node_has_no_huge_pages() {
 }
 
 #[test]
-fn the_data_folder_is_for_nobody_else_and_one_that_is_there_stays_as_it_is() {
+fn new_data_folder_is_private_and_existing_mode_is_kept() {
     let given = ["--data-dir=outer/data", "--admin-token-file=token", "--directory=directory.toml"];
     for arguments in [&["--data-dir=outer/data"][..], &given] {
         let folder = tempfile::tempdir().expect("a folder");
@@ -348,7 +348,7 @@ fn the_data_folder_is_for_nobody_else_and_one_that_is_there_stays_as_it_is() {
 }
 
 #[test]
-fn a_node_with_peers_does_not_start_without_a_key_or_with_the_embedded_store() {
+fn node_with_peers_refuses_missing_key_or_embedded_store() {
     let folder = tempfile::tempdir().unwrap();
     let good = [
         "serve",

@@ -4,10 +4,12 @@
 
 mod imports;
 mod metrics;
+mod pages;
 mod places;
 mod residue;
 mod sizes;
 mod source;
+mod test_names;
 mod walk;
 mod workspace;
 
@@ -31,7 +33,17 @@ fn files_and_functions_keep_their_size() {
 }
 
 #[test]
-fn what_has_one_place_stays_there() {
+fn names_of_tests_say_case_and_expectation() {
+    assert_none(&test_names::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn each_page_is_reached_from_the_readme() {
+    assert_none(&pages::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn confined_paths_are_named_only_in_their_places() {
     assert_none(&places::check(&Tree::of_workspace()));
 }
 

@@ -169,7 +169,7 @@ async fn a_change_of_presence_is_stored_by_the_node_of_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_again_is_not_stored_again() {
+async fn messages_replayed_on_resume_are_stored_only_once() {
     let nodes = Nodes::start().await;
     let mut subscribers = Subscriber::on_each(&nodes, &[KEPT]).await;
     let mut publishers = Publisher::on_each(&nodes).await;
@@ -209,7 +209,7 @@ async fn what_is_given_again_is_not_stored_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_newcomer_is_given_of_the_past_is_not_stored_again() {
+async fn messages_rewound_for_new_subscriber_are_stored_only_once() {
     let nodes = Nodes::start().await;
     let mut publishers = Publisher::on_each(&nodes).await;
     let mut owed = Owed::default();

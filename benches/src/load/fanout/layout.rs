@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn each_channel_has_as_many_subscribers_and_each_subscriber_as_many_channels() {
+    fn layout_gives_equal_fan_out_and_equal_channels_per_subscriber() {
         for (subscribers, channels, attached) in [(500, 125, 20), (100, 25, 20), (50, 25, 4), (7, 3, 3)] {
             for deal in [Layout::by_chance, Layout::in_groups] {
                 let layout = deal(subscribers, channels, attached, subscribers);
@@ -138,7 +138,7 @@ mod tests {
 
     /// Of the 25 groups of 20 subscribers four hear each channel.
     #[test]
-    fn a_group_has_all_its_channels_in_common_and_most_with_the_next_message() {
+    fn grouped_subscribers_share_channels_and_most_of_next_messages() {
         let layout = Layout::in_groups(500, 125, 20, 500);
         let groups: HashSet<&[u32]> = (0..500).map(|subscriber| layout.channels_of(subscriber)).collect();
         assert_eq!(groups.len(), 25);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_is_what_has_a_place() {
+    fn expected_deliveries_equal_messages_with_a_place() {
         let layout = layout();
         for published in [0, 1, 20, 124, 125, 126, 333] {
             let mut placed = vec![0; layout.subscriptions()];

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_node_says_of_others_is_counted() {
+    fn node_log_events_about_peers_are_counted() {
         let mut told = Told::default();
         told.count(
             "{\"message\":\"a node is not heard\",\"node\":\"n1\"}\n{\"message\":\"a node is alive\"}\nno JSON\n\

@@ -338,7 +338,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_was_not_measured_often_enough_leaves_a_bar_open() {
+    fn bar_with_fewer_than_three_runs_is_not_judged() {
         let often = |contender, server_cpu_s| {
             let runs = (0..3).map(|_| run(server_cpu_s, 1.0)).collect();
             Row { runs, ..Row::new(contender) }
@@ -394,7 +394,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn durable_publishes_that_failed_have_their_bars_without_a_figure() {
+    fn failed_durable_publishes_leave_their_bars_not_judged() {
         let told = of_durable(&Publish::new(8, 16, 128)).into_iter().map(|bar| bar.not_judged);
         assert_eq!(told.collect::<Vec<_>>(), vec![Some("it failed".to_owned()); 3]);
     }

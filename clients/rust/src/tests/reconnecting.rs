@@ -68,7 +68,7 @@ async fn next(client: &mut Client) -> String {
 }
 
 #[tokio::test]
-async fn what_a_connection_had_is_asked_for_again_in_order() {
+async fn reconnect_repeats_attach_enter_and_publishes_in_order() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -134,7 +134,7 @@ async fn what_a_connection_had_is_asked_for_again_in_order() {
 }
 
 #[tokio::test]
-async fn what_was_handed_over_decides_where_a_channel_goes_on() {
+async fn reattach_serial_follows_messages_and_attached_not_presence() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -217,7 +217,7 @@ async fn the_last_word_of_the_node_decides_whether_and_when() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_what_was_sent_twice_tells_nothing_of_the_first_time() {
+async fn rate_limit_of_a_repeated_publish_leaves_its_result_unknown() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -246,7 +246,7 @@ async fn a_refusal_of_what_was_sent_twice_tells_nothing_of_the_first_time() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_again_is_asked_for_later_or_given_up() {
+async fn reattach_is_retried_after_rate_limit_and_dropped_when_denied() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -433,7 +433,7 @@ async fn a_node_that_calls_back_at_once_again_and_again_is_given_time() {
 }
 
 #[tokio::test]
-async fn a_token_that_holds_for_a_moment_is_not_asked_for_all_the_time() {
+async fn token_with_short_expiry_is_not_renewed_in_a_busy_loop() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {

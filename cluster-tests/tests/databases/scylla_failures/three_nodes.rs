@@ -39,7 +39,7 @@ async fn is_passed_over(cassandra: &Cassandra, node: &Node) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_acknowledged_is_lost_when_nodes_of_the_database_go_one_after_the_other_under_load() {
+async fn acked_messages_survive_database_nodes_failing_in_turn() {
     let Some(cassandra) = Cassandra::to_kill(3) else { return };
     let load = Load::begin(&cassandra).await;
     load.goes_on("load").await;
@@ -124,7 +124,7 @@ async fn until_well_after(cassandra: &Cassandra, by: usize, keyspace: &str, node
 
 /// As new sessions would wait for a node that takes connections and says nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quorum_that_is_there_again_beside_a_node_that_stands_still_is_known_in_time() {
+async fn quorum_restored_beside_a_stalled_database_node_is_noticed() {
     let Some(cassandra) = Cassandra::to_kill(3) else { return };
     let keyspace = cassandra.keyspace();
     let node = node_with(&cassandra, &keyspace).await;

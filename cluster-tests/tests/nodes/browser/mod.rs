@@ -91,7 +91,7 @@ impl Reports {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_browser_listens_and_publishes_and_misses_nothing_over_a_restart() {
+async fn browser_subscribes_publishes_and_misses_nothing_over_restart() {
     let mut node = Node::start(NodeOptions::default()).await;
     let (proxy, door) = (Proxy::to(node.addr()).await, Proxy::to(node.addr()).await);
     let mut socket = Socket::open(&node, "").await;

@@ -26,7 +26,7 @@ async fn close(socket: &mut Socket) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_past_the_ceiling_of_a_tenant_is_refused_over_all_its_accounts() {
+async fn connection_past_tenant_ceiling_is_refused_over_all_accounts() {
     let node = node(Some(2)).await;
     assert_eq!(count(&node, KEY).await, json!({"connections": 0, "limit": 2}));
     let mut first = Socket::open_as(&node, "", &http::basic(KEY)).await;

@@ -207,7 +207,7 @@ async fn closing_a_client_ends_all_its_connections_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn closing_a_client_needs_a_key_that_holds_subscribe_and_presence_everywhere() {
+async fn key_without_subscribe_and_presence_on_all_closes_no_client() {
     let directory = Directory::default()
         .account("acme")
         .key("k1", "secret-one", ALL)

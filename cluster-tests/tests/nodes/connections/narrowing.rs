@@ -28,7 +28,7 @@ fn token(capability: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_narrowed_key_narrows_what_is_attached_and_what_is_asked_from_then_on() {
+async fn narrowed_key_narrows_attached_channels_and_later_requests() {
     let node = node().await;
     for query in ["", "?format=msgpack"] {
         node.replace_directory(&directory(ALL));
@@ -97,7 +97,7 @@ async fn a_broken_file_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_stored_of_a_live_connection_follows_the_directory() {
+async fn live_connection_stores_messages_as_new_directory_says() {
     let off = Directory::default().account("acme").channels("pattern = \"news\"\nhistory = false").key(
         "k1",
         "secret-one",

@@ -23,7 +23,7 @@ async fn next(client: &mut Client) -> Event {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_published_over_a_link_that_is_cut_is_stored_once_and_in_order() {
+async fn client_publishes_over_cut_links_are_stored_once_in_order() {
     const UNDER_WAY: usize = 200;
     const CUTS: usize = 20;
 
@@ -113,7 +113,7 @@ async fn a_client_with_all_its_channels_comes_back_as_who_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_outlives_its_tokens_and_comes_back_after_one_has_expired() {
+async fn client_renews_tokens_and_resumes_after_token_expiry() {
     let node = Node::start(NodeOptions::default()).await;
     let proxy = Proxy::to(node.addr()).await;
     let key: Key = node.key().parse().expect("a key");
@@ -149,7 +149,7 @@ async fn a_client_outlives_its_tokens_and_comes_back_after_one_has_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_application_that_takes_nothing_for_a_while_goes_on_where_it_was() {
+async fn slow_application_continues_without_missing_messages() {
     const MESSAGES: u64 = 10_000;
 
     // More than the ring, the outbox, the kernel and the queue of events hold together.

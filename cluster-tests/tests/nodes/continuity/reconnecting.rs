@@ -114,7 +114,7 @@ impl Sight {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_message_is_seen_once_and_in_order_or_the_client_is_told() {
+async fn client_sees_each_message_once_in_order_or_is_told() {
     let node = Node::start(NodeOptions::default().limit("publishes_per_second", 0)).await;
     let proxy = Proxy::to(node.addr()).await;
     let reconnect = Reconnect { delay_min: Duration::from_millis(50), delay_max: Duration::from_millis(500) };

@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_missed_is_given_once_and_joins_what_follows() {
+async fn missed_messages_are_replayed_once_and_join_live_ones() {
     let node = node().await;
     for format in ["json", "msgpack"] {
         let query = format!("?format={format}");
@@ -85,7 +85,7 @@ async fn own_messages_are_not_given_again_to_who_wants_no_echo() {
 
 /// More than an outbox holds is missed, and meanwhile another channel goes on.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_larger_than_the_outbox_is_given_as_the_socket_takes_it() {
+async fn replay_larger_than_outbox_goes_at_the_pace_of_the_socket() {
     let options = unlimited().limit("outbox_bytes", 200_000).limit("ring_bytes", 64 << 20);
     let node = Node::start(options).await;
     let mut publisher = Socket::open(&node, "").await;

@@ -80,7 +80,7 @@ async fn a_long_run_is_the_end_of_those_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_the_directory_that_leaves_the_history_alone_is_no_loss() {
+async fn directory_change_that_keeps_history_rules_is_no_loss() {
     let before = Directory::default().account("acme").key("k", "s", directory::ALL);
     let mut node = Node::start(unlimited().directory(before.clone(), "s.k")).await;
     let mut follower = begin(&node, "a").await;
@@ -103,7 +103,7 @@ async fn is_known(node: &Node, key: &str) -> bool {
 
 /// Over a run without history, or after one.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_run_without_history_delivered_is_no_silent_gap() {
+async fn restart_without_store_makes_resume_false() {
     const STORE: &str = "FANFARE_STORE";
     let mut node = node().await;
     let follower = begin(&node, "a").await;
@@ -122,7 +122,7 @@ async fn what_a_run_without_history_delivered_is_no_silent_gap() {
 
 /// However soon after the change the node is killed, and although the next run has the former directory again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_delivered_while_nothing_was_kept_is_no_silent_gap() {
+async fn messages_delivered_without_history_make_resume_false() {
     let key = |directory: Directory, name: &str| directory.key(name, "s", directory::ALL);
     let before = key(Directory::default().account("acme"), "k");
     let without = Directory::default().account("acme").channels("pattern = \"*\"\nhistory = false");

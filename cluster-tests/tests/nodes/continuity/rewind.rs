@@ -133,7 +133,7 @@ async fn without_the_capability_history_it_is_cut_to_the_window() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_cut_to_the_window_also_where_older_messages_are_still_in_memory() {
+async fn rewind_is_cut_to_window_with_older_messages_in_memory() {
     cut_to_the_window(true).await;
 }
 

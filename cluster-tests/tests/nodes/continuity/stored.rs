@@ -37,7 +37,7 @@ pub(crate) async fn resume(node: &Node, follower: &mut Follower, query: &str, nu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_ring_forgot_comes_from_the_store() {
+async fn resume_beyond_replay_buffer_replays_from_store() {
     let node = Node::start(forgetful()).await;
     for format in ["json", "msgpack"] {
         let mut follower = begin(&node, format).await;

@@ -20,7 +20,7 @@ fn resuming(socket: &Socket) -> String {
 
 /// The loss is what its window is counted from, and not the age of what it had not read by then.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_was_far_behind_when_it_was_lost_gets_it_all() {
+async fn subscriber_lost_far_behind_resumes_with_all_messages() {
     let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
     let mut publisher = Socket::open(&node, "").await;
     publisher.attach("a").await;
@@ -61,7 +61,7 @@ async fn who_was_far_behind_when_it_was_lost_gets_it_all() {
 
 /// A link that died without a word is still open to the node when its client is back.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_was_far_behind_on_a_socket_that_is_still_open_gets_it_all_too() {
+async fn subscriber_far_behind_on_an_open_socket_resumes_with_all() {
     const SOCKETS: usize = 50;
     let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
     let mut publisher = Socket::open(&node, "").await;
@@ -84,7 +84,7 @@ async fn who_was_far_behind_on_a_socket_that_is_still_open_gets_it_all_too() {
 
 /// Lost twice: what it did not come to read the first time is its own also the second time.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_lost_again_before_it_has_read_gets_it_all_then() {
+async fn subscriber_lost_again_before_reading_resumes_with_all() {
     let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
     let mut publisher = Socket::open(&node, "").await;
     publisher.attach("a").await;

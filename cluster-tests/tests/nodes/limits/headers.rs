@@ -20,7 +20,7 @@ fn head(request: &str, filling: &str, bytes: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_of_exactly_sixteen_kibibytes_pass_however_many_they_are() {
+async fn headers_of_exactly_16_kib_pass_in_any_number() {
     pass_up_to(HEAD_BYTES, &node().await).await;
 }
 
@@ -62,7 +62,7 @@ async fn pass_up_to(bytes_max: usize, node: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_headers_take_hardly_more_than_their_bytes_while_a_request_is_under_way() {
+async fn many_headers_of_pending_requests_take_bounded_memory() {
     const REQUESTS: u64 = 600;
     let ten_minutes_ms = 600_000;
     let options = options().limit("http_body_ms", ten_minutes_ms).limit("http_stall_ms", ten_minutes_ms);

@@ -83,7 +83,7 @@ fn brief(answer: &Value) -> (i64, Option<u64>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_counts_name_data_extras_and_client_id_as_json_texts() {
+async fn message_size_counts_name_data_extras_and_client_id_as_json() {
     let node = node().await;
     // "nam" and "ann" with their quotes, and {"t":1}.
     let message =
@@ -235,7 +235,7 @@ async fn names_and_ids_are_counted_in_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_ceiling_refuses_carries_its_reason() {
+async fn refusal_by_a_limit_carries_its_reason() {
     let options = options()
         .limit("attached_channels", 2)
         .limit("controls_per_second", 1)

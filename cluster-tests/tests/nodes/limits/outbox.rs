@@ -46,7 +46,7 @@ async fn a_mebibyte_may_wait_and_one_message_more_ends_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_nothing_for_the_time_that_is_set_is_ended() {
+async fn connection_that_reads_nothing_for_outbox_stall_ms_is_ended() {
     const STALL_MS: u64 = 2_000;
     let limits = |stall_ms: u64| {
         let limits = options().limit("publishes_per_second", 0).limit("outbox_stall_ms", stall_ms);

@@ -103,7 +103,7 @@ async fn members_of_the_node_and_of_an_account_in_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn four_hundred_controls_of_all_kinds_pass_at_once_and_hardly_one_more() {
+async fn control_burst_of_400_passes_and_excess_is_rate_limited() {
     let node = node().await;
     for format in FORMATS {
         let mut socket = Socket::open(&node, &format!("?{format}")).await;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{EVERYTHING, KEY, node, token, with_token};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_credential_is_told_before_the_upgrade_or_in_the_socket() {
+async fn refused_credential_is_reported_before_upgrade_or_in_socket() {
     let node = node().await;
     let bad = [
         http::basic("wrong.k1"),
@@ -53,7 +53,7 @@ async fn refused_in_socket(node: &Node, path: &str, headers: &[(&str, &str)]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refresh_keeps_the_connection_and_applies_the_new_capability() {
+async fn token_refresh_keeps_connection_and_applies_new_capability() {
     let node = node().await;
     let mut socket = with_token(&node, "", &token(EVERYTHING, Some("ann"), 60)).await;
     socket.attach("kept").await;

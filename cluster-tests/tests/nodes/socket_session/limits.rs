@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{KEY, node, options, token, with_token};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_wrong_is_refused_with_its_code() {
+async fn invalid_request_is_refused_with_its_code() {
     let node = node().await;
     let narrow = r#"{"in:*":["subscribe"],"out":["publish"]}"#;
     let mut socket = with_token(&node, "", &token(narrow, None, 600)).await;
@@ -67,7 +67,7 @@ async fn what_is_wrong_is_refused_with_its_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_attaches_two_hundred_channels_and_publishes_within_its_rate() {
+async fn connection_is_limited_to_200_channels_and_its_publish_rate() {
     let node = node().await;
     let mut socket = Socket::open(&node, "").await;
     for number in 0..200 {

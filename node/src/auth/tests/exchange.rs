@@ -126,7 +126,7 @@ async fn a_signed_request_becomes_a_token_that_works() {
 }
 
 #[tokio::test]
-async fn what_is_absent_or_empty_has_its_default() {
+async fn absent_or_empty_token_fields_get_their_defaults() {
     for (ttl, capability, client_id) in [(None, None, None), (None, Some("\"\""), Some("\"\""))] {
         let node = Fixture::new();
         let text = |text: Option<&str>| text.map(str::to_owned);

@@ -63,7 +63,7 @@ fn a_live_credential_ends_with_its_key() {
 }
 
 #[test]
-fn a_live_key_has_the_capability_and_the_account_of_the_directory() {
+fn live_key_follows_capability_and_account_of_the_directory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory.toml");
     let base = directory().text().to_owned();
@@ -99,7 +99,7 @@ fn a_live_key_has_the_capability_and_the_account_of_the_directory() {
 }
 
 #[test]
-fn who_needs_no_credential_has_the_retention_of_the_configuration() {
+fn client_without_need_of_credential_has_configured_retention() {
     let limits = Limits { history_retention_hours: 5, ..Limits::default() };
     let node = Fixture::build(Accounts::fixed(Directory::default()), &limits, false);
     assert_eq!(node.http(&[]).unwrap().account.policy("c").retention_hours, 5);

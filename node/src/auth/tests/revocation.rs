@@ -62,7 +62,7 @@ async fn a_client_id_ends_for_itself() {
 }
 
 #[tokio::test]
-async fn what_was_remembered_holds_after_a_start_and_no_longer_than_a_token() {
+async fn revocation_is_restored_at_start_and_ends_with_token_lifetime() {
     let node = Fixture::new();
     node.revoke(&json!({"clientId": "ann"})).await.unwrap();
     let again = Fixture::new();
@@ -157,7 +157,7 @@ async fn client_ids_are_bounded_and_the_whole_key_makes_room() {
 }
 
 #[tokio::test]
-async fn a_store_that_does_not_answer_is_told_and_the_tokens_are_refused_all_the_same() {
+async fn revocation_without_store_fails_but_tokens_are_refused() {
     let node = Fixture::new();
     node.tokens.down.store(true, Ordering::Relaxed);
     assert_eq!(node.revoke(&json!({})).await, Err(RevokeError::Unavailable));

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_named() {
+    fn obstacle_in_the_path_of_a_folder_is_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
         fs::write(&file, "").expect("written");

@@ -407,7 +407,7 @@ fn every_setting_with_a_wrong_value_of_any_sort_is_named() {
 }
 
 #[test]
-fn what_the_table_gives_beside_is_good() {
+fn settings_with_their_companions_have_no_mistakes() {
     let files = files();
     for beside in [&[][..], TLS, CLUSTER, SCYLLA] {
         let beside: Vec<_> =

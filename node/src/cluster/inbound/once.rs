@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_node_says_of_ids_is_named() {
+    fn malformed_ids_of_a_peer_are_named() {
         for (given, fault) in [
             (v1::GivenIds { channel: None, ..written() }, "no channel"),
             (v1::GivenIds { key_name: String::new(), ..written() }, "a bad message id"),

@@ -5,7 +5,7 @@ use super::*;
 
 /// Each fault alone, in what is taken without it.
 #[test]
-fn what_no_node_sends_is_named() {
+fn malformed_items_of_a_peer_are_named() {
     let good = || v1::Forward {
         channel: Some(v1::Channel { account: "acme".to_owned(), name: "room".to_owned() }),
         first: 1,
@@ -59,7 +59,7 @@ fn a_message_does_not_keep_the_batch_that_it_came_in() {
 }
 
 #[test]
-fn between_nodes_a_position_may_name_more_runs_than_clients_are_given() {
+fn position_between_nodes_may_exceed_incarnations_for_clients() {
     let mut position = Serial::default();
     (1..=100).for_each(|run| position.advance(run << 40, u64::MAX));
     assert_eq!(position.to_string(), "~", "a client is given no such text");
@@ -78,7 +78,7 @@ fn between_nodes_a_position_may_name_more_runs_than_clients_are_given() {
 }
 
 #[test]
-fn what_is_handed_over_names_no_more_runs_than_a_channel_has() {
+fn handoff_with_more_incarnations_than_the_limit_is_refused() {
     let stamps = |count| (1..=count).map(|incarnation| v1::Stamp { incarnation, sequence: 1 }).collect();
     let taken = |begin: u64, end: u64| {
         let whole = v1::HandedOver { complete: true, ..v1::HandedOver::default() };

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waited_before_the_link_was_up_is_waited_for_by_nobody() {
+    fn items_queued_before_link_up_are_not_awaited_by_an_ack() {
         let (mut awaited, begun) = (Awaited::default(), Instant::now());
         let mut waits_ms = |is_up, waits_ms, at_ms| {
             let at = begun + Duration::from_millis(at_ms);

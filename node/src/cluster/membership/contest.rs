@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_stalls_for_less_than_a_death_keeps_its_place_however_many_come_to_it() {
+    fn stall_shorter_than_down_keeps_incarnation_despite_rivals() {
         let mut seen = Seen::new();
         for ms in (100..2_200).step_by(100) {
             let later = ms / 300;
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_late_here_is_no_silence() {
+    fn delay_of_the_observer_is_no_silence_of_a_peer() {
         let both = [run(FORMER, 1), Member { gossip: run(FORMER, 1).gossip, ..run(LATER, 2) }];
         let mut seen = Seen::new();
         assert_eq!(seen.sees(&both, 100), (FORMER, vec![FORMER]));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_later_finds_the_run_that_is_heard_and_has_met_others() {
+    fn newcomer_picks_the_incarnation_that_is_heard_and_has_met() {
         let unmet = |mut run: Member| {
             run.facts.met = false;
             run

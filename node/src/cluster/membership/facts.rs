@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gossiped_is_read_back() {
+    fn gossiped_facts_are_read_back() {
         for facts in
             [facts(), Facts { peer: None, ready: false, draining: true, met: false, left: true, ..facts() }]
         {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_not_taken() {
+    fn facts_with_text_too_long_are_not_read() {
         let entries = Facts { version: "v".repeat(TEXT_BYTES_MAX + 1), ..facts() }.entries(7);
         let get = |key: &str| entries.iter().find(|(name, _)| *name == key).map(|(_, text)| text.as_str());
         assert_eq!(Facts::read(get), None);

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_suspected_probed_and_declared_within_three_seconds() {
+    fn silent_peer_is_suspected_probed_and_down_within_3s() {
         let mut run = Run::heard();
         let (probes, changes) = run.until(5_000);
         assert_eq!(changes, [(1_500, State::Suspect), (2_300, State::Dead)]);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_heard_again_is_back() {
+    fn down_peer_that_is_heard_again_is_alive() {
         let mut run = Run::heard();
         run.until(20_000);
         assert_eq!(run.state(), State::Dead);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_never_heard_is_asked_at_once_and_dead_in_the_end() {
+    fn peer_never_heard_is_probed_at_once_and_down_in_the_end() {
         let mut run = Run::new();
         assert_eq!(run.state(), State::Suspect);
         let (probes, changes) = run.until(2_500);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn who_talks_is_not_probed() {
+    fn peer_that_is_heard_regularly_is_not_probed() {
         let mut run = Run::heard();
         for until_ms in (400..8_000).step_by(400) {
             assert_eq!(run.until(until_ms), (vec![], vec![]));

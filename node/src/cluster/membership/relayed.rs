@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_not_heard_by_anybody_for_long_has_ended() {
+    fn incarnation_with_heartbeat_unchanged_for_long_has_ended() {
         let (mut relayed, start) = (Relayed::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         let mut see = |run: (u64, u64), count: u64, ms| {

@@ -99,7 +99,7 @@ async fn nodes_find_each_other_by_one_seed_and_tell_what_changes() {
 }
 
 #[tokio::test]
-async fn who_vanishes_is_dead_within_three_seconds_and_its_next_run_is_another() {
+async fn vanished_node_is_down_in_3s_and_restarts_as_another() {
     let [a, b, c] = three().await;
     let generation = a.membership.members().borrow().get("c").expect("it is known").generation;
     c.end().await;
@@ -121,7 +121,7 @@ async fn who_vanishes_is_dead_within_three_seconds_and_its_next_run_is_another()
 }
 
 #[tokio::test]
-async fn a_run_whose_clock_is_behind_takes_the_place_of_the_former_one_and_gets_a_higher_generation() {
+async fn incarnation_with_clock_behind_gets_a_higher_generation() {
     let a = Node::start("a", ONE, &[], 1);
     let b = Node::start("b", ONE, &[a.address], 1_000);
     let c = Node::start("c", ONE, &[a.address], 1);
@@ -162,7 +162,7 @@ async fn a_run_whose_clock_is_behind_takes_the_place_of_the_former_one_and_gets_
 }
 
 #[tokio::test]
-async fn who_has_the_id_of_a_node_that_runs_takes_no_place_and_ends() {
+async fn newcomer_with_id_of_a_live_node_ends_and_takes_no_place() {
     let [a, b, c] = three().await;
     b.membership.update(|facts| facts.ready = true);
     let is_ready = |members: &Members| members.get("b").is_some_and(|member| member.facts.ready);
@@ -187,7 +187,7 @@ async fn who_has_the_id_of_a_node_that_runs_takes_no_place_and_ends() {
 }
 
 #[tokio::test]
-async fn of_two_with_one_id_that_did_not_hear_each_other_the_later_one_goes_on() {
+async fn later_of_two_unmet_nodes_with_one_id_goes_on() {
     static FOUND: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
     let names = Names::by(|name| Box::pin(std::future::ready((name, Ok(FOUND.lock().clone())))));
     let earlier = Node::start("b", ONE, &[], 1);
@@ -208,7 +208,7 @@ async fn of_two_with_one_id_that_did_not_hear_each_other_the_later_one_goes_on()
 }
 
 #[tokio::test]
-async fn what_is_new_of_a_node_is_known_at_once() {
+async fn changed_facts_of_a_node_are_known_at_once() {
     let [a, b, c] = three().await;
     let mut took = Vec::new();
     for draining in [true, false, true, false, true] {

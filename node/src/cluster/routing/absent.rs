@@ -65,7 +65,7 @@ mod tests {
     use crate::model::Stamp;
 
     #[tokio::test]
-    async fn what_others_have_told_of_runs_is_forgotten_when_nobody_comes_back_from_them() {
+    async fn retired_incarnations_told_by_peers_are_forgotten_in_time() {
         let node = Node::new();
         node.finds_the_peer();
         node.is_attached_to();
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_forwarded_a_channel_is_forgotten_there_when_it_is_no_member_and_has_no_lane() {
+    async fn absent_forwarder_is_forgotten_once_its_peer_stream_ended() {
         let node = Node::new();
         node.finds_the_peer();
         node.is_attached_to();
@@ -107,7 +107,7 @@ mod tests {
 
     /// A machine that lost its power, or that is behind a cut.
     #[tokio::test]
-    async fn what_a_run_that_may_take_publishes_has_taken_is_owed_when_it_is_forgotten() {
+    async fn forgotten_incarnation_that_was_in_doubt_stays_owed() {
         for (is_whole, owed) in [(true, vec![]), (false, vec![PEER])] {
             let node = Node::new();
             node.sees_the_peer_die(is_whole);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_absent_for_long_enough_without_a_break_is_forgotten() {
+    fn incarnation_absent_without_a_break_is_forgotten() {
         let (mut absent, now) = (Absent::default(), Instant::now());
         let keeps_for = Duration::from_secs(9);
         let mut look = |runs: &[u64], seconds: u64| {

@@ -351,7 +351,7 @@ mod tests {
     use crate::testing::SharedLocal;
 
     #[tokio::test]
-    async fn who_asks_before_it_is_known_has_its_answer_when_it_is() {
+    async fn answer_for_a_peer_not_yet_known_is_sent_once_it_is_known() {
         let node = Node::new();
         let answer = |number| node.routing.answer(PEER, number, &Answer::Done);
         answer(3);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_said_goodbye_is_answered_no_more() {
+    async fn peer_that_said_goodbye_gets_no_more_answers() {
         let node = Node::new();
         node.has_a_link();
         node.finds_the_peer();
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_silent_is_asked_until_it_is_held_for_dead() {
+    async fn silent_peer_is_asked_until_it_is_down() {
         let node = Node::new();
         let (account, client) =
             (AccountId::new("a"), ClientId::new("ann", &Limits::default()).expect("a name"));

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_out_of_reach_is_not_asked_for_what_is_recent() {
+    async fn unreachable_peer_is_not_asked_for_its_replay_buffer() {
         let (node, channel) = rewinding();
         node.loses_its_links();
         node.says();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_give_what_is_recent_is_not_asked_again_at_once() {
+    async fn peer_that_refuses_its_replay_buffer_is_asked_again_later() {
         let (node, channel) = rewinding();
         let since = Instant::now();
         assert_eq!(is_refused(&node, &channel).await, 2);

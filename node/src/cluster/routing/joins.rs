@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_runs_that_are_gone_no_more_is_taken_than_there_is_room_for_and_none_that_live() {
+    async fn retired_incarnations_in_joins_are_bounded_and_never_live() {
         let node = Node::new();
         node.finds_the_peer();
         node.is_attached_to();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_peer_had_numbered_before_it_forwards_the_channel_stands_in_positions() {
+    async fn peer_sequence_before_forwarding_enters_channel_position() {
         let node = Node::new();
         node.finds_the_peer();
         node.has_a_link();
@@ -216,7 +216,7 @@ mod tests {
 
     /// So that who is brought on by this node, or comes from there, misses nothing.
     #[tokio::test]
-    async fn who_joins_later_is_told_of_numbers_without_a_message_of_who_has_gone() {
+    async fn joining_peer_learns_sequence_gaps_of_retired_incarnations() {
         const GONE: u64 = 9;
         let node = Node::new();
         let gone = Peer { node_id: "n9".into(), incarnation: GONE };
@@ -280,7 +280,7 @@ mod tests {
     /// Its link ends before its lanes do. Whether somebody is let in before it has said how far it is, whoever had all that was here may
     /// lack what it published last, to others alone.
     #[tokio::test]
-    async fn who_attaches_while_one_dies_waits_for_its_end_and_is_not_taken_for_having_all() {
+    async fn attach_during_peer_loss_waits_for_stream_end_and_is_in_doubt() {
         for (begins, (answers, resumes)) in
             [("before", (true, true)), ("before", (false, false)), ("between", (false, false))]
         {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_attaches_does_not_wait_long_for_one_that_goes_on_behind_a_link_that_ended() {
+    async fn attach_does_not_wait_long_for_a_partitioned_peer() {
         let node = Node::new();
         node.finds_the_peer();
         node.has_a_link();

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_no_clients_is_not_asked_how_many_it_has() {
+    async fn peer_that_takes_no_clients_is_not_asked_for_its_load() {
         let (node, other) = Node::of_three();
         let other = other.incarnation;
         for (ready, asked) in [(vec![PEER, other], 2), (vec![other], 1), (vec![], 0)] {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_goodbye_says_whether_another_node_knows_of_each_channel_with_a_message() {
+    async fn leaving_node_says_all_only_if_peers_know_its_channels() {
         let node = Node::new();
         node.has_a_link();
         node.finds_the_peer();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_left_is_no_member_and_may_wait_for_an_answer() {
+    async fn left_peer_is_not_expected_but_node_is_not_alone() {
         let node = Node::new();
         assert!(node.routing.is_alone());
         node.has_a_link();

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_let_go_does_not_enter_again_before_other_nodes_have_had_time_for_it_too() {
+    async fn members_let_go_reenter_only_after_other_nodes_had_time() {
         let (node, now) = (Node::new(), Instant::now());
         let tells = |members: Vec<ToldMember>| {
             node.routing.take_members(7, 1, ToldMembers::new(node.key.clone(), 7, None, members, true));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whose_node_others_hear_stays_until_nobody_does() {
+    async fn orphaned_members_stay_while_another_node_hears_their_node() {
         let (node, now) = (Node::new(), Instant::now());
         let member = ToldMembers::new(node.key.clone(), 99, None, vec![told(1, 99)], true);
         node.routing.take_members(99, 1, member);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_let_go_when_its_members_are_due_or_gone_and_it_is_not_back() {
+    fn incarnation_is_let_go_when_members_due_or_gone_and_not_back() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let (mut orphaned, back) = (Orphaned::default(), 3);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_connection_has_one_run_and_another_only_when_that_has_ended() {
+    fn connection_keeps_its_chosen_incarnation_until_that_one_ends() {
         let runs: Vec<u64> = (1..=5).collect();
         let mut counts = HashMap::<u64, usize>::new();
         for number in 0..200_u8 {

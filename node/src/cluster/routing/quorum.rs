@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_handed_over_is_not() {
+    fn node_that_handed_off_does_not_count_until_it_is_back() {
         let (mut quorum, now) = quorum(KeptNodes::default());
         quorum.see(alive(&[(1, "a"), (2, "b")]), now);
         quorum.leaves(1);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn who_remembers_nothing_needs_a_majority_of_those_who_do() {
+    fn node_without_memory_needs_majority_of_nodes_with_memory() {
         let (mut quorum, now) = quorum(KeptNodes::default());
         quorum.see(alive(&[(1, "a"), (2, "b"), (3, "c"), (4, "new")]), now);
         quorum.taken(1, true, &[("dead".into(), 0), ("own".into(), 0)], now);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_remembers_anything_all_begin_to_count() {
+    fn nodes_without_any_memory_all_begin_to_count() {
         let (mut quorum, now) = quorum(KeptNodes::default());
         quorum.see(alive(&[(1, "a"), (2, "b")]), now);
         quorum.taken(1, false, &[], now);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_away_when_this_node_stopped_and_still_is_need_not_be_learned_from() {
+    fn node_away_at_stop_and_still_away_need_not_be_learned_from() {
         let kept = stopped();
         assert_eq!(kept.away, [Box::from("c")]);
         let (mut quorum, now) = quorum(kept.clone());
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_learned_yet_keeps_from_whom_it_is_to() {
+    fn node_that_has_not_learned_keeps_its_list_of_away_nodes() {
         let mut kept = stopped();
         for _ in 0..3 {
             let (mut quorum, now) = self::quorum(kept.clone());
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_killed_has_not_kept_who_was_away() {
+    fn killed_node_keeps_no_list_of_away_nodes() {
         let kept = stopped();
         let (mut quorum, now) = quorum(KeptNodes { counts: true, ..kept });
         quorum.leave(now);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_back_meanwhile_is_learned_from() {
+    fn node_that_was_back_meanwhile_must_be_learned_from() {
         for seen in [&[("c".into(), 30_000)][..], &[("c".into(), 0)]] {
             let (mut quorum, now) = quorum(stopped());
             quorum.see(alive(&[(1, "b")]), now);

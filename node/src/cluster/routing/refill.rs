@@ -236,8 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_others_have_of_a_run_that_was_not_heard_stands_in_positions_once_who_names_it_is_not_brought_on()
-     {
+    async fn position_gains_ended_incarnation_after_client_names_it() {
         let node = Node::new();
         node.finds_the_peer();
         node.has_a_link();

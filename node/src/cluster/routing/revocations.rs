@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_can_be_reached_is_asked_while_gossip_is_silent_about_it() {
+    async fn linked_peer_is_asked_to_revoke_though_gossip_is_silent() {
         let node = Node::new();
         let revocation = || Revocation { key_name: "k1".into(), client_id: None, issued_before_ms: 1 };
         for (has_link, is_everywhere) in [(false, true), (true, false)] {

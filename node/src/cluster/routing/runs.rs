@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_run_that_only_others_have_heard_is_one_whose_connections_may_come() {
+    async fn incarnation_without_peer_stream_is_known_alive_or_ended() {
         let node = Node::new();
         let run = || node.routing.run(PEER, Duration::from_secs(60));
         assert_eq!(run(), None);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn who_began_after_a_run_had_ended_is_no_survivor_of_it() {
+    fn node_that_began_after_incarnation_ended_is_no_survivor() {
         let (mut runs, begun) = (Runs::default(), Instant::now());
         let alive = [&[1, 2, 3][..], &[1, 2], &[2], &[2, 3, 4], &[3, 4]];
         let mut next = alive.iter().zip(0..);

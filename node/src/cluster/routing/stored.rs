@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_answer_is_asked_once_for_all() {
+    async fn silent_peer_gets_one_settle_request_for_all_callers() {
         let (node, _) = node(9);
         node.finds_the_peer();
         node.has_a_link();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_settle_is_not_passed_over() {
+    async fn settle_fails_if_peer_or_local_store_does_not_settle() {
         for (answer, local_settles, is_settled) in [
             (Some(Answer::Done), 1, true),
             (Some(Answer::Done), 0, false),
@@ -446,7 +446,7 @@ mod tests {
 
     /// Who attached was let in while there was no link to it, and it lived on for a moment.
     #[tokio::test]
-    async fn where_a_dead_run_never_said_how_far_it_is_its_rows_tell_whether_anything_is_missing() {
+    async fn down_peer_rows_decide_resume_if_its_position_was_unknown() {
         let standing =
             |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
         let nothing: fn(&Behind) -> _ = |_| Some(Vec::new());
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_brought_on_over_a_dead_run_that_cannot_be_read() {
+    async fn resume_fails_over_down_incarnation_that_store_cannot_read() {
         let node = with_a_dead_one(|_| None);
         assert_eq!(node.routing.complete(&node.key, &Serial::single(PEER, 5)).await, None);
         let node = with_a_dead_one(|behind| {

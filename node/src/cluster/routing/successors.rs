@@ -49,7 +49,7 @@ mod tests {
     use crate::model::ConnectionId;
 
     #[test]
-    fn those_of_a_run_are_told_once_and_forgotten_with_age_and_beyond_the_bound() {
+    fn successors_are_told_once_and_expire_by_age_and_bound() {
         let (mut successors, begun) = (Successors::default(), Instant::now());
         let of = |epoch| NotOpen { connection_id: ConnectionId::from_bytes([1; 16]), epoch };
         successors.add(8, of(1), begun);

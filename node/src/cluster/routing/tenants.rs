@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_members_tell_is_added_up_and_goes_with_them() {
+    fn tenant_counts_of_nodes_are_summed_and_leave_with_them() {
         let mut heard = Heard::default();
         take(&mut heard, 1, &[("acme", 5)], true, true);
         assert_sums(&heard, &[]);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_when_all_is_told_is_not_there() {
+    fn tenants_missing_from_full_count_snapshot_are_removed() {
         let mut heard = Heard::default();
         heard.set_members(&[1]);
         take(&mut heard, 1, &[("a", 1), ("b", 2), ("c", 3)], true, true);

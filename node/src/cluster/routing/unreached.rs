@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_a_living_one_is_not_linked_to_for_long_nobody_is_resumed_until_it_says_how_far_it_is() {
+    async fn unlinked_live_peer_blocks_resume_until_it_tells_position() {
         let node = found();
         node.is_attached_to();
         assert!(node.resumes(), "it may be linked to at any moment");
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_out_of_reach_may_be_about_to_be_held_for_dead_for_a_while() {
+    async fn unreachable_peer_counts_as_recently_unreachable_for_a_while() {
         let node = found();
         let is_torn = || node.routing.is_torn_lately();
         let is_so_for_long =
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wanted_later_is_doubted_from_the_beginning_and_until_it_is_dead() {
+    async fn new_channel_is_in_doubt_until_unreachable_peer_is_down() {
         let node = found();
         node.sees(&[STANDING], LINKED_WITHIN);
         node.is_attached_to();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_heard_by_others_alone_is_doubted_at_once_and_who_is_heard_by_nobody_is_not() {
+    async fn down_peer_is_in_doubt_only_if_other_nodes_still_hear_it() {
         for is_elsewhere in [true, false] {
             let node = found();
             node.is_attached_to();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_had_for_a_channel_that_it_forwards_already_comes_late() {
+    async fn peer_that_forwards_channel_already_is_not_put_in_doubt() {
         let node = found();
         node.has_a_link();
         node.is_attached_to();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_met_nobody_yet_has_nothing_for_longer() {
+    async fn peer_without_clients_is_in_doubt_only_after_longer_wait() {
         let node = found();
         node.is_attached_to();
         let standing = Standing { has_clients: false, ..STANDING };
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_told_of_its_end_does_not_end_the_doubt_of_one_that_lives() {
+    async fn live_peer_is_doubted_again_after_false_word_of_its_end() {
         let node = found();
         node.sees(&[STANDING], LINKED_WITHIN);
         node.is_attached_to();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_said_how_far_it_is_is_not_doubted_late() {
+    async fn peer_that_told_its_position_is_not_doubted_late() {
         let node = found();
         node.has_a_link();
         node.is_attached_to();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_found_is_asked_for_a_moment() {
+    fn found_peer_counts_as_being_asked_for_a_limited_time() {
         let (mut unreached, now) = (Unreached::default(), Instant::now());
         unreached.live(&[STANDING], now);
         assert!(unreached.is_asking(&[], now) && !unreached.is_asking(&[PEER], now));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_left_is_missed_by_nobody() {
+    async fn left_peer_does_not_block_resume() {
         let node = found();
         node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: true });
         node.is_attached_to();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_lost_where_one_leaves_that_could_not_be_told_of_a_channel() {
+    async fn leave_of_peer_before_its_position_is_told_loses_resume() {
         for is_told in [false, true] {
             let node = found();
             node.is_attached_to();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_answer_an_attach_in_time_is_doubted() {
+    async fn peer_that_does_not_answer_attach_in_time_is_in_doubt() {
         let node = found();
         let other = Peer { node_id: "n8".into(), incarnation: 8 };
         node.finds(&[&node.peer, &other]);

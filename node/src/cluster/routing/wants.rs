@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wanted_by_who_is_not_known_yet_is_asked_for() {
+    async fn interest_of_unknown_peer_is_asked_for_when_it_is_found() {
         let node = Node::new();
         node.is_told_a_want();
         node.finds_the_peer();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whose_members_were_told_before_it_was_known_is_asked_for_them() {
+    async fn members_told_before_peer_was_known_are_asked_for_again() {
         let node = Node::new();
         node.routing.presence_said(&node.peer, PresenceSaid::Begun { number: 1, parts: u64::MAX });
         node.routing.set_peers(Vec::new(), Vec::new());
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_a_run_ends_before_it_has_told_its_members_the_others_are_asked() {
+    async fn peer_that_ends_before_telling_members_makes_node_ask_others() {
         let asked = Item::presence_said(PresenceSaid::Asked { parts: u64::MAX });
         for has_told in [false, true] {
             let node = Node::new();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_cannot_be_told_that_it_is_forwarded_is_asked_again() {
+    async fn peer_is_asked_again_if_forwarding_could_not_be_confirmed() {
         let node = Node::new();
         node.finds_the_peer();
         node.is_told_a_want();

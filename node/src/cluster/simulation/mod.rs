@@ -51,7 +51,7 @@ const TICK: Duration = Duration::from_millis(100);
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
 
 #[test]
-fn nobody_misses_anything_unheard() {
+fn simulated_clients_miss_no_message_without_being_told() {
     let seeds = match std::env::var("SIMULATION_SEED") {
         Ok(seed) => {
             let seed = seed.parse().expect("a seed is a number");

@@ -46,7 +46,7 @@ fn a_node_of_a_cluster_is_configured_from_every_source() {
 }
 
 #[test]
-fn what_a_cluster_needs_is_said_with_what_to_do() {
+fn cluster_without_required_settings_is_refused_with_advice() {
     let mistakes = load("", &[], &without("--cluster-key-file")).unwrap_err();
     let key = "needs --cluster-key-file, a file that is the same on every node: make it with `openssl rand -base64 32`";
     assert_eq!(mistakes, [format!("--gossip-listen: {key}")]);
@@ -62,7 +62,7 @@ fn what_a_cluster_needs_is_said_with_what_to_do() {
 }
 
 #[test]
-fn what_only_a_cluster_has_needs_gossip() {
+fn cluster_only_settings_without_gossip_are_refused() {
     for flag in ["--peer-listen=127.0.0.1:0", "--advertise=a", "--seed=a:1", "--cluster-key-file=k"] {
         let name = flag.split_once('=').unwrap().0;
         let expected = format!("{name}: is for a node of a cluster and needs --gossip-listen as well");
@@ -114,7 +114,7 @@ fn the_peer_listener_has_an_address_of_its_own() {
 }
 
 #[test]
-fn a_publish_that_is_too_much_for_the_other_nodes_is_not_allowed() {
+fn limits_allowing_publish_too_large_for_peers_are_refused() {
     let limit = |name: &str, value: &str| load("", &[(name, value)], &GOOD);
     let mistakes = limit("FANFARE_LIMITS_HTTP_BODY_BYTES", "16777216").unwrap_err();
     let expected = "--gossip-listen: one publish could be 23497216 bytes for the other nodes, and they take 15728640: lower \

@@ -53,7 +53,7 @@ fn nodes_of_a_cluster_may_share_it() {
 }
 
 #[test]
-fn what_it_needs_is_said() {
+fn scylla_store_with_missing_or_invalid_settings_is_refused() {
     let mistakes = load("", &[], &["--store=scylla", "--directory=/dev/null"]).unwrap_err();
     assert_eq!(mistakes, ["--store: needs --scylla-node as well, where a node of the database is"]);
     for (given, expected) in [
@@ -79,7 +79,7 @@ fn what_it_needs_is_said() {
 }
 
 #[test]
-fn what_only_it_has_needs_it() {
+fn scylla_settings_without_scylla_store_are_refused() {
     for flag in [
         "--scylla-node=a:1",
         "--scylla-keyspace=a",

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_has_what_is_given_back_and_who_is_gone_has_not() {
+    async fn waiter_gets_returned_permit_and_departed_waiter_does_not() {
         let (room, account) = (room(), AccountId::new("acme"));
         let all = room.take(&account, 75 * KIB).await.expect("an empty room");
         let [mut given, mut last] = [60, 20].map(|kib| Box::pin(room.take(&account, kib * KIB)));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leaves_makes_way() {
+    async fn waiter_that_departs_lets_smaller_request_through() {
         let (room, account) = (room(), AccountId::new("acme"));
         let held = room.take(&account, 55 * KIB).await.expect("an empty room");
         let [mut large, mut small] = [60, 20].map(|kib| Box::pin(room.take(&account, kib * KIB)));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn nobody_waits_for_room_that_is_free() {
+    async fn request_never_waits_for_free_memory_under_contention() {
         let room = room();
         let mut tasks = JoinSet::new();
         for number in 0..24_usize {

@@ -64,7 +64,7 @@ fn accept(shards: Shards, stopping: &Arc<AtomicBool>) -> Accept {
 }
 
 #[test]
-fn accepting_waits_until_the_node_may_open_or_stops_or_time_is_over() {
+fn listener_waits_until_node_opens_or_stops_or_time_is_over() {
     const LONG: Duration = Duration::from_secs(600);
     let (shards, _polls) = Shards::prepare(1).unwrap();
     let stopping = Arc::new(AtomicBool::new(false));

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lone_batch_of_a_peer_brings_is_served_at_once() {
+    fn shard_serves_lone_peer_batch_without_delivery_window() {
         let (_node, mut shards) = Node::at_rest();
         let shard = &mut shards[0];
         let window = Duration::from_millis(shard.services.limits.delivery_window_ms);

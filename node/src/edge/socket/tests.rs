@@ -287,7 +287,7 @@ fn write_until_full(client: &mut TcpStream, frames: &[u8], at: &mut usize) -> us
 }
 
 #[test]
-fn a_client_that_is_owed_all_it_may_be_is_read_no_faster_than_it_is_answered() {
+fn client_at_answer_limit_is_read_no_faster_than_answered() {
     let node = Node::start();
     let mut client = node.client();
     client.set_nonblocking(true).unwrap();
@@ -358,7 +358,7 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
 }
 
 #[test]
-fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
+fn token_revoked_on_its_way_to_shard_opens_no_session() {
     let node = Node::start();
     let now_s = Clock::system().now_ms() / 1000;
     let claims = serde_json::json!({
@@ -377,7 +377,7 @@ fn a_credential_that_ended_on_its_way_to_the_shard_opens_nothing() {
 }
 
 #[test]
-fn who_was_let_in_for_a_socket_that_has_gone_leaves_where_its_seat_is_taken() {
+fn takeover_of_gone_socket_is_refused_when_quota_is_full() {
     let node = Node::start();
     let principal = node.principal();
     let mut seats = node.all_seats(&principal.account);
@@ -390,7 +390,7 @@ fn who_was_let_in_for_a_socket_that_has_gone_leaves_where_its_seat_is_taken() {
 }
 
 #[test]
-fn who_comes_while_all_are_asked_to_leave_is_asked_too() {
+fn client_connecting_while_all_must_leave_is_asked_too() {
     let node = Node::start();
     let mut there = node.client();
     let mut begun = node.silent_client();
@@ -409,7 +409,7 @@ fn who_comes_while_all_are_asked_to_leave_is_asked_too() {
 }
 
 #[test]
-fn who_was_asked_to_leave_before_a_stop_is_told_so_and_closed_in_its_time() {
+fn client_asked_to_leave_before_stop_is_told_and_closed() {
     let node = Node::start();
     let mut clients: Vec<_> = (0..20).map(|_| node.client()).collect();
     node.shards.ask_all_to_leave(Duration::ZERO);
@@ -425,7 +425,7 @@ fn who_was_asked_to_leave_before_a_stop_is_told_so_and_closed_in_its_time() {
 
 /// The sockets of those who publish again are told to be readable once.
 #[test]
-fn what_comes_while_a_busy_shard_lets_more_gather_is_read_after_it() {
+fn publish_while_busy_shard_coalesces_is_read_afterwards() {
     let node = Node::run(Node::within(Limits { delivery_window_ms: 50, ..Limits::default() }));
     let mut clients: Vec<_> = (0..20).map(|_| node.client()).collect();
     for client in &mut clients {
@@ -446,7 +446,7 @@ fn what_comes_while_a_busy_shard_lets_more_gather_is_read_after_it() {
 const NOT_WAITED: Duration = Duration::from_millis(1_000);
 
 #[test]
-fn who_was_told_all_and_does_not_close_is_not_waited_for() {
+fn client_that_does_not_close_after_stop_is_not_waited_for() {
     let (node, mut shards) = Node::at_rest();
     let shard = shards.pop().expect("there is one");
     let running = std::thread::spawn(move || shard.run(true));
@@ -461,7 +461,7 @@ fn who_was_told_all_and_does_not_close_is_not_waited_for() {
 }
 
 #[test]
-fn who_comes_while_some_are_asked_to_leave_stays() {
+fn client_connecting_while_some_must_leave_stays() {
     let node = Node::start();
     let mut there = node.client();
     node.shards.ask_to_leave(1, Duration::from_secs(60));

@@ -25,7 +25,7 @@ fn heard(
 }
 
 #[test]
-fn who_is_attached_is_told_where_the_dead_one_stands() {
+fn subscribers_are_told_of_loss_in_channels_of_a_down_node() {
     let (hub, targets, channel) = joined();
     hub.died(THERE, &nowhere());
     assert!(targets[0].lost.lock().is_empty(), "nothing came from there");
@@ -45,7 +45,7 @@ fn who_is_attached_is_told_where_the_dead_one_stands() {
 }
 
 #[test]
-fn nobody_is_resumed_until_a_doubtful_one_is_back() {
+fn client_is_not_resumed_until_doubtful_node_catches_up() {
     let (hub, targets, channel) = joined();
     hub.forwarded(from(THERE, 5, 2));
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
@@ -92,7 +92,7 @@ fn a_doubtful_one_that_is_gone_ends_every_position() {
 }
 
 #[test]
-fn what_another_node_numbered_without_a_message_is_known_when_it_says_so() {
+fn sequence_gap_of_peer_is_known_once_the_peer_tells_it() {
     let (hub, targets, channel) = joined();
     hub.forwarded(from(THERE, 5, 1));
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
@@ -110,7 +110,7 @@ fn what_another_node_numbered_without_a_message_is_known_when_it_says_so() {
 
 /// It stands in no serial here, and whoever comes from there misses nothing.
 #[test]
-fn a_run_that_has_numbered_without_a_message_and_dies_is_told_to_nobody() {
+fn down_incarnation_with_only_sequence_gaps_causes_no_loss() {
     let (hub, targets, channel) = joined();
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     hub.has_numbered(&key("a"), Stamp { incarnation: THERE, sequence: 6 });
@@ -126,7 +126,7 @@ fn a_run_that_has_numbered_without_a_message_and_dies_is_told_to_nobody() {
 }
 
 #[test]
-fn what_is_said_of_numbers_beside_a_loss_hides_nothing() {
+fn sequence_gap_reports_beside_a_loss_hide_nothing() {
     let (hub, _targets, channel) = joined();
     let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
     let numbered = |sequence| hub.has_numbered(&key("a"), Stamp { incarnation: THERE, sequence });
@@ -164,7 +164,7 @@ fn numbers_that_nobody_was_told_of_are_noticed() {
 
 /// Nothing is missing of it, and no recent messages were kept so far.
 #[test]
-fn who_heard_nothing_comes_back_over_numbers_without_a_message() {
+fn client_without_messages_resumes_over_sequence_gaps() {
     let (hub, _targets, channel) = joined();
     let resumes = |position: &Serial| match hub.look_after(&key("a"), position) {
         Start::Live => true,
@@ -196,7 +196,7 @@ fn who_heard_nothing_comes_back_over_numbers_without_a_message() {
 
 /// Nobody had numbered anything when it was given.
 #[test]
-fn who_was_attached_elsewhere_at_first_is_resumed_where_that_run_forwards_the_channel() {
+fn client_first_attached_elsewhere_resumes_if_peer_forwards() {
     let (hub, _targets, channel) = joined();
     let start = |run| hub.look_after(&key("a"), &Serial::single(run, 0));
     assert_eq!((start(THERE), start(THERE + 1)), (Start::Live, Start::Unknown));
@@ -223,7 +223,7 @@ fn the_empty_position_is_not_one_to_begin_at() {
 }
 
 #[test]
-fn a_position_of_a_former_life_of_a_channel_is_not_one_of_the_next() {
+fn position_from_former_life_of_channel_does_not_resume() {
     let (hub, _targets, channel) = joined_without_rings();
     let former = channel.mark().serial();
     hub.detach(&channel, 0);

@@ -111,7 +111,7 @@ fn changes_become_what_they_are_here() {
 
 /// Somebody came back to a node that did not know yet who was present.
 #[test]
-fn who_entered_again_elsewhere_as_it_was_is_no_event() {
+fn member_reentering_elsewhere_unchanged_causes_no_event() {
     let (node, other) = (Node::new(), Node::new());
     let again = |n, epoch, text| ToldMember { timestamp_ms: NOW_MS + 9, ..told(n, (epoch, OTHER), text) };
     for n in 1..=4 {
@@ -178,7 +178,7 @@ fn of_its_own_members_a_node_lets_nobody_else_speak() {
 }
 
 #[test]
-fn what_is_told_replaces_what_was_known_of_that_node_alone() {
+fn members_told_by_node_replace_only_that_nodes_members() {
     let node = Node::new();
     for (n, owner) in [(1, ONE), (2, ONE), (3, OTHER), (4, ONE)] {
         node.hears(Enter, told(n, (0, owner), "1"));
@@ -217,7 +217,7 @@ fn of_members_of_others_what_is_known_already_stays() {
 
 /// A node that was behind a cut has not heard who has left meanwhile.
 #[test]
-fn who_has_left_a_node_that_tells_so_itself_is_not_brought_back_by_another() {
+fn member_of_self_reporting_peer_not_restored_by_another_peer() {
     let node = Node::new();
     let ended = || vec![told(1, (2, ONE), "0")];
     node.is_told_beside(OTHER, ended(), u64::MAX, &[ONE]);

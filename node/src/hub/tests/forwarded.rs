@@ -72,7 +72,7 @@ fn its_serial_is_where_this_node_stands_after_it() {
 }
 
 #[test]
-fn what_nobody_listens_to_or_came_before_is_passed_over() {
+fn forwarded_without_subscribers_or_received_before_is_ignored() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.forwarded(from(THERE, 1, 1));
     assert_eq!(hub.channel_count(), 0);
@@ -84,7 +84,7 @@ fn what_nobody_listens_to_or_came_before_is_passed_over() {
 }
 
 #[test]
-fn who_comes_back_begins_at_the_first_that_it_has_not() {
+fn resuming_client_replays_from_first_missed_message() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     let (channel, _) = hub.attach(&key("a"), 0);
     hub.forwarded(from(THERE, 1, 1));
@@ -118,7 +118,7 @@ fn a_run_that_nothing_is_known_of_is_no_place_to_begin() {
 }
 
 #[test]
-fn where_a_channel_stood_is_told_of_every_place_that_is_kept() {
+fn channel_position_known_at_each_buffered_delivery_boundary() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     let (channel, _) = hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 1);
@@ -132,7 +132,7 @@ fn where_a_channel_stood_is_told_of_every_place_that_is_kept() {
 }
 
 #[test]
-fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
+fn earlier_messages_of_peer_break_continuity_of_replay_buffer() {
     let (hub, targets, channel) = joined();
     publish(&hub, &key("a"), 2);
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
@@ -151,7 +151,7 @@ fn what_another_node_had_before_it_was_asked_breaks_off_what_is_kept() {
 }
 
 #[test]
-fn what_was_forwarded_before_the_answer_does_not_hide_what_was_not() {
+fn forward_before_peer_answer_does_not_hide_missing_messages() {
     let (hub, targets, channel) = joined();
     hub.forwarded(from(THERE, 7, 1));
     assert!(targets[0].deliveries.lock().is_empty(), "what was before it may be missing");
@@ -162,7 +162,7 @@ fn what_was_forwarded_before_the_answer_does_not_hide_what_was_not() {
 }
 
 #[test]
-fn after_a_loss_nobody_is_resumed_until_it_is_known_how_much_is_lost() {
+fn after_peer_loss_no_resume_until_lost_sequence_is_known() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
     hub.forwarded(from(THERE, 5, 1));
@@ -239,7 +239,7 @@ impl Interest for Others {
 }
 
 #[test]
-fn nobody_is_resumed_where_a_node_could_not_be_told_until_it_is_given_up() {
+fn no_resume_with_unreachable_peer_until_peer_is_given_up() {
     let (hub, targets) = hub_without_rings(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(Others { unreached: vec![THERE], ..Others::default() }));
     let channel = hub.join(&key("a"), 0, || unreachable!("nobody is waited for")).expect("it is joined");

@@ -15,7 +15,7 @@ fn stamp(incarnation: u64, sequence: u64) -> Stamp {
 }
 
 #[test]
-fn it_is_handed_on_behind_what_was_heard_and_nobody_is_told_of_a_loss() {
+fn store_backfill_follows_forwarded_messages_without_loss() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
     hub.forwarded(from(THERE, 5, 1));
@@ -36,7 +36,7 @@ fn it_is_handed_on_behind_what_was_heard_and_nobody_is_told_of_a_loss() {
 }
 
 #[test]
-fn what_was_handed_on_before_the_run_was_forgotten_is_not_handed_on_again() {
+fn backfill_skips_messages_of_forgotten_incarnation_seen_before() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
     hub.forwarded(from(THERE, 5, 2));
@@ -50,7 +50,7 @@ fn what_was_handed_on_before_the_run_was_forgotten_is_not_handed_on_again() {
 }
 
 #[test]
-fn of_a_publish_of_which_a_part_was_stored_the_rest_is_handed_on() {
+fn rest_of_partly_stored_publish_is_delivered_when_forwarded() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
     hub.refilled(&channel, THERE, vec![from(THERE, 5, 2)], false);
@@ -62,7 +62,7 @@ fn of_a_publish_of_which_a_part_was_stored_the_rest_is_handed_on() {
 }
 
 #[test]
-fn where_it_cannot_be_read_its_end_is_told_there_alone() {
+fn unreadable_store_reports_loss_only_in_affected_channels() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), stamp(THERE, 3));
     targets[0].lost.lock().clear();
@@ -78,7 +78,7 @@ fn where_it_cannot_be_read_its_end_is_told_there_alone() {
 }
 
 #[test]
-fn who_has_not_all_of_what_is_known_of_a_dead_run_is_not_resumed_from_the_recent_messages() {
+fn client_short_of_down_incarnation_not_resumed_from_buffer() {
     let (hub, targets, channel) = joined();
     hub.heard(&key("a"), channel.number(), stamp(THERE, 0));
     hub.forwarded(from(THERE, 5, 1));

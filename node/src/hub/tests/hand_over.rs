@@ -65,7 +65,7 @@ pub(super) fn missed(hub: &Hub, entries: &[(u64, u64)]) -> Option<Vec<(u64, u64)
 
 /// Its recent messages begin where it stands, and what it knows of others beside that is no part of the positions of its clients.
 #[test]
-fn a_channel_without_recent_messages_is_handed_over_for_those_who_stand_there() {
+fn handoff_of_empty_replay_buffer_begins_at_client_positions() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(Others::default()));
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
@@ -77,7 +77,7 @@ fn a_channel_without_recent_messages_is_handed_over_for_those_who_stand_there() 
 }
 
 #[test]
-fn who_was_there_begins_here_at_the_first_that_it_has_not() {
+fn resuming_client_after_handoff_replays_from_first_missed() {
     let leaving = leaving();
     let run = leaving.incarnation();
     let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
@@ -96,7 +96,7 @@ fn who_was_there_begins_here_at_the_first_that_it_has_not() {
 }
 
 #[test]
-fn what_both_have_is_there_once() {
+fn handoff_of_messages_already_buffered_keeps_each_once() {
     let leaving = leaving();
     let run = leaving.incarnation();
     let (hub, channel) = keeps(&[stamp(run, 2)]);
@@ -109,7 +109,7 @@ fn what_both_have_is_there_once() {
 }
 
 #[test]
-fn what_does_not_meet_is_not_taken() {
+fn handoff_with_gap_to_own_replay_buffer_is_refused() {
     let leaving = leaving();
     let run = leaving.incarnation();
     let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
@@ -143,7 +143,7 @@ fn a_run_that_is_gone_is_known_here_as_it_was_there() {
 }
 
 #[test]
-fn who_is_attached_is_told_of_a_run_that_it_has_not_heard_to_its_end() {
+fn attached_client_told_of_loss_if_incarnation_not_fully_heard() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.set_interest(Arc::new(Others::default()));
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for")).expect("as said");
@@ -171,7 +171,7 @@ fn a_channel_without_messages_is_handed_over_too() {
 
 /// The node that leaves has lost sight of what a run had published that is gone, and somebody lacks it.
 #[test]
-fn who_lacks_what_lies_before_what_was_handed_over_is_not_brought_on() {
+fn client_lacking_messages_before_handoff_is_not_resumed() {
     let (hub, channel) = keeps(&[stamp(88, 3)]);
     let end = position(&[(88, 3), (GONE, 9)]);
     let nothing = HandedOver { begin: end.clone(), end, messages: Vec::new() };
@@ -183,7 +183,7 @@ fn who_lacks_what_lies_before_what_was_handed_over_is_not_brought_on() {
 
 /// The node that leaves has lost sight of less than has come here.
 #[test]
-fn what_is_here_of_a_run_that_is_gone_stays_where_more_of_it_is_known() {
+fn buffered_messages_of_retired_incarnation_survive_handoff() {
     let (hub, channel) = keeps(&[stamp(GONE, 5)]);
     (6..=8).for_each(|sequence| hub.forwarded(from(GONE, sequence, 1)));
     let begin = position(&[(GONE, 7)]);

@@ -49,7 +49,7 @@ fn an_attach_is_told_all_that_was_numbered_before() {
 }
 
 #[test]
-fn a_channel_without_subscribers_is_forgotten_and_its_numbers_are_not() {
+fn channel_without_subscribers_is_dropped_and_sequences_go_on() {
     let (hub, _targets) = hub_without_rings(1, Clock::manual(NOW_MS));
     let mut last = 0;
     for round in 0..50 {

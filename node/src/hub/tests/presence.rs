@@ -93,7 +93,7 @@ fn pages_are_bounded_and_hold_everybody_once() {
 }
 
 #[test]
-fn a_list_pulled_while_it_changes_ends_as_it_is_and_no_event_comes_twice() {
+fn presence_list_pulled_during_changes_is_exact_and_events_once() {
     for seed in 0..200_u64 {
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = move |below: usize| {
@@ -165,7 +165,7 @@ fn a_channel_with_members_lives_and_is_forgotten_with_the_last() {
 }
 
 #[test]
-fn who_was_there_before_takes_room_and_gives_it_back() {
+fn restored_member_uses_presence_bytes_until_it_leaves() {
     let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
     let text = format!("\"{}\"", "x".repeat(10_000));
     let data = Some(Arc::from(RawValue::from_string(text).expect("JSON")));

@@ -7,7 +7,7 @@ const EACH: u64 = 2_000;
 const SPANS: usize = 300;
 
 #[test]
-fn sequences_rise_by_one_under_concurrent_publishers_for_every_target() {
+fn concurrent_publishers_yield_gapless_sequences_at_all_targets() {
     let (hub, targets) = hub_of(3, Clock::system());
     for target in 0..3 {
         hub.attach(&key("a"), target);
@@ -60,7 +60,7 @@ fn attach_and_detach(hub: &Hub, target: usize) -> Vec<(u64, u64)> {
 
 /// Attaches come and go while others publish, so that the channel is forgotten and made again all the time.
 #[test]
-fn nothing_above_the_mark_is_missed_and_no_number_is_given_twice() {
+fn attach_during_publishes_misses_nothing_and_sequences_unique() {
     let (hub, targets) = hub_without_rings(2, Clock::system());
     let done = AtomicBool::new(false);
     let (hub, done) = (&hub, &done);

@@ -83,7 +83,7 @@ fn after_twice_the_window_the_channel_is_forgotten() {
 
 /// Bursts, between two sweeps: the messages of who was attached to least recently go, whoever brings it over the bound.
 #[test]
-fn where_memory_is_scarce_those_attached_to_least_recently_go_first() {
+fn scarce_memory_evicts_least_recently_attached_channels_first() {
     // Six publishes in three rings, and not seven.
     let one = delivery_of(101..=120).bytes();
     let limits = Limits { rings_bytes: 6 * one + one / 2 + 3 * 1024, ..Limits::default() };
@@ -157,7 +157,7 @@ fn rings_that_give_way_at_once_add_up() {
 }
 
 #[test]
-fn where_rings_are_many_channels_are_forgotten_after_all_messages() {
+fn many_replay_buffers_drop_messages_before_oldest_channels() {
     let limits = Limits { rings_bytes: 100 * 1024, ..Limits::default() };
     let (hub, _targets) = hub_within(1, Clock::manual(NOW_MS), limits);
     let name = |number: usize| key(&format!("c{number}"));

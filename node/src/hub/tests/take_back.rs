@@ -13,7 +13,7 @@ use crate::hub::hand_over::HandedOver;
 
 /// Of a third run, told the one when it began to want the channel, and the other one later; and of the one that gives.
 #[test]
-fn numbers_without_a_message_keep_nobody_from_taking_messages_back() {
+fn known_sequence_gap_by_design_does_not_block_peer_backfill() {
     let hub = leaving();
     let own = hub.incarnation();
     let given = || {
@@ -32,7 +32,7 @@ fn numbers_without_a_message_keep_nobody_from_taking_messages_back() {
 
 /// It had a number without a message when it began to want the channel, and nothing came from others since.
 #[test]
-fn who_comes_back_to_the_node_that_published_is_given_nothing_twice() {
+fn client_resuming_at_publishing_node_receives_no_duplicates() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     let own = hub.incarnation();
     hub.set_interest(Arc::new(Others::after_a_death(true)));
@@ -56,7 +56,7 @@ fn who_comes_back_to_the_node_that_published_is_given_nothing_twice() {
 }
 
 #[test]
-fn recent_messages_that_begin_anew_may_lack_those_of_others_again() {
+fn reset_replay_buffer_no_longer_covers_all_peers() {
     let is_of_all = |channel: &Channel| channel.recent_back(1, 0).is_of_all;
     for is_gone in [true, false] {
         let (hub, channel) = keeps(&[]);
@@ -90,7 +90,7 @@ fn attached(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
 }
 
 #[test]
-fn what_a_node_that_stays_has_is_taken_back_before_anything_came() {
+fn peer_backfill_succeeds_before_any_message_arrived() {
     let stays = leaving();
     let run = stays.incarnation();
     let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
@@ -107,7 +107,7 @@ fn what_a_node_that_stays_has_is_taken_back_before_anything_came() {
 }
 
 #[test]
-fn what_both_have_of_a_run_that_is_gone_is_no_reason_to_refuse() {
+fn backfill_accepts_retired_incarnation_messages_both_have() {
     let stays = leaving();
     let run = stays.incarnation();
     let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1), stamp(GONE, 0)]);
@@ -125,7 +125,7 @@ fn pulled(channel: &Channel, after: Spot) -> Vec<(u64, u64)> {
 
 /// Nothing of it ever came here, where somebody began to be attached as it ended.
 #[test]
-fn what_another_has_of_a_run_that_is_gone_is_taken_back_once() {
+fn retired_incarnation_messages_of_peer_are_backfilled_once() {
     let stays = leaving();
     let run = stays.incarnation();
     stays.forwarded(from(GONE, 9, 1));
@@ -151,7 +151,7 @@ fn what_another_has_of_a_run_that_is_gone_is_taken_back_once() {
 
 /// As while it is not known yet whether another one has died: what comes meanwhile is delivered here, and the rest before it later.
 #[test]
-fn what_came_before_a_run_that_is_gone_was_known_has_it_in_its_position() {
+fn backfill_adds_retired_incarnation_to_earlier_positions() {
     let stays = leaving();
     let (hub, channel) = attached(&[stamp(stays.incarnation(), 3), stamp(THERE, 1)]);
     stays.forwarded(from(GONE, 9, 1));
@@ -169,7 +169,7 @@ fn what_came_before_a_run_that_is_gone_was_known_has_it_in_its_position() {
 
 /// More of it than is here was given to somebody by a third node, who had what was not acknowledged.
 #[test]
-fn who_lacks_some_of_a_run_that_is_here_is_not_taken_for_having_it_where_more_of_it_is_known() {
+fn client_short_of_retired_incarnation_is_not_resumed() {
     let stays = leaving();
     let run = stays.incarnation();
     stays.forwarded(from(GONE, 7, 1));
@@ -189,7 +189,7 @@ fn who_lacks_some_of_a_run_that_is_here_is_not_taken_for_having_it_where_more_of
 }
 
 #[test]
-fn where_another_has_nothing_to_give_of_a_run_that_is_gone_nobody_lacks_it() {
+fn retired_incarnation_without_messages_does_not_block_resume() {
     let begun = [(88, 3), (THERE, 1)];
     let (begin, end) = (position(&[(88, 3), (GONE, 9)]), position(&[(88, 3), (THERE, 1), (GONE, 9)]));
     let none = HandedOver { begin: begin.clone(), end: end.clone(), messages: Vec::new() };
@@ -247,7 +247,7 @@ fn places_that_are_used_again_are_not_those_of_before() {
 
 /// Nor where they had begun behind it, and another one had what lies before.
 #[test]
-fn places_before_recent_messages_that_have_begun_anew_are_not_those_of_before() {
+fn local_offsets_before_reset_buffer_stay_invalid_on_backfill() {
     let begin_anew: [fn(&mut State); 2] = [|state| state.ring = None, State::end_positions];
     for (there, begin_anew) in [1, 0].into_iter().zip(begin_anew) {
         let (hub, channel) = attached(&[stamp(THERE, 0), stamp(GONE, 2)]);
@@ -267,7 +267,7 @@ fn places_before_recent_messages_that_have_begun_anew_are_not_those_of_before() 
 
 /// What came to others only, of a run of which there is something here, and it is told of before it is had.
 #[test]
-fn what_is_known_of_a_run_before_it_is_taken_back_is_given_once() {
+fn known_messages_of_retired_incarnation_are_backfilled_once() {
     let (hub, channel) = attached(&[stamp(GONE, 0)]);
     (6..=9).for_each(|sequence| hub.forwarded(from(GONE, sequence, 1)));
     channel.know(&[stamp(GONE, 10)]);
@@ -295,7 +295,7 @@ fn nothing_is_taken_back_where_one_of_the_two_lacks_something() {
 }
 
 #[test]
-fn nothing_is_taken_back_where_the_recent_messages_have_begun_anew_since_it_was_asked_for() {
+fn backfill_refused_when_replay_buffer_was_reset_since_request() {
     let stays = leaving();
     let run = stays.incarnation();
     for is_gone in [false, true] {

@@ -29,7 +29,7 @@ fn patterns_match_names_and_prefixes() {
 }
 
 #[test]
-fn what_is_not_a_capability_is_refused() {
+fn invalid_capability_is_refused_with_reason() {
     let cases = [
         ("", "capability is not JSON"),
         ("{", "capability is not JSON"),

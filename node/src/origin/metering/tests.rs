@@ -127,7 +127,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn what_is_counted_is_read_at_once_and_by_its_account_alone() {
+async fn metering_counts_are_read_at_once_by_their_account_only() {
     let node = Node::new();
     assert_eq!(node.read("acme", KEPT_MS).await, []);
     node.count("acme", UsageKind::Publish, 2);
@@ -277,7 +277,7 @@ async fn pages_join_whoever_has_their_rows() {
 }
 
 #[tokio::test]
-async fn a_minute_that_has_not_wholly_passed_before_the_window_is_in_it() {
+async fn minute_overlapping_window_start_is_included() {
     let node = Node::new();
     for minute in 1..=10 {
         node.count("acme", UsageKind::Publish, minute);

@@ -9,7 +9,7 @@ fn a_first_id_is_looked_up_numbered_and_kept() {
 }
 
 #[test]
-fn a_repeat_has_the_stamp_of_its_first_publish_and_is_neither_delivered_nor_stored() {
+fn repeated_publish_has_first_stamp_without_delivery_or_store() {
     let node = Node::new();
     let first = node.outcome(node.request("a", vec![given("x")])).unwrap();
     node.acked("a", vec![plain("1")]);

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn without_ids_messages_are_on_their_way_at_once_and_acked_when_stored() {
+fn publish_without_ids_delivers_at_once_and_acks_when_stored() {
     let node = Node::new();
     *node.store.holds.lock() = true;
     let answered = node.begin(node.request("a", vec![plain("1"), plain("2")]), false);
@@ -13,7 +13,7 @@ fn without_ids_messages_are_on_their_way_at_once_and_acked_when_stored() {
 }
 
 #[test]
-fn what_is_queued_stays_behind_the_look_up_before_it() {
+fn queued_publish_waits_behind_earlier_id_lookup() {
     let node = Node::new();
     *node.store.holds.lock() = true;
     let first = node.begin(node.request("a", vec![given("x")]), false);
@@ -26,7 +26,7 @@ fn what_is_queued_stays_behind_the_look_up_before_it() {
 }
 
 #[test]
-fn what_is_not_queued_does_not_wait_for_others() {
+fn unqueued_publish_does_not_wait_for_earlier_id_lookup() {
     let node = Node::new();
     *node.store.holds.lock() = true;
     let looked_up = node.begin(node.request("a", vec![given("x")]), false);
@@ -37,7 +37,7 @@ fn what_is_not_queued_does_not_wait_for_others() {
 }
 
 #[test]
-fn what_the_store_is_given_stands_in_the_order_of_the_numbers() {
+fn concurrent_publishes_are_stored_in_sequence_order() {
     let node = Node::new();
     std::thread::scope(|scope| {
         for thread in 0..4 {

@@ -30,7 +30,7 @@ fn a_look_up_that_fails_publishes_nothing() {
 }
 
 #[test]
-fn what_a_full_store_has_no_room_for_is_not_begun() {
+fn publish_to_full_store_is_refused_before_numbering() {
     let node = Node::new();
     *node.store.full.lock() = true;
     for messages in [vec![plain("1")], vec![given("x")]] {
@@ -55,7 +55,7 @@ fn what_a_full_store_has_no_room_for_is_not_begun() {
 }
 
 #[tokio::test]
-async fn what_no_shard_has_room_for_is_not_begun() {
+async fn publish_to_congested_shards_is_refused_before_numbering() {
     let node = Node::waiting(Duration::from_millis(50));
     node.target.congested.store(true, Ordering::SeqCst);
     let refused = node.publisher.publish_and_wait(node.request("a", vec![plain("1")])).await;
@@ -66,7 +66,7 @@ async fn what_no_shard_has_room_for_is_not_begun() {
 }
 
 #[test]
-fn what_was_not_stored_is_not_a_repeat() {
+fn publish_that_failed_to_store_is_not_a_repeat() {
     let node = Node::new();
     *node.store.append_error.lock() = Some(StoreError::Busy);
     assert_eq!(node.outcome(node.request("a", vec![given("x")])), Err(PublishError::Unavailable));

@@ -82,7 +82,7 @@ impl Node {
 }
 
 #[test]
-fn events_are_stored_and_delivered_in_the_order_of_their_numbers() {
+fn presence_events_stored_and_delivered_in_sequence_order() {
     let node = Node::new();
     node.hub.attach(&node.key("a"), 0);
     let stored = |sequence| Asked::Presence { sequence, retention_hours: Some(72) };
@@ -113,7 +113,7 @@ fn an_event_does_not_move_the_position_of_the_messages() {
 }
 
 #[test]
-fn without_history_the_member_alone_is_stored_and_a_store_that_cannot_refuses_nobody() {
+fn presence_without_history_stores_member_and_ignores_failure() {
     let node = Node::new();
     *node.store.append_error.lock() = Some(StoreError::Failed("no disk".into()));
     assert_eq!(node.enter("off:a", member(1, "ann"), ""), Ok(()));
@@ -125,7 +125,7 @@ fn without_history_the_member_alone_is_stored_and_a_store_that_cannot_refuses_no
 }
 
 #[test]
-fn what_is_too_much_is_refused_and_changes_nothing() {
+fn presence_beyond_limits_is_refused_without_changes() {
     let node = Node::new();
     let data = |bytes: usize| format!("\"{}\"", "x".repeat(bytes - 2));
     assert_eq!(node.enter("a", member(1, "ann"), &data(16_384)), Ok(()));
@@ -159,7 +159,7 @@ fn a_store_that_fails_is_told_and_the_event_has_happened() {
 }
 
 #[test]
-fn who_closes_leaves_at_once_everywhere_and_others_stay() {
+fn closed_connection_leaves_all_channels_and_others_stay() {
     let node = Node::new();
     for channel in ["a", "b"] {
         node.hub.attach(&node.key(channel), 0);
@@ -174,7 +174,7 @@ fn who_closes_leaves_at_once_everywhere_and_others_stay() {
 }
 
 #[test]
-fn the_lost_stay_for_their_grace_and_who_takes_them_up_keeps_them() {
+fn lost_member_stays_present_and_session_takeover_keeps_it() {
     let node = Node::new();
     node.enter("a", member(1, "ann"), "").unwrap();
     node.publisher.lost(node.departure(1, 0));
@@ -192,7 +192,7 @@ fn the_lost_stay_for_their_grace_and_who_takes_them_up_keeps_them() {
 }
 
 #[test]
-fn who_may_no_longer_be_present_leaves_and_who_enters_after_that_stays() {
+fn members_without_presence_grant_leave_but_later_entry_stays() {
     let node = Node::new();
     for channel in ["chat:1", "news:1"] {
         node.enter(channel, member(1, "ann"), "").unwrap();
@@ -216,7 +216,7 @@ fn former(connection: u8, name: &str, epoch: u64) -> FormerMember {
 }
 
 #[test]
-fn who_was_present_before_is_there_unseen_and_leaves_once_unless_taken_up() {
+fn restored_member_enters_silently_leaves_once_without_takeover() {
     let node = Node::new();
     node.hub.attach(&node.key("a"), 0);
     for (connection, name) in [(1, "ann"), (1, "bob"), (2, "cid")] {
@@ -235,7 +235,7 @@ fn who_was_present_before_is_there_unseen_and_leaves_once_unless_taken_up() {
 }
 
 #[test]
-fn the_last_look_lets_those_leave_who_have_ended_and_keeps_the_lost() {
+fn final_departure_check_removes_closed_but_keeps_lost_members() {
     let node = Node::new();
     for connection in [1, 2] {
         node.enter("a", member(connection, "ann"), "").expect("entered");

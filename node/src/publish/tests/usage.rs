@@ -7,7 +7,7 @@ fn counted(node: &Node) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn what_was_acked_is_counted_with_the_size_of_each_message() {
+fn acked_publish_is_counted_with_size_of_each_message() {
     let node = Node::new();
     let full = Draft {
         name: Some("a\"b".into()),
@@ -35,7 +35,7 @@ fn a_repeated_id_is_acked_and_not_counted_again() {
 }
 
 #[test]
-fn what_was_not_acked_is_not_counted() {
+fn unacked_publish_is_not_counted() {
     let node = Node::new();
     *node.store.append_error.lock() = Some(StoreError::Failed("disk gone".into()));
     assert_eq!(node.outcome(node.request("a", vec![plain("1")])), Err(PublishError::Unavailable));

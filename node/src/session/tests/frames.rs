@@ -17,7 +17,7 @@ fn connected_says_who_and_for_how_long() {
 }
 
 #[test]
-fn connected_names_the_expiry_of_a_token_and_no_client_id_where_there_is_none() {
+fn connected_has_token_expiry_and_client_id_only_if_present() {
     let mut client = Client::token(&token_of("all", &json!({"*": ["publish"]}), None, 3600));
     let seen = client.opened();
     assert_eq!(frame(&seen)["expires"], json!((NOW_S + 3600) * 1000));
@@ -65,7 +65,7 @@ fn an_unknown_op_is_answered_and_the_connection_stays() {
 }
 
 #[test]
-fn what_cannot_be_read_ends_the_connection() {
+fn unreadable_frame_ends_connection() {
     let cases: [(&str, bool, &[u8], u16); 6] = [
         ("not an object", true, b"[]", close::PROTOCOL),
         ("not JSON", true, b"{\"op\":", close::PROTOCOL),

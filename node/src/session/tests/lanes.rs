@@ -48,7 +48,7 @@ fn every_outcome_has_its_code() {
 }
 
 #[test]
-fn attach_and_detach_take_effect_after_earlier_publishes_are_answered() {
+fn attach_and_detach_wait_for_answers_to_earlier_publishes() {
     let mut client = unlimited();
     client.send(&publish("p1", "a"));
     client.send(&publish("p2", "a"));
@@ -150,7 +150,7 @@ fn a_late_or_unknown_ticket_is_ignored() {
 }
 
 #[test]
-fn what_follows_a_given_id_is_queued_until_all_is_answered() {
+fn publish_after_given_message_id_is_queued_until_all_answered() {
     let mut client = unlimited();
     let queued = |seen: &[Seen]| match seen {
         [Seen::Publish { queued, .. }] => *queued,

@@ -35,7 +35,7 @@ fn each_message_of_an_array_counts() {
 }
 
 #[test]
-fn what_the_capability_refuses_takes_nothing_from_the_rate() {
+fn publish_refused_by_capability_does_not_count_against_rate() {
     let mut client = Client::key("chat");
     for _ in 0..500 {
         assert_eq!(brief(&client.send(&publish("p", "other"))), ["2 p 40160"]);

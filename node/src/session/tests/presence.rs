@@ -37,7 +37,7 @@ fn a_forced_client_id_is_the_only_one() {
 }
 
 #[test]
-fn without_a_forced_client_id_a_request_may_name_any_and_must_name_one_if_nobody_did() {
+fn unforced_presence_request_may_name_any_but_needs_client_id() {
     let mut client = Client::key_as("all", Some("ann"));
     assert_eq!(client.send(&named("1", "a", "bob")), [present(1, "bob", PresenceAction::Enter)]);
     let mut nobody = Client::key("all");
@@ -46,7 +46,7 @@ fn without_a_forced_client_id_a_request_may_name_any_and_must_name_one_if_nobody
 }
 
 #[test]
-fn what_is_wrong_is_refused() {
+fn invalid_presence_request_is_refused_with_code() {
     let mut client = Client::key_as("all", Some("ann"));
     let long = "x".repeat(257);
     for (request, code) in [
@@ -91,7 +91,7 @@ fn presence_counts_against_the_rate_of_controls() {
 }
 
 #[test]
-fn members_leave_at_once_with_op_5_a_refusal_and_a_lost_grant_alone() {
+fn members_leave_at_once_only_on_close_refusal_or_lost_grant() {
     let mut closed = Client::key_as("all", Some("ann"));
     closed.send(&json!({"op": 5}));
     assert_eq!(closed.left, [Leaving::All]);

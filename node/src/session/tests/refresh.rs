@@ -15,7 +15,7 @@ fn expires_ms(seconds: u64) -> u64 {
 }
 
 #[test]
-fn a_token_that_takes_over_is_acked_and_followed_by_a_fresh_connected() {
+fn accepted_refresh_token_is_acked_and_followed_by_connected() {
     let mut client = Client::token(&token_of("all", &everything(), Some("ann"), HOUR_S));
     client.opened();
     let seen = client.send(&refresh(&token_of("all", &everything(), Some("ann"), 2 * HOUR_S)));
@@ -60,7 +60,7 @@ fn a_token_must_keep_the_account_and_the_client_id() {
 }
 
 #[test]
-fn a_chosen_client_id_stays_and_becomes_forced_by_a_token_that_names_it() {
+fn chosen_client_id_stays_and_is_forced_by_token_naming_it() {
     let mut client = Client::key_as("all", Some("ann"));
     let seen = client.send(&refresh(&token_of("all", &everything(), None, HOUR_S)));
     assert_eq!(frame(&seen[1..])["clientId"], json!("ann"));
@@ -106,7 +106,7 @@ fn a_narrower_token_takes_what_it_does_not_grant() {
 }
 
 #[test]
-fn what_waits_is_checked_when_its_turn_comes() {
+fn waiting_requests_are_checked_against_refreshed_token() {
     let mut client = Client::key("all");
     client.send(&publish("p", "a"));
     client.send(&attach("at", "a"));

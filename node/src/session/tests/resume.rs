@@ -32,7 +32,7 @@ fn a_serial_that_cannot_be_read_is_no_position() {
 }
 
 #[test]
-fn what_follows_on_the_channel_waits_for_the_answer_and_nothing_else_does() {
+fn requests_on_resuming_channel_wait_and_other_channels_proceed() {
     let mut client = Client::key("all");
     let seen = client.send_together(&[
         attach_after("1", "a", &serial(MISSED)),

@@ -25,7 +25,7 @@ fn serves(certificates: &Certificates, files: &Files) -> bool {
 }
 
 #[test]
-fn a_pair_that_cannot_be_used_is_refused_by_the_name_of_its_file() {
+fn unusable_certificate_or_key_is_refused_naming_its_file() {
     let files = Files::new();
     let (other_certificate, other_key) = pair();
     let key = std::fs::read_to_string(&files.key).unwrap();

@@ -78,7 +78,7 @@ fn text(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_client_says_is_read_whole_and_in_order() {
+fn tls_client_data_is_read_whole_and_in_order() {
     let mut both = Both::open();
     let text = text(200_000);
     both.say(&text);
@@ -171,7 +171,7 @@ fn a_stream_that_is_cut_ends_too() {
 }
 
 #[test]
-fn what_is_not_tls_is_refused_and_stays_so() {
+fn non_tls_input_is_refused_permanently() {
     let mut both = Both::new();
     both.pipe.incoming.extend(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n");
     assert_eq!(both.read().unwrap_err().kind(), ErrorKind::InvalidData);

@@ -85,7 +85,7 @@ async fn a_queue_is_bounded_in_items_too() {
 }
 
 #[tokio::test]
-async fn messages_that_another_run_numbered_are_not_taken_from_this_one() {
+async fn messages_numbered_by_another_incarnation_count_as_lost() {
     let (a, b) = (Node::start(1).await, Node::start(2).await);
     a.link_to(&[&b]).await;
     a.links.send(2, 0, &forward(3, "room", 1, 16)).await.expect("it comes");
@@ -96,7 +96,7 @@ async fn messages_that_another_run_numbered_are_not_taken_from_this_one() {
 }
 
 #[tokio::test]
-async fn an_item_that_panics_is_told_as_lost_and_what_follows_it_is_taken() {
+async fn panicking_item_counts_as_lost_and_later_items_are_taken() {
     let (sender, taker) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
     sender.link_to(&[&taker]).await;
     for (channel, sequence) in [("a", 1), (PANICS, 1), ("a", 2)] {

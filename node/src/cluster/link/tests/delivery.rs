@@ -29,7 +29,7 @@ async fn a_publish_comes_as_it_was_and_its_receipt_follows() {
 }
 
 #[tokio::test]
-async fn what_follows_a_batch_soon_goes_together() {
+async fn items_soon_after_a_batch_are_coalesced() {
     let (one, two) = (Node::start(1).await, Node::start(2).await);
     one.link_to(&[&two]).await;
     let send = |publisher, sequence| {
@@ -75,7 +75,7 @@ async fn a_peer_can_be_sent_to_when_its_link_is_reported() {
 }
 
 #[tokio::test]
-async fn a_link_that_is_made_again_tells_that_something_may_be_missing() {
+async fn link_made_again_reports_possible_loss() {
     let (one, two) = (Node::start(1).await, Node::start(2).await);
     one.link_to(&[&two]).await;
     for sequence in 1..=20 {
@@ -168,7 +168,7 @@ async fn a_peer_that_left_loses_what_waits_for_it() {
 }
 
 #[tokio::test]
-async fn another_run_of_a_node_is_not_taken_for_the_one_that_was_named() {
+async fn other_incarnation_is_not_linked_as_the_named_one() {
     let (one, two) = (Node::start(1).await, Node::start(2).await);
     let former = Peer { node_id: two.peer.node_id.clone(), incarnation: 1002 };
     one.links.set_peers(vec![PeerAddr { peer: former, addr: two.addr }, two.at(two.addr)]);

@@ -35,7 +35,7 @@ async fn only_what_is_in_a_hurry_ends_the_gathering() {
 }
 
 #[test]
-fn what_comes_soon_after_a_batch_gathers_from_the_first_on() {
+fn items_soon_after_a_batch_coalesce_from_the_first_item_on() {
     let made = Instant::now();
     for (after, items, gathers) in [
         (Duration::ZERO, 1, Some(GATHER)),
@@ -55,7 +55,7 @@ fn what_comes_soon_after_a_batch_gathers_from_the_first_on() {
 }
 
 #[tokio::test]
-async fn who_need_not_gather_goes_at_once() {
+async fn queue_without_need_to_coalesce_sends_at_once() {
     let queue = Queue::new(QueueBounds::default());
     let stream = queue.open(0);
     let push = |bytes| drop(queue.push(Bytes::from(vec![0; bytes]), None));
@@ -83,7 +83,7 @@ async fn who_need_not_gather_goes_at_once() {
 
 /// Of those of whom the batch was, and who may have come in so short a time.
 #[tokio::test]
-async fn who_waits_for_each_ack_does_not_gather() {
+async fn publishers_that_await_each_ack_are_not_coalesced() {
     const FIRST: ConnectionId = ConnectionId::from_bytes([1; 16]);
     const SECOND: ConnectionId = ConnectionId::from_bytes([2; 16]);
     let goes_at_once = |before: &[Option<ConnectionId>], confirms: bool, then: &[Option<ConnectionId>]| {

@@ -179,7 +179,7 @@ async fn a_batch_counts_once_and_a_gap_is_told() {
 }
 
 #[tokio::test]
-async fn what_no_node_sends_is_bounded_and_hurts_nobody() {
+async fn malformed_input_of_a_peer_is_bounded_and_harms_no_node() {
     let node = Node::start(1).await;
     let friend = Node::start(2).await;
     friend.link_to(&[&node]).await;

@@ -32,7 +32,7 @@ fn dropped(node: &mut Sealed, datagram: &[u8], now: Instant) -> Option<Dropped> 
 }
 
 #[test]
-fn who_has_answered_is_heard() {
+fn node_that_answered_a_challenge_is_heard() {
     let (mut a, mut b, now) = met();
     assert_eq!((a.take_fresh(), b.take_fresh()), (vec![at(2)], vec![at(1)]));
     assert_eq!(a.heard().map(|(who, _)| who).collect::<Vec<_>>(), [2]);
@@ -45,7 +45,7 @@ fn who_has_answered_is_heard() {
 }
 
 #[test]
-fn what_was_changed_or_cut_is_dropped() {
+fn changed_or_cut_datagram_is_dropped() {
     let (mut a, mut b, now) = met();
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
     for i in 0..gossip.len() {
@@ -64,7 +64,7 @@ fn what_was_changed_or_cut_is_dropped() {
 }
 
 #[test]
-fn who_has_another_key_gets_nothing() {
+fn node_with_another_key_gets_no_reply() {
     let (mut a, mut b, now) = (node(1, OTHER), node(2, ONE), Instant::now());
     let challenge = a.challenge(at(2), now).expect("there is room");
     let received = b.receive(&challenge, at(1), now);
@@ -85,7 +85,7 @@ fn nothing_is_taken_twice() {
 }
 
 #[test]
-fn what_is_for_another_is_not_taken() {
+fn datagram_for_another_node_is_dropped() {
     let (mut a, mut b, now) = met();
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
     assert_eq!(dropped(&mut a, &gossip, now), Some(Dropped::Misaddressed));
@@ -95,7 +95,7 @@ fn what_is_for_another_is_not_taken() {
 }
 
 #[test]
-fn what_a_former_run_sent_makes_nobody_alive() {
+fn replayed_datagrams_make_no_node_alive() {
     let (mut a, mut b, now) = met();
     let recorded = [
         a.challenge(at(2), now).expect("there is room"),

@@ -26,7 +26,7 @@ fn met() -> (Deaths, Instant) {
 }
 
 #[test]
-fn who_has_said_goodbye_owes_nothing() {
+fn peer_that_said_goodbye_owes_nothing() {
     let (mut deaths, now) = met();
     deaths.left(RUN);
     assert!(!deaths.ended(RUN, 0, false, now) && !deaths.ended(RUN, 1, false, now + 9 * AT_ONCE));
@@ -36,7 +36,7 @@ fn who_has_said_goodbye_owes_nothing() {
 }
 
 #[test]
-fn whose_lanes_ended_at_once_had_nothing_that_is_not_here() {
+fn peer_streams_that_end_whole_and_together_leave_no_doubt() {
     for (whole, apart, is_doubtful) in [
         ([true, true], AT_ONCE, false),
         ([true, true], AT_ONCE + Duration::from_millis(1), true),
@@ -56,7 +56,7 @@ fn whose_lanes_ended_at_once_had_nothing_that_is_not_here() {
 }
 
 #[test]
-fn who_lived_on_without_its_lanes_is_doubted() {
+fn peer_that_outlives_its_peer_streams_is_in_doubt() {
     for (later, is_doubtful) in [(NOTICED_WITHIN, false), (NOTICED_WITHIN + AT_ONCE, true)] {
         let (mut deaths, now) = met();
         deaths.ended(RUN, 0, true, now);
@@ -67,7 +67,7 @@ fn who_lived_on_without_its_lanes_is_doubted() {
 }
 
 #[test]
-fn who_is_dead_by_gossip_alone_is_doubted_when_its_lanes_end() {
+fn peer_down_by_gossip_is_in_doubt_when_its_peer_streams_end() {
     let (mut deaths, now) = met();
     let died = Fate::Died { is_doubtful: false, is_met: true };
     assert_eq!(deaths.look(&standing(true), Instant::now()), [(RUN, died)]);
@@ -78,7 +78,7 @@ fn who_is_dead_by_gossip_alone_is_doubted_when_its_lanes_end() {
 }
 
 #[test]
-fn who_starts_anew_before_it_is_missed_is_gone_and_nobody_was_told() {
+fn peer_restarted_before_it_is_missed_is_retired_untold() {
     let (mut deaths, now) = met();
     deaths.ended(RUN, 0, true, now);
     deaths.ended(RUN, 1, true, now);
@@ -87,7 +87,7 @@ fn who_starts_anew_before_it_is_missed_is_gone_and_nobody_was_told() {
 }
 
 #[test]
-fn who_has_drained_and_left_nothing_behind_is_not_told_of() {
+fn drained_peer_with_whole_peer_streams_is_not_reported_down() {
     let (mut deaths, now) = met();
     assert_eq!(deaths.look(&draining(false), Instant::now()), []);
     deaths.ended(RUN, 0, true, now);
@@ -98,7 +98,7 @@ fn who_has_drained_and_left_nothing_behind_is_not_told_of() {
 }
 
 #[test]
-fn who_ends_without_a_goodbye_while_it_is_leaving_is_told_of_once() {
+fn draining_peer_that_ends_without_goodbye_is_reported_once() {
     let (mut deaths, _) = met();
     assert_eq!(deaths.unfinished(&draining(false)), [0; 0]);
     assert_eq!(deaths.unfinished(&standing(true)), [0; 0]);
@@ -112,7 +112,7 @@ fn who_ends_without_a_goodbye_while_it_is_leaving_is_told_of_once() {
 }
 
 #[test]
-fn what_is_missing_reaches_back_to_when_this_node_stood_still() {
+fn missing_messages_may_date_back_to_a_stall_of_this_node() {
     let (mut deaths, _) = met();
     let ago = |seconds| Instant::now() - Duration::from_secs(seconds);
     deaths.looked(ago(12));
@@ -126,7 +126,7 @@ fn what_is_missing_reaches_back_to_when_this_node_stood_still() {
 }
 
 #[test]
-fn who_was_never_met_leaves_nothing() {
+fn peer_that_was_never_met_leaves_no_state() {
     let mut deaths = Deaths::default();
     assert_eq!(deaths.look(&standing(false), Instant::now()), []);
     let died = Fate::Died { is_doubtful: false, is_met: false };
@@ -139,7 +139,7 @@ fn who_was_never_met_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn who_is_let_in_when_one_is_dead_is_owed_nothing_of_it() {
+async fn attach_done_after_peer_fell_silent_is_owed_nothing_of_it() {
     let node = Node::new();
     node.finds_the_peer();
     node.has_a_link();
@@ -157,7 +157,7 @@ async fn who_is_let_in_when_one_is_dead_is_owed_nothing_of_it() {
 
 /// It was not waited for, so nobody knows what it had published when those who attached were let in.
 #[tokio::test]
-async fn who_was_there_before_one_fell_silent_is_owed_what_it_had_although_others_were_waited_for_since() {
+async fn attach_before_silence_of_unawaited_peer_stays_owed() {
     let node = Node::new();
     node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
     let other = Peer { node_id: "n8".into(), incarnation: 8 };
@@ -205,7 +205,7 @@ async fn a_goodbye_before_all_was_taken_over_ends_older_positions() {
 
 /// It may have died just before this node began.
 #[tokio::test]
-async fn who_had_clients_and_is_not_heard_may_have_lost_something() {
+async fn unheard_peer_with_clients_may_have_lost_messages() {
     let node = Node::new();
     let unheard = Standing { incarnation: RUN, has_clients: true, ..Standing::default() };
     node.routing.look_for_deaths(&[Standing { has_clients: false, ..unheard }]);
@@ -217,7 +217,7 @@ async fn who_had_clients_and_is_not_heard_may_have_lost_something() {
 }
 
 #[test]
-fn what_a_death_has_lost_nobody_comes_back_for_later() {
+fn down_peer_counts_as_possible_loss_only_for_a_time() {
     let (mut deaths, now) = met();
     let long_ago = Instant::now() - Duration::from_secs(60);
     for lane in [0, 1] {
@@ -227,7 +227,7 @@ fn what_a_death_has_lost_nobody_comes_back_for_later() {
 }
 
 #[test]
-fn who_may_live_on_or_whose_lanes_begin_to_end_may_have_lost_something() {
+fn ending_or_doubtful_peer_streams_may_have_lost_messages() {
     let lately = Duration::from_secs(50);
     let (mut deaths, now) = met();
     assert!(!deaths.has_lost(lately));

@@ -100,7 +100,7 @@ fn of_two_at_once_the_lower_goes_on_and_the_other_asks_again() {
 }
 
 #[test]
-fn who_has_been_answered_by_all_gives_way_to_nobody_until_it_has_ended() {
+fn claim_answered_by_all_peers_is_kept_until_it_is_released() {
     let (mut claims, now) = (Claims::default(), Instant::now());
     push(&mut claims, &["x"], 1, late(now));
     let first = round(&mut claims, now);
@@ -118,7 +118,7 @@ fn who_has_been_answered_by_all_gives_way_to_nobody_until_it_has_ended() {
 }
 
 #[test]
-fn who_waits_for_another_too_long_is_told() {
+fn claim_that_waits_too_long_for_another_ends_as_late() {
     let (mut claims, now) = (Claims::default(), Instant::now());
     push(&mut claims, &["x"], 1, now);
     push(&mut claims, &["y"], 2, late(now));
@@ -130,7 +130,7 @@ fn who_waits_for_another_too_long_is_told() {
 }
 
 #[test]
-fn what_waits_is_bounded() {
+fn waiting_claims_are_bounded_per_client_and_in_total() {
     let (mut claims, now) = (Claims::default(), Instant::now());
     let taken = (0..10_000).filter(|then| push(&mut claims, &[], *then, late(now))).count();
     assert_eq!(taken, 4_096, "of one lane");
@@ -318,7 +318,7 @@ impl Race {
 }
 
 #[test]
-fn whatever_comes_first_each_id_is_published_once_and_each_publisher_keeps_its_order() {
+fn claims_in_any_order_publish_each_id_once_and_keep_order() {
     const CLAIMS: u32 = 12;
     for seed in 0..400 {
         let mut race = Race::new(seed);

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_held_while_they_may_be_under_way_and_not_without_end() {
+    fn nonce_claims_expire_by_age_and_are_bounded_in_count() {
         let (mut noted, now) = (Noted::default(), Instant::now());
         for n in 0..=CLAIMS_MAX {
             assert!(noted.claimed(&nonce(n), claim(1), true, now));

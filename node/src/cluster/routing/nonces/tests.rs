@@ -51,7 +51,7 @@ async fn hears((node, local): &(Node, Arc<dyn Local>), told: Vec<ToldNonce>) {
 }
 
 #[tokio::test]
-async fn who_joins_while_a_nonce_is_claimed_takes_the_claim_for_no_earlier_one() {
+async fn node_joining_during_nonce_claim_accepts_that_same_claim() {
     let (asked, joining) = (node(), node());
     assert!(is_first(&asked, 1).await);
     hears(&joining, says(&asked).await).await;
@@ -109,7 +109,7 @@ async fn a_node_is_asked_for_what_it_remembers_once_it_can_answer() {
 }
 
 #[tokio::test]
-async fn who_joins_when_a_claim_is_over_hears_of_a_used_nonce() {
+async fn node_joining_after_nonce_claim_hears_that_nonce_is_used() {
     let here = node();
     let (node, local) = &here;
     assert_eq!(local.claim_nonce(nonce()).await, Some(true));

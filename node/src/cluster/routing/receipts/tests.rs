@@ -87,7 +87,7 @@ async fn an_ack_waits_for_all_its_peers() {
 }
 
 #[tokio::test]
-async fn what_was_confirmed_before_is_not_waited_for() {
+async fn ack_is_given_at_once_if_peer_confirmed_before() {
     let lanes = Lanes::new();
     let owed = lanes.wide.push(item(), None);
     confirm_all(&lanes.wide);
@@ -96,7 +96,7 @@ async fn what_was_confirmed_before_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn whoever_loses_receipts_does_not_give_their_acks() {
+async fn push_that_loses_peer_acks_does_not_run_their_callbacks() {
     let lanes = Lanes::new();
     let channel = Arc::new(Mutex::new(0));
     let (seen, began) = (Arc::clone(&channel), Instant::now());

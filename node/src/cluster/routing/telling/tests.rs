@@ -141,7 +141,7 @@ async fn more_is_wanted_than_a_lane_holds() {
 }
 
 #[tokio::test]
-async fn what_changes_while_all_is_told_is_told_in_its_place() {
+async fn interest_changed_during_snapshot_is_told_in_its_place() {
     let mut node = Node::new();
     node.is_taken().await;
     assert_eq!(node.wanted.len(), PART_ITEMS, "the answers are waited for");
@@ -157,7 +157,7 @@ async fn what_changes_while_all_is_told_is_told_in_its_place() {
 }
 
 #[tokio::test]
-async fn what_is_told_anew_is_told_from_the_beginning() {
+async fn interest_snapshot_asked_again_starts_from_the_beginning() {
     let mut node = Node::new();
     node.is_taken().await;
     node.wanted.clear();

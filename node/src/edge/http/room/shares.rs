@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_all_it_can_leaves_every_other_its_portion() {
+    fn account_taking_all_it_can_leaves_others_their_portion() {
         for claim in [1, 7, 100, 110, PORTION] {
             let mut shares = shares();
             let taken: Vec<_> = (0..16).map(|number| take_all(&mut shares, &id(number), claim)).collect();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_an_account_can_have_is_all_of_that() {
+    fn oversized_claim_is_capped_at_what_an_account_may_hold() {
         let mut shares = shares();
         let claim = shares.claim(usize::MAX);
         assert_eq!(claim, PORTION + BYTES_MAX / 4);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_room_that_is_smaller_than_what_one_may_need_is_for_several_all_the_same() {
+    fn small_memory_budget_is_still_shared_by_several_accounts() {
         let mut shares: Shares<char> = Shares::new(1_000, 5_000);
         let claim = shares.claim(5_000);
         assert!(shares.take(&id(0), claim));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claims_of_an_account_are_met_in_their_order_and_accounts_take_turns() {
+    fn claims_of_account_are_met_in_order_and_accounts_alternate() {
         let mut shares = shares();
         let all = shares.claim(usize::MAX);
         for number in 0..3 {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_makes_way_for_the_next() {
+    fn departing_claim_makes_way_for_the_next_claim() {
         let mut shares = shares();
         assert!(shares.take(&id(0), PORTION + BYTES_MAX / 4 - 10));
         let large = shares.wait(&id(0), 1_000, 'l');
@@ -240,7 +240,7 @@ mod tests {
 
     /// Takes, waits, leaves and gives back at random.
     #[test]
-    fn after_anything_at_all_what_is_left_adds_up_and_nobody_waits_for_what_is_free() {
+    fn random_use_keeps_sums_right_and_no_claim_waits_for_free() {
         let mut state = 88_172_645_463_325_252_u64;
         let mut random = |below: usize| {
             state ^= state << 13;

@@ -118,7 +118,7 @@ async fn a_bad_parameter_is_named() {
 }
 
 #[tokio::test]
-async fn what_outlived_its_retention_is_not_shown() {
+async fn history_hides_messages_older_than_retention() {
     let node = Fixture::new();
     publish_numbers(&node, "short%3Aa", 2).await;
     assert_eq!(numbers(&get(&node, "/api/channels/short%3Aa/history").await), [1, 0]);

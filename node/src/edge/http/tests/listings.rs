@@ -29,7 +29,7 @@ async fn a_cursor_that_is_none_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_not_answered_in_time_is_refused_and_may_be_tried_again() {
+async fn request_not_answered_in_time_is_refused_with_retry_after() {
     let node = Fixture::with_a_stuck_shard();
     let (listing, closing) = tokio::join!(
         node.send(Sent::new("GET", "/api/connections").key("full")),

@@ -4,7 +4,7 @@ use super::fixture::{Fixture, Sent};
 use crate::model::Limits;
 
 #[tokio::test]
-async fn what_is_acknowledged_is_in_history_as_it_came() {
+async fn acknowledged_publish_is_in_history_unaltered() {
     let node = Fixture::new();
     let body = r#" { "name": "greeting", "data": [1.0, 1e400, null, "a  b"], "extras": {"tag": "x"}, "id": "m-1" } "#;
     let answer = node.send(Sent::new("POST", "/api/channels/news/publish").key("full").body(body)).await;

@@ -135,7 +135,7 @@ fn message(incarnation: u64, sequence: u64, timestamp_ms: u64) -> Arc<Published>
 }
 
 #[tokio::test]
-async fn what_follows_in_one_run_is_read_without_a_gap() {
+async fn backlog_of_one_incarnation_is_read_without_gaps() {
     let bench = Bench::new();
     (1..=1_200).for_each(|_| bench.publish(true));
     let own = |sequence| Stamp { incarnation: bench.own(), sequence };
@@ -252,7 +252,7 @@ async fn a_position_reaches_no_further_back_than_its_client_may() {
 }
 
 #[tokio::test]
-async fn who_may_come_back_for_as_long_as_messages_are_kept_is_not_sent_away_for_a_cut_that_is_rounded() {
+async fn client_within_retention_is_not_refused_for_rounded_cutoff() {
     let bench = Bench::new();
     let mark = bench.channel.mark().place;
     bench.publish(true);

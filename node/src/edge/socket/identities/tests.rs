@@ -123,7 +123,7 @@ fn two_that_come_at_once_have_it_one_after_the_other() {
 }
 
 #[test]
-fn what_ended_for_good_is_over() {
+fn session_closed_for_good_cannot_be_resumed() {
     let identities = within(60_000);
     let first = identities.fresh(1);
     let former = identities.former(&first);
@@ -134,7 +134,7 @@ fn what_ended_for_good_is_over() {
 }
 
 #[test]
-fn who_was_let_in_for_a_socket_that_has_gone_since_is_looked_at() {
+fn takeover_of_ended_socket_must_check_its_quota_slot() {
     for for_good in [false, true] {
         let identities = within(60_000);
         let first = identities.fresh(1);
@@ -150,7 +150,7 @@ fn who_was_let_in_for_a_socket_that_has_gone_since_is_looked_at() {
 }
 
 #[test]
-fn after_the_window_a_lost_one_is_gone_and_an_open_one_keeps_its_latest_key() {
+fn lost_session_expires_and_open_session_keeps_latest_key() {
     let identities = within(30);
     let first = identities.fresh(1);
     let (second, _) = identities.take(identities.former(&first), place(2));
@@ -167,7 +167,7 @@ fn after_the_window_a_lost_one_is_gone_and_an_open_one_keeps_its_latest_key() {
 }
 
 #[test]
-fn one_of_a_former_run_is_taken_up_within_the_window_from_the_start() {
+fn session_of_earlier_incarnation_resumes_within_start_window() {
     let of = |incarnation, generation| {
         let place = Place { incarnation, ..place(generation) };
         Tenure { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, place }
@@ -202,7 +202,7 @@ fn lost_connections_at_the_limit_and_one_past() {
 }
 
 #[test]
-fn what_a_lost_connection_had_of_its_channels_is_known_for_the_window() {
+fn lost_session_remembers_its_channels_for_the_window() {
     let identities = within(60_000);
     let first = identities.fresh(1);
     let since = |channel| identities.since(first.connection_id, channel);
@@ -235,7 +235,7 @@ fn a_socket_that_was_taken_over_tells_what_it_had() {
 }
 
 #[test]
-fn what_is_known_of_channels_is_bounded_and_ends_with_the_window() {
+fn session_channel_memory_is_bounded_and_ends_with_window() {
     let limits = Limits { lost_connections: 2, resume_window_ms: 30, ..Limits::default() };
     let identities = identities(&limits);
     let tenures: Vec<Tenure> = (1..=3).map(|generation| identities.fresh(generation)).collect();
@@ -308,7 +308,7 @@ fn a_key_that_is_newer_than_what_is_known_here_says_where_it_is() {
 }
 
 #[test]
-fn whoever_has_it_now_is_told_by_way_of_the_one_that_has_had_it_since() {
+fn new_owner_learns_of_missing_socket_via_owner_in_between() {
     let identities = among_others();
     let lost = identities.fresh(1);
     identities.end(&lost, false, Vec::new());
@@ -324,7 +324,7 @@ fn whoever_has_it_now_is_told_by_way_of_the_one_that_has_had_it_since() {
 }
 
 #[test]
-fn one_that_is_open_here_keeps_its_seat_though_its_key_is_of_a_run_that_has_ended() {
+fn open_session_keeps_quota_slot_with_key_of_ended_incarnation() {
     let identities = among_others();
     let (here, _) = identities.take(identities.former(&of_run(OTHER, 1)), place(1));
     let former = identities.former(&of_run(ENDED, here.epoch + 1)).expect("within the window");
@@ -334,7 +334,7 @@ fn one_that_is_open_here_keeps_its_seat_though_its_key_is_of_a_run_that_has_ende
 }
 
 #[test]
-fn what_another_node_takes_up_ends_here_once_and_can_come_back() {
+fn takeover_by_peer_ends_socket_once_and_client_can_resume() {
     let identities = among_others();
     let first = identities.fresh(1);
     let there = Tenure { connection_id: first.connection_id, ..of_run(OTHER, 5) };
@@ -353,7 +353,7 @@ fn what_another_node_takes_up_ends_here_once_and_can_come_back() {
 }
 
 #[test]
-fn of_two_nodes_that_take_it_up_at_once_the_same_one_has_it_everywhere() {
+fn concurrent_takeovers_by_two_nodes_have_one_winner() {
     for (epoch_ahead, stays) in [(0, false), (1, false), (-1, true)] {
         let identities = among_others();
         let former = identities.former(&of_run(ENDED, 1));
@@ -367,7 +367,7 @@ fn of_two_nodes_that_take_it_up_at_once_the_same_one_has_it_everywhere() {
 }
 
 #[test]
-fn its_socket_here_ends_though_the_second_to_take_it_up_is_heard_first() {
+fn socket_ends_though_second_takeover_is_heard_first() {
     let identities = among_others();
     let here = identities.fresh(1);
     let first = Tenure { connection_id: here.connection_id, ..of_run(OTHER, 5) };
@@ -380,7 +380,7 @@ fn its_socket_here_ends_though_the_second_to_take_it_up_is_heard_first() {
 }
 
 #[test]
-fn of_two_that_have_it_from_the_same_socket_neither_is_told_that_there_was_none() {
+fn takeovers_from_one_socket_are_never_told_it_was_missing() {
     let identities = among_others();
     let here = identities.fresh(1);
     for epoch in [6, 5, 7] {
@@ -401,7 +401,7 @@ fn its_socket_here_ends_though_its_end_elsewhere_is_heard_first() {
 }
 
 #[test]
-fn what_had_no_socket_here_is_told_to_whoever_takes_it_up() {
+fn takeover_of_session_without_socket_here_is_told_so() {
     let taken = |of: &Tenure, epoch| {
         let tenure = Tenure { connection_id: of.connection_id, ..of_run(OTHER, epoch) };
         TakenUp { tenure, former: of.place }
@@ -420,7 +420,7 @@ fn what_had_no_socket_here_is_told_to_whoever_takes_it_up() {
 }
 
 #[test]
-fn whoever_has_it_now_is_told_that_there_was_no_socket() {
+fn session_owner_is_told_that_there_was_no_socket() {
     let identities = among_others();
     let former = identities.former(&of_run(OTHER, 1));
     let (first, _) = identities.take(former, place(4));
@@ -451,7 +451,7 @@ fn whoever_has_it_now_is_told_that_there_was_no_socket() {
 }
 
 #[test]
-fn what_ended_for_good_elsewhere_is_over_here() {
+fn session_closed_for_good_by_peer_is_closed_here_too() {
     let over = |of: &Tenure| Over { connection_id: of.connection_id, owner: of.owner() };
     for run in [OTHER, ENDED] {
         let identities = among_others();
@@ -474,7 +474,7 @@ fn what_ended_for_good_elsewhere_is_over_here() {
 }
 
 #[test]
-fn the_keys_of_before_are_no_good_when_what_was_taken_up_here_is_over() {
+fn earlier_keys_fail_once_session_taken_over_here_is_closed() {
     for of in [of_run(OTHER, 1), of_run(ENDED, 1), of_run(FORMER, 1)] {
         let identities = among_others();
         let Begun { tenure: here, former, .. } = identities.begin(identities.former(&of), place(1));
@@ -486,7 +486,7 @@ fn the_keys_of_before_are_no_good_when_what_was_taken_up_here_is_over() {
 }
 
 #[test]
-fn what_is_over_is_bounded_and_nobody_else_gives_way_to_it() {
+fn closed_session_records_are_bounded_and_evict_no_lost_one() {
     let identities = identities(&Limits { lost_connections: 3, ..Limits::default() });
     let lost = identities.fresh(1);
     identities.end(&lost, false, Vec::new());

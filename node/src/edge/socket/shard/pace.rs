@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_soon_after_a_busy_turn_waits_for_a_window() {
+    fn delivery_soon_after_busy_turn_waits_for_a_window() {
         let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES);
         assert_eq!(pace.rest(now + WINDOW), WINDOW);
         assert_eq!(pace.rest(now + WINDOW), Duration::ZERO, "each counts for itself");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_further_apart_than_a_window_is_alone() {
+    fn delivery_further_apart_than_window_is_alone() {
         let pace = Pace::new(WINDOW);
         assert!(pace.is_alone(WINDOW + Duration::from_nanos(1)) && !pace.is_alone(WINDOW));
     }

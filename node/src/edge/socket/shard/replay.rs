@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_channel_stood_is_where_the_client_stands_or_it_keeps_its_own_position() {
+    fn client_takes_channel_position_or_keeps_own_if_unknown() {
         let (hub, key, channel) = attached();
         let before = channel.mark();
         let at = Spot::end(before.place);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_some_of_what_follows_stands_behind_both() {
+    fn client_with_part_of_what_follows_gets_joined_position() {
         let (_hub, _key, channel) = attached();
         let before = channel.mark();
         let has = Serial::single(THERE, 7);

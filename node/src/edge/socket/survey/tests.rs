@@ -78,7 +78,7 @@ fn expected(rows: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
 }
 
 #[test]
-fn subscribers_are_distinct_client_ids_or_connections_over_all_shards() {
+fn subscribers_over_shards_are_distinct_clients_or_connections() {
     let order = ChannelOrder::default();
     let first: &[(&str, &[&str])] = &[("ann", &["a", "b"]), ("ann", &["a"]), ("_", &["a", "c"])];
     let mut page = channels(10, &order, None, first);
@@ -87,7 +87,7 @@ fn subscribers_are_distinct_client_ids_or_connections_over_all_shards() {
 }
 
 #[test]
-fn the_pages_hold_each_channel_once_and_counted_whole_whatever_comes_and_goes() {
+fn pages_hold_each_channel_once_with_full_count_under_change() {
     let first: &[(&str, &[&str])] = &[("_", &["c", "d"]), ("_", &["b", "c"]), ("_", &["a", "d"])];
     let second: &[(&str, &[&str])] = &[("_", &["b", "d", "e"])];
     let throughout = expected(&[("a", 1, 1), ("b", 2, 2), ("c", 2, 2), ("d", 3, 3), ("e", 1, 1)]);
@@ -121,7 +121,7 @@ fn a_place_is_not_that_of_another_order() {
 }
 
 #[test]
-fn a_page_with_very_many_client_ids_is_cut_short_and_never_wrong() {
+fn page_with_many_client_ids_is_cut_short_and_stays_right() {
     let order = ChannelOrder::default();
     // In the order of their places.
     let mut names = ["a", "aa", "b", "c"];

@@ -67,7 +67,7 @@ fn page(text: &'static str, has: u64, is_end: bool) -> Found {
 }
 
 #[test]
-fn what_is_published_while_the_store_is_read_comes_behind_it() {
+fn publish_during_store_read_is_delivered_after_the_rows() {
     let node = Node::start();
     node.hub.set_interest(Arc::new(Nobody));
     let has = Serial::single(THERE, 5);
@@ -97,7 +97,7 @@ fn what_is_published_while_the_store_is_read_comes_behind_it() {
 }
 
 #[test]
-fn who_cannot_be_read_to_the_end_is_told_and_goes_on_with_what_comes() {
+fn client_is_told_of_failed_store_read_and_gets_new_messages() {
     let node = Node::start();
     node.hub.set_interest(Arc::new(Nobody));
     let stream = attach(&node, &Serial::single(THERE, 5));
@@ -114,7 +114,7 @@ fn who_cannot_be_read_to_the_end_is_told_and_goes_on_with_what_comes() {
 }
 
 #[test]
-fn loss_while_attaching_is_told_once_positions_include_what_the_client_has() {
+fn loss_during_attach_is_told_once_with_client_position() {
     let node = Node::start();
     node.hub.set_interest(Arc::new(Nobody));
     let has = Serial::single(THERE, 5);

@@ -90,7 +90,7 @@ fn an_interrupted_making_is_begun_again() {
 }
 
 #[test]
-fn what_was_acked_is_there_after_a_crash() {
+fn acked_messages_are_readable_after_crash() {
     let (running, crashed) = (folder(), folder());
     let store = open(&running).expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
@@ -133,7 +133,7 @@ fn full_queues_are_busy_and_every_callback_runs_once() {
 }
 
 #[test]
-fn what_was_begun_while_there_was_room_is_taken_whole() {
+fn append_begun_with_room_is_stored_whole_past_queue_bound() {
     let folder = folder();
     let store = Embedded::open(folder.path(), &Options { write_queue_rows: 8, ..options() }, Clock::system())
         .expect("opens");
@@ -200,7 +200,7 @@ fn looker_up(store: &Embedded) -> (impl Fn(&str, &str), mpsc::Receiver<String>) 
 }
 
 #[test]
-fn nobody_waits_for_an_id_that_another_channel_is_writing() {
+fn id_lookup_does_not_wait_for_write_of_another_channel() {
     let folder = folder();
     let store = open(&folder).expect("opens");
     let unwritten = Unwritten::new(&store, "slow", "x");
@@ -262,7 +262,7 @@ fn a_stop_answers_lookups_that_wait() {
 }
 
 #[test]
-fn a_nonce_and_a_revocation_are_kept_for_as_long_as_is_asked_for() {
+fn nonce_and_revocation_are_kept_for_configured_time() {
     let folder = folder();
     let base_ms = Clock::system().now_ms();
     let clock = Clock::manual(base_ms);
@@ -287,7 +287,7 @@ fn a_nonce_and_a_revocation_are_kept_for_as_long_as_is_asked_for() {
 }
 
 #[test]
-fn a_refused_write_is_never_acked_and_the_next_one_heals_the_store() {
+fn refused_write_is_not_acked_and_next_write_restores_health() {
     let folder = folder();
     let store = open(&folder).expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
@@ -305,7 +305,7 @@ fn a_refused_write_is_never_acked_and_the_next_one_heals_the_store() {
 }
 
 #[test]
-fn a_failure_behind_the_writer_is_told_with_its_reason_and_its_folder() {
+fn background_flush_failure_is_reported_with_reason_and_folder() {
     let folder = folder();
     let store = open(&folder).expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
@@ -364,7 +364,7 @@ fn fill_many_partitions(store: &Embedded, first: u64) -> u64 {
 }
 
 #[test]
-fn many_partitions_and_many_starts_hold_no_more_unsealed_than_one() {
+fn unsealed_bytes_stay_bounded_across_partitions_and_restarts() {
     let folder = folder();
     let mut first = 1;
     for start in 0..2 {
@@ -382,7 +382,7 @@ fn many_partitions_and_many_starts_hold_no_more_unsealed_than_one() {
 }
 
 #[test]
-fn what_the_journal_brings_back_counts_as_unsealed() {
+fn rows_recovered_from_journal_count_as_unsealed() {
     let folder = folder();
     let store = open(&folder).expect("opens");
     append(&store, messages(&channel("acme", "a"), Clock::system().now_ms(), 1..=1_000)).expect("stored");

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_that_does_not_help_is_renewed_ever_more_rarely_and_at_once_for_who_is_back() {
+    fn useless_session_renewal_backs_off_except_for_returning_node() {
         let (begun, mut renewals) = (Instant::now(), Renewals::default());
         let nodes = |ports: &[u16]| {
             ports.iter().map(|port| SocketAddr::from(([127, 0, 0, 1], *port))).collect::<HashSet<_>>()

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_takes_a_connection_and_says_nothing_does_not_answer() {
+    async fn database_node_that_accepts_but_says_nothing_is_silent() {
         let listen = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let (one, silent, gone) = (listen().await, listen().await, listen().await);
         let [answers, stands_still, is_gone] =
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn who_answers_is_not_passed_by_for_another_port_that_does_not() {
+    fn answering_address_is_not_skipped_for_silent_other_port() {
         let node = |last, port| SocketAddr::from(([127, 0, 0, last], port));
         let standing = Standing {
             answer: [node(1, PORT)].into(),

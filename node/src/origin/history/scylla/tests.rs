@@ -248,7 +248,7 @@ fn partitions(place: &Keyspace, store: &Scylla) -> Vec<(Bucket, usize)> {
 }
 
 #[test]
-fn who_reads_sees_what_was_acknowledged_before_however_many_read_the_same() {
+fn history_read_sees_all_acked_rows_despite_shared_reads() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();
     let store = place.open_with(Keyspace::options(), &clock);
@@ -271,7 +271,7 @@ fn who_reads_sees_what_was_acknowledged_before_however_many_read_the_same() {
 }
 
 #[test]
-fn who_asks_the_same_shares_one_read_after_the_one_that_is_under_way() {
+fn identical_history_reads_share_one_read_after_the_current() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();
     let store = place.open_with(Keyspace::options(), &clock);
@@ -352,7 +352,7 @@ fn a_leave_that_several_nodes_make_is_one_row() {
 }
 
 #[test]
-fn what_waits_is_bounded_and_every_callback_runs_once() {
+fn waiting_writes_and_lookups_bounded_and_callbacks_run_once() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();
     let options = ScyllaOptions { write_queue_rows: 16, keeps_members: false, ..Keyspace::options() };

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_has_no_life_left() {
+    fn expired_value_has_no_ttl_left() {
         assert_eq!(ttl_s(1_000, 1_000), None);
         assert_eq!(ttl_s(1_000, 2_000), None);
         assert_eq!(ttl_s(1_001, 1_000), Some(1));

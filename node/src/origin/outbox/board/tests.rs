@@ -121,7 +121,7 @@ fn events_beyond_the_room_are_read_from_the_tables() {
 }
 
 #[test]
-fn what_was_read_goes_on_with_what_comes() {
+fn outbox_events_read_from_store_continue_with_arriving_events() {
     let (lineup, now) = (lineup(), Instant::now());
     let read = |sequences: std::ops::Range<u64>, is_whole| {
         let events = sequences.map(|sequence| (sequence, event(&lineup, "a"))).collect();

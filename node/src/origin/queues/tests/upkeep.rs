@@ -209,7 +209,7 @@ async fn bound_that_another_node_has_set_is_not_undone() {
 }
 
 #[tokio::test]
-async fn queue_that_another_node_has_deleted_is_not_left_on_the_broker() {
+async fn queue_deleted_by_another_node_is_not_recreated_on_broker() {
     let shared = Shared::start().await;
     let [one, other] = [shared.node().await, shared.node().await];
     let id = put(&one, "q", Some(7)).await;

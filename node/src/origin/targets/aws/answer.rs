@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operator_can_mend_is_tried_again() {
+    fn aws_errors_an_operator_can_fix_are_retried() {
         for (status, error_type, text, reason) in [
             (403, "AccessDeniedException", "{}".into(), "status 403 AccessDeniedException"),
             (

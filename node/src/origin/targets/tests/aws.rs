@@ -147,7 +147,7 @@ async fn a_fifo_topic_has_a_group_for_each_channel() {
 }
 
 #[tokio::test]
-async fn what_a_service_does_not_take_is_not_sent() {
+async fn payload_above_service_limit_is_rejected_without_sending() {
     let receiver = Receiver::start(|_| Answer::status(200));
     let (aws, topic) = (aws(), topic(receiver.port(), "orders", ""));
     let function = function(receiver.port(), "function = \"f\"");

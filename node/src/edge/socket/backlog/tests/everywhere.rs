@@ -56,7 +56,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn each_run_goes_on_where_the_position_has_it_and_ends_where_deliveries_begin() {
+async fn each_incarnation_is_read_from_position_to_first_delivery() {
     let bench = Bench::new();
     for (age_ms, run, sequence) in [
         (90_000, THERE, 3),
@@ -117,7 +117,7 @@ async fn a_position_that_may_be_too_old_is_not_followed() {
 }
 
 #[tokio::test]
-async fn what_a_run_that_is_gone_left_behind_is_given_when_it_was_surely_missed() {
+async fn rows_of_retired_incarnation_are_given_if_surely_missed() {
     let bench = Bench::new();
     let (has, stands) = (serial(&[(THERE, 5)]), serial(&[(THERE, 6)]));
     bench.store(THERE, 5, 100_000);
@@ -138,7 +138,7 @@ async fn what_a_run_that_is_gone_left_behind_is_given_when_it_was_surely_missed(
 }
 
 #[tokio::test]
-async fn rows_of_a_run_that_is_gone_do_not_hide_what_the_position_has_of_others() {
+async fn rows_of_retired_incarnation_do_not_hide_other_positions() {
     let (has, stands) = (serial(&[(THERE, 6)]), serial(&[(THERE, 7)]));
     for (rows, age_ms, expected) in [
         (40, 130_000, Some(vec![7])),
@@ -190,7 +190,7 @@ async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
 
 /// It takes publishes behind a cut, which come by delivery when that is healed.
 #[tokio::test]
-async fn what_a_run_that_is_held_for_dead_stores_after_it_was_read_is_not_given_twice() {
+async fn rows_stored_late_by_down_incarnation_are_not_given_twice() {
     let bench = Bench::new();
     for (age_ms, run, sequence) in
         [(60_000, THERE, 7), (50_000, DEAD, 70), (40_000, DEAD, 71), (30_000, THERE, 8), (20_000, DEAD, 72)]
@@ -216,7 +216,7 @@ async fn what_a_run_that_is_held_for_dead_stores_after_it_was_read_is_not_given_
 
 /// It was delivered here before the reader came, and is in the position that the reader would have at the end.
 #[tokio::test]
-async fn what_a_run_that_is_held_for_dead_has_not_stored_yet_is_no_silent_gap() {
+async fn unstored_message_of_down_incarnation_is_no_silent_gap() {
     let bench = Bench::new();
     for (age_ms, run, sequence) in [(60_000, THERE, 7), (50_000, DEAD, 70), (30_000, THERE, 8)] {
         bench.store(run, sequence, age_ms);

@@ -80,7 +80,7 @@ async fn all_runs_must_have_kept_the_same_channels() {
 }
 
 #[tokio::test]
-async fn who_has_what_is_still_on_its_way_here_is_not_brought_on() {
+async fn client_holding_messages_still_on_their_way_is_not_resumed() {
     let node = Node::new(9, |own, of| Ok(vec![(own, of)]));
     let own = node.backlog.shared.hub.incarnation();
     let here = node.channel.mark().own.sequence;

@@ -62,7 +62,7 @@ fn lengths_at_the_edge_of_each_form_are_taken() {
 }
 
 #[test]
-fn what_breaks_the_protocol() {
+fn reader_rejects_frames_that_break_the_protocol() {
     let unmasked = [FIN | TEXT, 1, b'x'];
     let cases: [(&str, Vec<u8>); 25] = [
         ("unmasked", unmasked.to_vec()),
@@ -97,7 +97,7 @@ fn what_breaks_the_protocol() {
 }
 
 #[test]
-fn what_came_before_the_break_is_given() {
+fn reader_delivers_messages_before_a_protocol_break() {
     let bytes = [text("good"), vec![FIN | TEXT, 1, b'x'], text("never")].concat();
     assert_eq!(read(&bytes, &Limits::default()), (vec![Got::Text(b"good".to_vec())], Err(close::PROTOCOL)));
 }

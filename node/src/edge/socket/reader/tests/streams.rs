@@ -107,7 +107,7 @@ fn a_sink_that_breaks_gets_the_rest_later_once_and_whole() {
 }
 
 #[test]
-fn a_reader_is_stopped_only_by_its_sink_and_only_while_something_is_left() {
+fn reader_stops_only_by_its_sink_with_input_left() {
     let mut reader = Reader::default();
     assert_eq!(feed_some(&mut reader, &text("whole"), 1).len(), 1);
     assert!(!reader.is_stopped(), "nothing is left");

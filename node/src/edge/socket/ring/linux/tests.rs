@@ -122,7 +122,7 @@ fn each_socket_takes_its_own() {
 }
 
 #[test]
-fn what_is_taken_in_part_is_gone_on_with() {
+fn socket_with_partial_write_continues_with_the_rest() {
     let Some(mut ring) = ring() else { return };
     let (mut one, mut many, mut other) = (Pair::small(), Pair::small(), Pair::new());
     one.push(1, 1024 * 1024);
@@ -163,7 +163,7 @@ fn a_full_socket_takes_nothing_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn who_is_gone_fails_alone() {
+fn closed_socket_fails_its_own_write_alone() {
     let Some(mut ring) = ring() else { return };
     let (mut gone, mut ended, mut other) = (Pair::new(), Pair::new(), Pair::new());
     // With something unread, so that the other side is told at once.

@@ -51,7 +51,7 @@ impl Full {
 }
 
 #[test]
-fn a_seat_is_looked_at_when_the_counts_have_settled_and_not_before() {
+fn quota_slot_is_checked_only_after_counts_have_settled() {
     let mut full = Full::new();
     full.shard.now_ms = 70;
     let mut client = full.takes_up(full.node.former_gone(&full.principal));
@@ -62,7 +62,7 @@ fn a_seat_is_looked_at_when_the_counts_have_settled_and_not_before() {
 }
 
 #[test]
-fn whoever_takes_it_up_before_its_seat_is_looked_at_has_none_by_it() {
+fn second_takeover_before_quota_check_gets_no_quota_slot() {
     let mut full = Full::new();
     let mut first = full.takes_up(full.node.former_gone(&full.principal));
     let (_, tenure) = full.shard.unseated[0];

@@ -52,7 +52,7 @@ fn a_slot_that_is_dirty_twice_is_written_to_once() {
 }
 
 #[test]
-fn what_came_of_a_write_counts_as_if_it_had_been_made_here() {
+fn write_result_counts_as_if_shard_had_written_itself() {
     let (_node, mut shard, clients) = shard_of(3);
     for slot in [0, 1, 2] {
         push(&mut shard, slot, b"all of it");
@@ -74,7 +74,7 @@ fn what_came_of_a_write_counts_as_if_it_had_been_made_here() {
 }
 
 #[test]
-fn where_it_is_not_known_what_was_written_the_connection_ends() {
+fn connection_with_unknown_write_result_ends() {
     let (node, mut shard, mut clients) = shard_of(2);
     for slot in [0, 1] {
         push(&mut shard, slot, b"perhaps");

@@ -23,7 +23,7 @@ fn all(store: &Embedded) -> Vec<KeptNonce> {
 }
 
 #[test]
-fn what_one_store_remembers_another_does_for_the_rest_of_the_time() {
+fn nonces_given_to_another_store_are_kept_for_remaining_time() {
     let (first, second) = (folder(), folder());
     let base_ms = Clock::system().now_ms();
     let clock = Clock::manual(base_ms);

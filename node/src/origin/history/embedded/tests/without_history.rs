@@ -24,7 +24,7 @@ fn without_history_ids_and_nonces_are_still_kept() {
 }
 
 #[test]
-fn ids_of_other_nodes_are_remembered_for_as_long_as_those_of_this_one() {
+fn ids_of_peers_are_kept_for_idempotency_window_across_reopen() {
     let (folder, now_ms) = (folder(), 1_800_000_000_000);
     let clock = Clock::manual(now_ms);
     let options = Options { history: false, ..options() };
@@ -50,7 +50,7 @@ fn ids_of_other_nodes_are_remembered_for_as_long_as_those_of_this_one() {
 }
 
 #[test]
-fn a_run_without_history_is_like_no_other_and_has_not_stored_all() {
+fn incarnation_without_history_matches_none_and_is_incomplete() {
     let folder = folder();
     let run = |history, incarnation| {
         let options = Options { history, ..options() };

@@ -109,7 +109,7 @@ async fn count(database: &Database, keyspace: &str) -> i64 {
 }
 
 #[test]
-fn a_copy_of_the_embedded_store_is_the_same_however_often_it_is_made() {
+fn repeated_copy_of_embedded_store_yields_same_rows() {
     let Some(place) = Keyspace::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     let now_ms = filled(data.path(), &clock);
@@ -159,7 +159,7 @@ fn note(data: &Path, mark: &Mark) {
 }
 
 #[test]
-fn a_copy_that_goes_on_stores_the_same_rows_wherever_it_was_cut_short() {
+fn interrupted_copy_continues_with_same_rows_from_any_mark() {
     let Some(place) = Keyspace::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     filled(data.path(), &clock);
@@ -208,7 +208,7 @@ fn a_source_that_has_changed_is_copied_from_its_beginning() {
 }
 
 #[test]
-fn what_is_not_there_or_in_use_is_not_copied() {
+fn copy_refuses_missing_store_and_store_in_use() {
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     let opened = |data: &Path| Source::open(data).map(drop).map_err(|error| error.to_string());
     let missing = opened(data.path()).expect_err("there is nothing");

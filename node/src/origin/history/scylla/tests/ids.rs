@@ -20,7 +20,7 @@ fn publish_own(store: &Scylla, key: &ChannelKey, sequence: u64) -> Result<(), St
 }
 
 #[test]
-fn an_id_whose_node_is_gone_is_taken_over_and_its_late_row_does_not_count() {
+fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
     let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &clock));
@@ -91,7 +91,7 @@ fn a_stamp_that_was_given_up_does_not_count_when_it_comes_late() {
 }
 
 #[test]
-fn each_id_of_a_publish_is_found_in_whichever_partition_its_row_is() {
+fn each_id_of_publish_is_found_in_partition_of_its_row() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();
     let options = || ScyllaOptions { partition_rows: 2, ..Keyspace::options() };
@@ -149,7 +149,7 @@ fn find_at_last(store: &Scylla, key: &ChannelKey) -> Option<Stamp> {
 }
 
 #[test]
-fn an_id_is_taken_over_once_its_row_was_missed_for_as_long_as_a_store_may_take_whatever_the_clocks_say() {
+fn id_claim_waits_store_timeout_after_missed_row_despite_clocks() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
     let one = place.open_with(Keyspace::options(), &clock);
@@ -297,7 +297,7 @@ impl HistoryListener for HoldUp {
 }
 
 #[test]
-fn who_has_stood_still_since_it_missed_a_row_looks_again() {
+fn node_stalled_after_missing_row_looks_up_row_again() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
     let one = place.open_with(Keyspace::options(), &clock);
@@ -349,7 +349,7 @@ fn looks_again(one: &Scylla, other: &Scylla, key: &ChannelKey) -> bool {
 }
 
 #[test]
-fn a_message_whose_partition_cannot_be_told_is_not_there_and_is_stored_the_next_time() {
+fn message_with_unknown_partition_is_absent_and_stored_on_retry() {
     let Some(place) = Keyspace::new() else { return };
     let store = place.open_with(Keyspace::options(), &Clock::system());
     let key = channel("acme", "a");
@@ -371,7 +371,7 @@ fn a_message_whose_partition_cannot_be_told_is_not_there_and_is_stored_the_next_
 }
 
 #[test]
-fn many_ids_of_a_node_that_is_gone_are_taken_over_together_and_in_their_order() {
+fn many_abandoned_ids_are_claimed_together_and_in_order() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();
     let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &clock));

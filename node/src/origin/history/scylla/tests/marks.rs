@@ -83,7 +83,7 @@ fn days_without_a_row_are_not_asked_for() {
 }
 
 #[test]
-fn the_newest_rows_are_given_whichever_partition_another_node_has_written_them_to() {
+fn newest_rows_found_in_any_partition_written_by_another_node() {
     let Some(place) = Keyspace::new() else { return };
     let (noon_ms, clock) = noon();
     let store = place.open_with(Keyspace::options(), &clock);
@@ -116,7 +116,7 @@ fn the_newest_rows_are_given_whichever_partition_another_node_has_written_them_t
 
 /// What a run of the version before has written, which marks nothing.
 #[test]
-fn nothing_is_taken_for_marked_while_a_run_may_write_that_marks_nothing() {
+fn no_mark_is_trusted_while_unmarking_incarnation_may_write() {
     let Some(place) = Keyspace::new() else { return };
     let (noon_ms, clock) = noon();
     let (key, keyspace) = (channel("acme", "a"), &place.connection.keyspace);

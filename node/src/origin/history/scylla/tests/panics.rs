@@ -34,7 +34,7 @@ impl HistoryListener for Panics {
 }
 
 #[test]
-fn a_read_that_panics_is_refused_and_who_asks_the_same_later_is_answered() {
+fn panicking_read_is_refused_and_later_same_read_succeeds() {
     let Some(place) = Keyspace::new() else { return };
     let store = place.open_with(Keyspace::options(), &Clock::system());
     let key = channel("acme", "a");

@@ -34,7 +34,7 @@ fn said(policies: u64) -> Kept {
 }
 
 #[test]
-fn what_each_run_keeps_is_told_to_all_as_long_as_it_counts() {
+fn policies_of_each_incarnation_visible_to_all_while_they_count() {
     let Some(place) = Keyspace::new() else { return };
     let clock = Clock::system();
     let open =
@@ -71,7 +71,7 @@ fn what_each_run_keeps_is_told_to_all_as_long_as_it_counts() {
 }
 
 #[test]
-fn what_a_run_keeps_is_said_again_before_it_is_forgotten() {
+fn policies_of_incarnation_are_announced_again_before_expiry() {
     let Some(place) = Keyspace::new() else { return };
     let store = place.open_with(Keyspace::options(), &Clock::system());
     wait(store.begin(1, said(7))).expect("begun");
@@ -91,7 +91,7 @@ fn what_a_run_keeps_is_said_again_before_it_is_forgotten() {
 }
 
 #[test]
-fn who_asks_what_is_kept_while_it_is_read_has_what_was_said_before() {
+fn policies_read_includes_all_announced_before_it() {
     let Some(place) = Keyspace::new() else { return };
     let store = place.open_with(Keyspace::options(), &Clock::system());
     let mut reads = Vec::new();
