@@ -266,8 +266,9 @@ export class Driver {
     const reason = new FanfareError(error + hint, code);
     const window = this.#connected?.resumeWindowMs ?? 0;
     if (code === ErrorCode.takenOver && Date.now() - this.#unheardAt <= window) return this.#lose(error);
-    // Another token may be good.
-    const mayTryAgain = Math.floor(code / 100) === 401 && this.#credential.isRenewable && this.#refusals < 1;
+    // Another token may be good, unless the account has closed the client's connections.
+    const isOfToken = Math.floor(code / 100) === 401 && code !== ErrorCode.forbidden;
+    const mayTryAgain = isOfToken && this.#credential.isRenewable && this.#refusals < 1;
     if (!mayTryAgain) return this.#finish('failed', reason);
     this.#refusals += 1;
     this.#credential.discard();

@@ -155,13 +155,18 @@ test('revoked tokens are replaced', async (context) => {
   assert.equal(asked, 2);
 });
 
-test('a client that its account closes does not come back', async (context) => {
-  const one = client(context, { key: KEY, clientId: 'mallory' });
-  await next(one.connection, 'connected');
-  const failed = next(one.connection, 'failed');
-  assert.equal(await rest.closeClient('mallory'), 1);
-  assert.equal((await failed).reason.code, 40160);
-});
+for (const [name, options] of [
+  ['a key', () => ({ key: KEY, clientId: 'mallory' })],
+  ['tokens', () => ({ authCallback: () => rest.auth.createTokenRequest({ clientId: 'mallory' }) })],
+]) {
+  test(`a client with ${name} that its account closes does not come back`, async (context) => {
+    const one = client(context, options());
+    await next(one.connection, 'connected');
+    const failed = next(one.connection, 'failed');
+    assert.equal(await rest.closeClient('mallory'), 1);
+    assert.equal((await failed).reason.code, 40160);
+  });
+}
 
 test('an answer that is no token is told', async (context) => {
   const one = client(context, { authCallback: () => ({ nothing: true }) });
