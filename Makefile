@@ -26,7 +26,7 @@ run:
 test: export NODE_IS_BUILT := true
 test:
 	@cluster-tests/steps.sh format 'build!+tools+asyncapi' clippy test-nodes test-rest \
-  test-one-database+test-three-databases+test-benches+test-js test-replicated test-kubernetes+test-chart deploy test-alone test-docs openapi
+  test-one-database+test-three-databases+test-benches test-replicated test-kubernetes+test-chart test-js+deploy test-alone test-docs openapi
 
 # What each edit must pass: the same without databases, and of the tests of real nodes only the fan-out across a cluster.
 check: export NODE_IS_BUILT := true
@@ -123,7 +123,7 @@ test-over-three:
 test-chart:
 	$(CARGO_TEST) --test chart -- --test-threads=2
 
-# The client for browsers and Node: its tests mostly wait.
+# The client for browsers and Node, with many clients and a browser: beside databases their nodes would have too little of the machine.
 test-js:
 	clients/js/with-node.sh npm run --silent build
 	clients/js/with-node.sh npm test --silent

@@ -1,4 +1,4 @@
-const DEADLINE_MS = 30_000;
+const DEADLINE_MS = 60_000;
 
 /** Waits until `holds` gives something true, which it returns. */
 export async function until(holds, what, detail = () => '', deadlineMs = DEADLINE_MS) {
