@@ -103,7 +103,7 @@ export class Driver {
     const link = this.state === 'connected' ? this.#link : undefined;
     this.#set('closing');
     if (link) {
-      // What was sent before is answered first.
+      // The node answers first to requests that were sent before.
       this.#wait(CLOSE_MS, () => this.#sendClose(link));
       this.#requests.whenIdle(() => this.#sendClose(link));
     } else this.#finish('closed');

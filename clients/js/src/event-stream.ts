@@ -140,7 +140,7 @@ export class StreamLink implements Link {
     try {
       const authorization = await this.#options.authorization();
       const headers = authorization === undefined ? {} : { authorization };
-      // Where all begin anew there is no id, and one serial alone may be empty.
+      // Channels that all begin anew have no id, since one empty serial is none.
       const last = /[^,]/.test(lastEventId) ? { lastEventId } : {};
       const init = { headers, signal: stream.signal };
       const response = await fetch(withQuery(address, { ...last, clientId }) || address, init);

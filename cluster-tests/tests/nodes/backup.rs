@@ -44,7 +44,7 @@ async fn stored(node: &Node) -> Vec<Value> {
     items.iter().map(|item| item["data"].clone()).collect()
 }
 
-/// What the receiver has taken.
+/// The data that the receiver has taken.
 fn delivered(receiver: &Receiver) -> Vec<Value> {
     let taken = receiver.received().into_iter().filter(|request| request.is_taken);
     let envelopes = taken.map(|request| request.envelope()).filter(|envelope| envelope["channel"] == CHANNEL);

@@ -40,7 +40,7 @@ fn names_without_an_actor_and_long_ones_are_found() {
     let long = "a".repeat(LENGTH_MAX + 1);
     for attribute in ["#[test]", "#[tokio::test]", "#[tokio::test(flavor = \"multi_thread\")]"] {
         for name in ["who_comes_back", "nobody", &*long] {
-            let code = format!("{attribute}\n#[ignore]\nasync fn {name}() {{}}\nfn who() {{}}");
+            let code = format!("{attribute}\n#[should_panic]\nasync fn {name}() {{}}\nfn who() {{}}");
             assert_eq!(findings_of("a.rs", &code).len(), 1, "{code}");
         }
         let good = format!("{attribute}\nfn whole_batch_is_published() {{}}\nfn who() {{}}");

@@ -1,4 +1,4 @@
-// What applications write must have types, and what is wrong must be seen.
+// Programs of applications have types, and the compiler sees their mistakes.
 import { ErrorCode, FanfareError, type Message, type PresenceMember, Realtime, Rest, type TokenRequest } from '@fanfare/client';
 import { msgpack } from '@fanfare/client/msgpack';
 import { FanfareProvider, useChannel, useConnectionState, usePresence } from '@fanfare/client/react';
