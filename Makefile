@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint bench peers go-peers bench-peers bench-cluster bench-store bench-targets components cargo-deny asyncapi
+.PHONY: help run test check lint docs bench peers go-peers bench-peers bench-cluster bench-store bench-targets components cargo-deny asyncapi
 
 # Tools that are not part of a Rust toolchain go here and not into the user's own folders.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -11,6 +11,7 @@ help:
 	@echo "make check  format check, clippy, unit tests and one test of a cluster: what each edit must pass, within minutes"
 	@echo "make test   the same and all other tests: all that a change must pass"
 	@echo "make lint   format check, clippy, and the dependencies: licences, duplicates, sources, advisories"
+	@echo "make docs   build the pages as a site, and check its links"
 	@echo "make bench  measure this machine: deliveries, latency, memory, acked publishes, beside the floor"
 	@echo "make bench-cluster  measure several nodes beside one, and a link alone"
 	@echo "make bench-store  measure the shared store beside the driver alone; needs Java 17 and Maven"
@@ -26,7 +27,7 @@ run:
 test: export NODE_IS_BUILT := true
 test:
 	@cluster-tests/steps.sh format 'build!+tools+asyncapi' clippy test-nodes test-rest \
-  test-one-database+test-three-databases+test-benches test-replicated test-kubernetes+test-chart test-js+deploy test-alone test-docs openapi
+  test-one-database+test-three-databases+test-benches test-replicated test-kubernetes+test-chart test-js+deploy test-alone test-docs+docs openapi
 
 # What each edit must pass: the same without databases, and of the tests of real nodes only the fan-out across a cluster.
 check: export NODE_IS_BUILT := true
@@ -47,7 +48,7 @@ OVER_THREE := over_three_nodes_of_the_database
 
 .PHONY: format clippy build tools test-nodes test-rest test-units test-store test-one-database test-three-databases test-benches test-kubernetes \
   test-replicated test-replicated-store test-over-three \
-  test-chart test-js deploy test-alone test-docs openapi check-build check-units check-cluster
+  test-chart test-js deploy test-alone test-docs site openapi check-build check-units check-cluster
 
 format: components
 	cargo fmt --all --check
@@ -76,6 +77,7 @@ tools:
 	cluster-tests/needs.sh rabbitmq-server rabbitmqctl
 	cluster-tests/cassandra/cassandra fetch || test "$$CI" != true
 	cluster-tests/openapi.sh --fetch
+	$(MAKE) --no-print-directory $(MDBOOK)
 	clients/js/with-node.sh
 	cluster-tests/python.sh kosoku 0.1.0 || test "$$CI" != true
 	cluster-tests/python.sh pika 1.4.4 || test "$$CI" != true
@@ -213,9 +215,22 @@ bench-peers-needs:
 go:
 	@command -v go >/dev/null || { echo "go is missing: install it from https://go.dev/dl"; exit 1; }
 
-# The page of the socket for tools, against the schema of AsyncAPI. Only this needs Node.js.
+# The packages that the checks of the pages need.
 CHECK := $(TOOLS)/docs-check
+MDBOOK := $(TOOLS)/bin/mdbook-0.5.4
 
+# The pages as a site: without a warning, and with links that lead somewhere.
+docs: $(MDBOOK)
+	clients/js/with-node.sh $(MAKE) -C "$(CURDIR)" --no-print-directory site
+
+site: $(CHECK)/installed
+	node docs/site/build.mjs $(MDBOOK) "$(CHECK)" "$(TARGET)/site"
+
+$(MDBOOK):
+	cargo install mdbook --locked --version =0.5.4 --root "$(TOOLS)/mdbook"
+	@mkdir -p "$(@D)" && mv "$(TOOLS)/mdbook/bin/mdbook" "$@"
+
+# The page of the socket for tools, against the schema of AsyncAPI.
 asyncapi:
 	@if command -v npm >/dev/null; then \
 	  $(MAKE) --no-print-directory $(CHECK)/installed && node docs/check/asyncapi.mjs docs/asyncapi.yaml "$(CHECK)"; \

@@ -302,12 +302,12 @@ fn the_sample_is_the_reference() {
 
 #[test]
 fn operations_page_lists_every_limit_with_unit_and_default() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/limits.md");
     let page = std::fs::read_to_string(page).unwrap();
     for setting in settings().filter(|setting| setting.table == Some("limits")) {
         let default = (setting.show)(&Config::default()).unwrap();
         let row = format!("| `{}` | {} | {default} |", setting.name, setting.value.to_ascii_lowercase());
-        assert!(page.contains(&row), "docs/operations.md has no row `{row}`");
+        assert!(page.contains(&row), "docs/operations/limits.md has no row `{row}`");
     }
 }
 

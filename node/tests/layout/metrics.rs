@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::source::Tree;
 
 const TABLES: &[&str] = &["node/src/telemetry.rs", "node/src/telemetry/help.rs"];
-const PAGE: &str = "docs/operations.md";
+const PAGE: &str = "docs/operations/metrics.md";
 
 pub(crate) fn check(tree: &Tree) -> Vec<String> {
     let described: BTreeSet<String> = TABLES
@@ -41,7 +41,7 @@ fn a_metric_without_help_or_row_is_found() {
         ("node/src/a.rs", r#"f("fanfare_a_total"); g("fanfare_b_total", "fanfare_ text")"#),
         ("node/src/telemetry.rs", r#"("fanfare_a_total", "A")"#),
         ("node/src/telemetry/help.rs", ""),
-        ("docs/operations.md", "| `fanfare_a_total` | counter | a |"),
+        ("docs/operations/metrics.md", "| `fanfare_a_total` | counter | a |"),
     ]);
     let findings = check(&tree);
     assert_eq!(findings.len(), 2, "{findings:?}");
